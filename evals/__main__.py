@@ -1,6 +1,7 @@
 """`python -m evals`: self-test, scoring, comparison, reports and exports.
 
-Exit codes: 0 everything passed; 1 a fault or a regression; 2 an invalid input; 3 undecidable.
+Exit codes: 0 if everything passed; 1 for a failure or a regression; 2 for invalid input; 3 if the result is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def cmd_cases(_: Args) -> int:
 def cmd_check(args: Args) -> int:
     """Score one transcript file against one case."""
     case = _case(args.case)
-    if args.world is None and is_script(args.file):  # a witness contains its end state
+    if args.world is None and is_script(args.file):  # a witness file also contains the end state
         script = read_script(args.file)
         transcript = script.transcript()
         trials = [Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)]
@@ -127,7 +128,7 @@ def cmd_uplift(args: Args) -> int:
 
 
 def cmd_plan(args: Args) -> int:
-    """Print for each trial of a run whether it can be reused, must be scored again, or must be run again."""
+    """For each trial of a run, print whether it can be reused, must be scored again, or must be run again."""
     cases, run = load_cases(), read_run(args.run)
     worlds, pack = load_worlds(cases), of_pack(HERE.parent)
     model = run.model if args.model is None else args.model
@@ -149,7 +150,7 @@ def cmd_tools(args: Args) -> int:
 
 
 def cmd_export(args: Args) -> int:
-    """Write a transcript as ATIF or in the canonical format."""
+    """Write a transcript in the ATIF or the canonical format."""
     from evals.transcripts.canonical import dump
 
     for transcript in read(args.file, format=args.format, bare=args.bare):
@@ -161,16 +162,16 @@ def cmd_export(args: Args) -> int:
 
 
 def cmd_run(args: Args) -> int:
-    """Run an agent in simulated worlds, with or without the server's gates, and print the outcome."""
+    """Run an agent in simulated scenarios, with or without the server's gates, and print the outcome."""
     cases = load_cases()
     worlds = load_worlds(cases)
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
-        raise EvalError("no case was named", "Give the ids of cases, or --all")
+        raise EvalError("no case was named", "Specify case ids, or --all")
     setup: Setup | None = None
     if is_real(args.agent):
         if args.stage == outcome.RAW:
-            raise EvalError("a real agent needs a server, and the raw stage has none", "Omit --stage")
+            raise EvalError("a real agent needs a server, but the raw stage does not have one", "Omit --stage")
         hide_memory()
         setup = from_flags(args)
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
@@ -188,7 +189,7 @@ def cmd_run(args: Args) -> int:
 
 
 def cmd_evidence(args: Args) -> int:
-    """Run every scripted agent in every world, with and without gates, and print the table for the README."""
+    """Run every scripted agent in every scenario, with and without gates, and print the table for the README."""
     cases = load_cases()
     folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
     text = evidence.table(folder, cases, load_worlds(cases), jobs=args.jobs)
@@ -228,7 +229,7 @@ def _write(path: Path, text: str) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count: give a number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: specify a number of 1 or more")
     return int(text)
 
 
@@ -244,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     def add_file(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("file", type=Path)
         sub.add_argument("--format", choices=formats(), help="detected automatically by default")
-        sub.add_argument("--bare", help="the server of the tools whose names contain no server, if there is only one")
+        sub.add_argument("--bare", help="the only server, for tools whose names do not include one")
 
     add("selftest", cmd_selftest)
     add("cases", cmd_cases)
@@ -265,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     add("uplift", cmd_uplift).add_argument("runs", type=Path, nargs="+")
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
-    todo.add_argument("--model", help="the current model (default: the model of the run)")
+    todo.add_argument("--model", help="the current model (default: the model used in the run)")
     add("tools", cmd_tools).add_argument("--write", action="store_true", help="rewrite the file")
     export = add("export", cmd_export)
     add_file(export)

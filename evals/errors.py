@@ -1,12 +1,12 @@
-"""The only exception of this package, for invalid input from a maintainer."""
+"""Define the package's only exception, for invalid input from a maintainer."""
 
 from __future__ import annotations
 
 
 class EvalError(Exception):
-    """A case, world, witness, run or option that can't be used. `remedy` is the next step.
+    """A case, scenario, witness, run or option can't be used. `remedy` is the next step.
 
-    It is never raised because of an agent's actions or a transcript's content: those are problems of one trial.
+    It is never raised because of an agent's actions or a transcript's content, because those affect only one trial.
     """
 
     def __init__(self, message: str, remedy: str, *, file: object = None, line: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Run the cases as a task of Inspect AI: with Inspect's models and loop, and this package's worlds and verdicts.
+"""Run the cases as an Inspect AI task: Inspect supplies the models and the loop, this package the worlds and verdicts.
 
     inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
 
 Trials are run and scored like all others: the runner opens the world, seals the calls, and writes to the folder in `-T
-folder=RUN`, which `python -m evals score RUN` can also read. No other module of this package imports this one.
+folder=RUN`, which `python -m evals score RUN` can also read. No other module in this package imports this module.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from evals.transcripts.export_inspect import SCORER
 
 EXTRA_TURNS = 20
 MOST_INFRA = 0.05
-"""Maximum share of trials that may fail for reasons other than the agent. Above this share the run is inconclusive."""
+"""Maximum share of trials that may fail for reasons unrelated to the agent. Above it, the run is inconclusive."""
 
 
 @task
 def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pack: str = "", folder: str = "") -> Task:
-    """Return the task of all cases, or of those named by id or cluster in the comma-separated `cases`."""
+    """Return the task for all cases, or for those named by id or cluster in the comma-separated `cases`."""
     shelf = load_pack(arm, Path(pack) if pack else None)
     where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
     return make_task(chosen(load_cases(), cases), load_worlds(), stage(stage_name), shelf, where)
 
 
 def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
-    """Return the cases with these ids and clusters; all cases if none is named.
+    """Return the cases with these ids and clusters; all cases if no names are given.
 
     Raises EvalError for an unknown name.
     """
@@ -84,7 +84,7 @@ def make_task(
 
 @dataclass(frozen=True)
 class Stand:
-    """The state shared by solver and scorer."""
+    """The state that the solver and the scorer share."""
 
     run: Run
     cases: dict[str, Case]
@@ -118,7 +118,7 @@ def in_world(stand: Stand) -> Solver:
 def gpuwarden_evals(stand: Stand) -> Scorer:
     """Return a scorer that gives the trial's verdict.
 
-    If the world or the model died, the sample gets an error instead.
+    If the world or the model failed, the sample gets an error instead.
     """
 
     async def score(state: TaskState, target: Target) -> Score:
@@ -134,7 +134,7 @@ def gpuwarden_evals(stand: Stand) -> Scorer:
 
 
 class Conversation:
-    """One session of a model with the server."""
+    """One session between a model and the server."""
 
     def __init__(self, state: TaskState, recorder: Recorder, offer: Shown, pack: Pack) -> None:
         self.state, self.recorder, self.offer, self.pack = state, recorder, offer, pack
@@ -142,7 +142,7 @@ class Conversation:
         self._reached = 0
 
     async def run(self) -> None:
-        """Run turns of the model until it makes no call. Raises LimitReached if it never stops."""
+        """Run turns of the model until a turn has no call. Raises LimitReached if the model does not stop."""
         system_text = system(self.offer, self.pack)
         self.state.messages = [ChatMessageSystem(content=system_text), ChatMessageUser(content=self.recorder.prompt)]
         tools = [self._tool(t["name"], t.get("description", ""), t["inputSchema"]) for t in self.offer.tools]

@@ -1,9 +1,9 @@
-"""Build the tables of members: the module names and class members that exist in some releases only.
+"""Build the member tables: the module names and class members that exist only in some releases.
 
     python tools/build_members.py --wheels FOLDER [--only PACKAGE ...]
 
 Reads the wheels that `tools/build_signatures.py` downloads, and writes one table for each package to
-`references/signatures/members/`. The output is deterministic for a list of releases.
+`references/signatures/members/`. The same list of releases always gives the same output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from signature_tables.members import Text, changes, read_text
 from signature_tables.wheels import python_files, wheel
 
 BULK = re.compile(r"transformers/models/|diffusers/(pipelines|modular_pipelines|models)/|torch/")
-"""For these files, attributes that methods assign are omitted."""
+"""In these files, attributes that are assigned in methods are ignored."""
 LEFT_OUT = re.compile(
     r"torch/(_inductor|_dynamo|_refs|_decomp|_export|ao|fx|onnx|jit|quantization|distributions|include)/"
 )
@@ -53,7 +53,7 @@ def build(package: str, versions: list[str], wheels: Path) -> bytes:
 
 
 def texts_of(package: str, path: Path, memo: dict[str, Text]) -> dict[str, Text]:
-    """Return the modules of a wheel; `memo` caches files, because most are the same in the next release."""
+    """Return the modules of a wheel; `memo` caches files, because most files are the same in the next release."""
     rename = ("pytorch_lightning", "lightning.pytorch")
     found: dict[str, Text] = {}
     for file, key, text in python_files(package, path, LEFT_OUT):

@@ -1,11 +1,11 @@
-"""Build the tables of messages: the errors and warnings of each release, by file.
+"""Build the message tables: the errors and warnings in each release, by file.
 
     python tools/build_messages.py --wheels FOLDER [--only PACKAGE ...]
     python tools/build_messages.py --list
 
-Reads the wheels that `tools/build_signatures.py` downloads, and writes one table for each package to
-`references/signatures/messages/`. `--list` prints how many messages match an entry's signature, and the messages that
-match none.
+Reads the wheels that `tools/build_signatures.py` downloads, and writes one table per package to
+`references/signatures/messages/`. `--list` prints how many messages match an entry's signature, and lists messages that
+don't match any.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _memo: dict[str, set[Message]] = {}
 
 
 def _read(package: str, version: str, wheels: Path) -> dict[str, set[Message]]:
-    """Return the messages of a release by file. Files are cached: most are the same in the next release."""
+    """Return the messages in a release by file. Files are cached, because most are the same in the next release."""
     former, begins = FORMER.get(package, ("", "-"))
     source = former if version.startswith(begins) else package
     found: dict[str, set[Message]] = {}
@@ -65,7 +65,7 @@ def _read(package: str, version: str, wheels: Path) -> dict[str, set[Message]]:
 
 
 def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]]) -> dict[str, Any]:
-    """Return the messages of each file, each with the first and the last release that contains it."""
+    """Return the messages in each file, each with the first and the last release that contains it."""
     files: dict[str, dict[Message, list[int]]] = {}
     for number, release in enumerate(releases):
         for file, messages in release.items():
@@ -81,7 +81,9 @@ def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]
 
 
 def listed() -> int:
-    """Print how many messages of the newest releases match an entry's signature, and the messages that match none."""
+    """Print how many messages in the newest releases match an entry's signature, and list messages that don't match
+    any.
+    """
     signatures = [(literal_of(p), compiled_signature(p)) for g in shipped().gotchas.values() for p in g.signatures]
     for path in sorted(TABLES.glob("*.json.xz")):
         content = json.loads(lzma.decompress(path.read_bytes()))

@@ -83,7 +83,9 @@ def harvest() -> dict[str, list[str]]:
 
 
 def covers(messages: dict[str, list[str]], fixed: list[str], choices: list[str]) -> bool:
-    """Return whether one program prints all fixed parts of a signature, and some program prints each alternative."""
+    """Return whether one program prints all fixed parts of a signature, and each alternative is printed by some
+    program.
+    """
     whole = {name: "\n".join(texts) for name, texts in messages.items()}
     one = any(all(part in text for part in fixed) for texts in messages.values() for text in texts)
     composed = any(all(_composed(part, whole[shell]) for part in fixed) for shell in SHELLS)

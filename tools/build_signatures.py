@@ -1,10 +1,10 @@
-"""Build the tables of signatures: the names and arguments of each released version of a training library.
+"""Build the signature tables: the names and arguments in each released version of a training library.
 
     python tools/build_signatures.py --wheels FOLDER [--only PACKAGE ...]
 
 Downloads the releases that `references/signatures/releases.json` lists into FOLDER, reads them as text, and writes one
-table for each package to the folder of the list. The output depends only on the list. To add a release, add it to the
-list.
+table per package to the folder that contains the list. The output depends only on the list. To add a release, add it to
+the list.
 """
 
 from __future__ import annotations

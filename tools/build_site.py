@@ -226,7 +226,7 @@ def told(entry: Gotcha) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text with all Markdown characters escaped except in code."""
+    """Escape all Markdown characters in text, except in code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if n % 2 else re.sub(r"([\\*_\[\]<>#|])", r"\\\1", p) for n, p in enumerate(parts))
 

@@ -2,9 +2,9 @@
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates are those in `static_analysis/signatures/advice.py`, and those in the tables for each argument that has advice
-there. For each date, the last release with the argument and the first release without it are downloaded into FOLDER and
-read as text. The exit code is 1 if a date is wrong.
+The dates are read from `static_analysis/signatures/advice.py` and, for each argument with advice there, from the
+tables. For each date, the last release with the argument and the first release without it are downloaded into FOLDER
+and read as text. The exit code is 1 if a date is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLASS = re.compile(r"\w*(?:Trainer|TrainingArguments|Config)")
 
 
 def main() -> int:
-    """Print each date with what the wheels contain, and return 1 if a date is wrong."""
+    """Print each date with the findings in the wheels, and return 1 if a date is wrong."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     ask.add_argument("--wheels", type=Path, required=True, help="folder in which the wheels are cached between runs")
     folder = ask.parse_args().wheels
@@ -44,7 +44,7 @@ Row = tuple[str, str, str, str, tuple[bool, bool]]
 
 
 def loading(folder: Path) -> Iterator[Row]:
-    """Yield the arguments of `from_pretrained`. In releases before their date, it takes them from `kwargs`."""
+    """Yield the arguments of `from_pretrained`. Releases before an argument's date read it from `kwargs`."""
     known = table("transformers")
     assert known is not None
     for name, (since, _) in LOADING.items():

@@ -2,14 +2,14 @@
 
     python tools/check_trainers.py [--wheels FOLDER] [--keep FOLDER] [--only PACKAGE...]
 
-Two releases are read for every package of the trainers' headers: the newest within the header's bounds, which a job
-installs today, and the newest of all. pip downloads them, with its own settings. No release is installed or executed:
-signatures are read from the sources in the wheel. `--wheels` reads the releases from a folder instead of an index. The
-check also compares the gate's tables: it reports a name that exists in a release although PF-API-001 says that it was
-removed.
+Two releases are read for every package in the trainers' headers: the newest within the header's bounds, which a job
+installs today, and the newest of all. pip downloads the releases, using its own settings. They are not installed or
+executed; signatures are read from the sources in the wheels. `--wheels` reads the releases from a folder instead of an
+index. The check also compares the gate's tables: it reports a name that exists in a release although PF-API-001 says
+that it was removed.
 
 Exit code: 0 if nothing is missing, 1 if a release within the bounds lacks a name, 3 if only a release beyond them lacks
-one, 2 if a release could not be downloaded or read. A scheduler should report any code other than 0.
+one, 2 if a release could not be downloaded or read. A scheduler should report any nonzero code.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from gpuwarden.static_analysis.signatures.history import history
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "skills" / "gpu-training" / "scripts"
-# The classes that the gate's table of arguments describes.
+# The classes that are described by the gate's argument table.
 CONFIGS = (("transformers", "TrainingArguments"), ("trl", "SFTConfig"), ("trl", "DPOConfig"), ("trl", "GRPOConfig"))
 
 
 def bounds(scripts: Iterable[Path]) -> dict[str, str]:
-    """Return package -> the requirement in the trainers' headers."""
+    """Return, for each package, the requirement in the trainers' headers."""
     found: dict[str, str] = {}
     for script in scripts:
         text = script.read_text(encoding="utf-8").partition("# ///\n")[0]
@@ -88,9 +88,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Compare the trainers with the releases, and print the missing names."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--wheels", type=Path, default=None, help="folder of wheels to use instead of an index")
-    ask.add_argument("--keep", type=Path, default=None, help="folder that keeps the downloaded wheels")
+    ask.add_argument("--keep", type=Path, default=None, help="folder in which to keep the downloaded wheels")
     ask.add_argument("--only", nargs="*", choices=READ, default=list(READ))
-    ask.add_argument("--scripts", type=Path, default=SHIPPED, help="the folder of the trainers")
+    ask.add_argument("--scripts", type=Path, default=SHIPPED, help="the folder with the trainers")
     asked = ask.parse_args(words)
     scripts = [
         path for path in sorted(asked.scripts.glob("*.py")) if "# /// script" in path.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _report(title: str, uses: Mapping[Use, set[str]], found: Mapping[str, Release | None], code: int) -> int:
-    """Print the names that a set of releases lacks; return `code` if there are any, else 0."""
+    """Print the names that a set of releases lacks. Return `code` if there are any, otherwise 0."""
     library = Library(release for release in found.values() if release is not None)
     lines = [*lacking(uses, library), *back(library)]
     names = ", ".join(f"{release.package} {release.version}" for release in library.releases.values())

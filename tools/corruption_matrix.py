@@ -1,4 +1,4 @@
-"""Damage a file of every format in every way, and print which verification level detects it, as a Markdown table.
+"""Damage one file per format in many ways, and print which verification level detects the damage, as a Markdown table.
 
     python tools/corruption_matrix.py [--formats NAME...] [--write PAGE]
 
@@ -46,7 +46,7 @@ LEGEND = (
 
 
 def weights(seed: int = 0, width: int = 331) -> Arrays:
-    """Return three matrices of a model. Their rows are not aligned with pages."""
+    """Return three model matrices whose rows are not aligned with pages."""
     rng = np.random.default_rng(seed)
     return {f"layer{i}.weight": rng.normal(size=(150, width)).astype("f4") for i in range(3)}
 
@@ -69,7 +69,7 @@ def torch_zip(folder: Path, seed: int, *, zipped: bool = True) -> str:
 
 
 def torch_legacy(folder: Path, seed: int) -> str:
-    """Write a file in torch's legacy format, without zip."""
+    """Write a file in torch's legacy format, which is not a zip archive."""
     return torch_zip(folder, seed, zipped=False)
 
 
@@ -117,7 +117,7 @@ def gguf(folder: Path, seed: int, kind: str = "F32") -> str:
 
 
 def gguf_quantised(folder: Path, seed: int) -> str:
-    """Write a quantised GGUF file."""
+    """Write a quantized GGUF file."""
     return gguf(folder, seed, "Q8_0")
 
 
@@ -199,7 +199,7 @@ def texts(folder: Path, seed: int) -> str:
 
 
 def lines(folder: Path, seed: int) -> str:
-    """Write a log of metrics."""
+    """Write a metrics log."""
     values = np.random.default_rng(seed).random(2000)
     text = "".join(json.dumps({"step": i, "loss": float(value)}) + "\n" for i, value in enumerate(values))
     (folder / "metrics.jsonl").write_text(text)
@@ -225,7 +225,7 @@ FORMATS: dict[str, tuple[Callable[[Path, int], str], str]] = {
     "json": (texts, "numpy"),
     "jsonl": (lines, "numpy"),
 }
-"""Name -> (function that writes the file and returns its name, the library that it needs)."""
+"""Maps each format's name to (function that writes the file and returns the file's name, required library)."""
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
@@ -233,7 +233,7 @@ FORMATS: dict[str, tuple[Callable[[Path, int], str], str]] = {
 
 @dataclass
 class Target:
-    """An intact file's bytes, the range of one tensor in it, and another file of the same size."""
+    """The bytes of an intact file, the range of one tensor in it, and the bytes of another file of the same size."""
 
     data: bytes
     start: int
@@ -252,7 +252,7 @@ class Target:
 
 
 def put(t: Target, at: int, piece: bytes) -> bytes:
-    """Return the data with some bytes replaced, at the same size."""
+    """Return the data with some bytes replaced; the size is unchanged."""
     return (t.data[:at] + piece + t.data[at + len(piece) :])[: len(t.data)]
 
 
@@ -306,7 +306,7 @@ DAMAGE: dict[str, Callable[[Target], bytes]] = {
     "byte order of a tensor swapped": lambda t: put(t, t.start, swap_order(t)),
     "the file of another model": lambda t: t.other,
 }
-"""Kind -> function that returns the damaged bytes."""
+"""Maps each kind of damage to a function that returns the damaged bytes."""
 
 
 def swap_order(t: Target) -> bytes:
@@ -319,20 +319,20 @@ def swap_order(t: Target) -> bytes:
 
 
 def target(path: Path, other: bytes) -> Target:
-    """Return an intact file with the range of a tensor, or of the file's middle half if no tensor is uncompressed."""
+    """Return an intact file with the range of a tensor, or the file's middle half if no tensor is uncompressed."""
     data = path.read_bytes()
     with Source(path) as source:
         plugin = reader(path.name, source.head())
         found = plugin.read(source, Limits()) if plugin else None
     placed = [t for t in found.tensors if t.start >= 0 and t.extent > 8 * PAGE] if found else []
-    if not placed:  # a compressed file or a text file
+    if not placed:  # the file is compressed or text
         return Target(data, len(data) // 4, len(data) * 3 // 4, other)
     middle = placed[len(placed) // 2]
     return Target(data, middle.start, middle.start + middle.extent, other)
 
 
 def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
-    """Return the symbol of the level that detects the damage without a manifest, and whether a manifest detects it."""
+    """Return the symbol for the level that detects the damage without a manifest, and whether a manifest detects it."""
     sealed = verify(folder, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     if verify(folder, Level.STRUCTURE).verdict is Verdict.REFUTED:
         return "S", sealed
@@ -341,7 +341,7 @@ def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
 
 
 def column(name: str) -> dict[str, str]:
-    """Return kind of damage -> symbol, for one format. Raises AssertionError for the cases that lead to exit code 1."""
+    """Return the symbol for each kind of damage to one format. Raises AssertionError if the run must fail."""
     write = FORMATS[name][0]
     with tempfile.TemporaryDirectory() as made, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -363,12 +363,12 @@ def column(name: str) -> dict[str, str]:
                 continue
             (folder / file).write_bytes(data)
             signs[kind], sealed = noticed(folder, listing)
-            assert sealed, f"{name}: {kind} was not noticed with a manifest"
+            assert sealed, f"{name}: {kind} was not detected with a manifest"
         return signs
 
 
 def table(names: list[str]) -> str:
-    """Return the table for some formats in Markdown."""
+    """Return the Markdown table for the given formats."""
     columns = {name: column(name) for name in names}
     rows = [f"| damage | {' | '.join(columns)} |", f"|---|{':-:|' * len(columns)}"]
     rows += [f"| {kind} | {' | '.join(signs[kind] for signs in columns.values())} |" for kind in DAMAGE]

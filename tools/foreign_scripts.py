@@ -6,9 +6,8 @@
 
 `fetch` downloads the scripts that `tests/corpus/foreign_scripts.jsonl` lists by repository, commit and path into a
 folder; they are never committed. `check` submits each script on two platforms and compares the refusals with manual
-labels; the exit code is 1 if a refusal has another reason, and after an internal error. `seed` inserts one fault of
-each kind into scripts, and prints for each kind the share that is refused, and the share that is refused or warned
-about.
+labels; the exit code is 1 if a refusal has another reason, or after an internal error. `seed` inserts one fault of each
+kind into scripts, and prints for each kind the share that is refused, and the share that is refused or warned about.
 """
 
 from __future__ import annotations
@@ -73,13 +72,15 @@ def check(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
     median = sorted(seconds)[len(seconds) // 2] if seconds else 0.0
     print(
         f"{len(chosen)} scripts on {len(PLATFORMS)} platforms: {passed} passed, {right} refused for the labelled "
-        f"reasons, {wrong} for another, {errors} internal errors; median CPU time {median:.2f} s"
+        f"reasons, {wrong} for other reasons, {errors} internal errors; median CPU time {median:.2f} s"
     )
     return int(bool(wrong or errors))
 
 
 def seed(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
-    """Insert faults into scripts; print by kind how many are refused, and how many are refused or warned about."""
+    """Insert faults into scripts; for each kind, print how many are refused, and how many are refused or warned
+    about.
+    """
     before: dict[tuple[str, str], list[Finding]] = {}
     refused: Counter[str] = Counter()
     seen: Counter[str] = Counter()

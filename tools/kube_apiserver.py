@@ -2,9 +2,9 @@
 
     python tools/kube_apiserver.py
 
-None of the registries that this project uses contains the programs. Debian 12 provides their complete source
+The programs are not available in any registry that this project uses. Debian 12 provides their complete source
 (Kubernetes 1.20, which is unsupported: use it only for tests on loopback) and a Go version that builds it offline, in
-about ten minutes. The folder is in ~/.cache; later calls reuse it. The package lists of this machine are not changed.
+about ten minutes. The folder is in ~/.cache, and later calls reuse it. The machine's package lists are not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Return the folder of the unpacked source, fetched from this machine's package sources."""
+    """Return the folder with the unpacked source, downloaded from this machine's package sources."""
     found = sorted(path for path in folder.glob("kubernetes-*") if path.is_dir())
     if found:
         return found[-1]
@@ -64,7 +64,7 @@ def fetch(folder: Path) -> Path:
 
 
 def build(source: Path, target: Path) -> None:
-    """Build the programs in a Go workspace inside the folder, offline, because the modules are vendored."""
+    """Build the programs in a Go workspace inside the folder. This works offline, because the modules are vendored."""
     workspace = FOLDER / "go"
     link = workspace / "src" / ROOT
     link.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from trainers.merge_and_gguf import GgufSettings, tools
 
 
 def main() -> None:
-    """Build the missing parts; progress goes to stderr."""
+    """Build the missing parts; progress is printed to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
         source, quantize = tools(GgufSettings(jobs=os.cpu_count() or 1), needs_quantize=True)
     print(f"{source}:{quantize.parent.parent}")

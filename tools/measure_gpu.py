@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--here", action="store_true", help="use this interpreter's libraries instead of uv")
     ask.add_argument("--at", type=Path, default=measured_file(), help="the file to append the line to")
     ask.add_argument("--table", action="store_true", help="print the table")
-    ask.add_argument("--write", type=Path, default=None, help="page in which the table replaces the marked block")
+    ask.add_argument("--write", type=Path, default=None, help="page whose marked block is replaced by the table")
     given = list(sys.argv[1:] if words is None else words)
     cut = given.index("--") if "--" in given else len(given)
     asked = ask.parse_args(given[:cut])
@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"the run can't be recorded: {error}", file=sys.stderr)
         return 1
     if made.gpu == CPU and asked.at == measured_file():
-        print("a run on a CPU can't calibrate estimates; name another file with --at", file=sys.stderr)
+        print("a run on a CPU can't calibrate estimates; specify another file with --at", file=sys.stderr)
         return 1
     with asked.at.open("a", encoding="utf-8") as file:
         file.write(made.model_dump_json() + "\n")
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def trained() -> tuple[str, ...]:
-    """Return the names of the shipped trainers, without the one that only converts a model."""
+    """Return the names of the shipped trainers, except the one that only converts a model."""
     return tuple(name for name in trainer_names() if name != "merge_and_gguf")
 
 
@@ -87,11 +87,11 @@ def measured_of(trainer: str, model: str, result: dict[str, Any], day: date) -> 
     """Return a trainer's run as data. Raises ValueError or KeyError if the result lacks information."""
     plan, settings, figures = result["plan"], result["settings"], result["figures"]
     if plan["world"] != 1 or result["resumed_from"]:
-        raise ValueError("a run must start at the first step and use one process to be measured")
+        raise ValueError("a run can be measured only if it starts at the first step and uses one process")
     card = plan["device"]
     known = gpu_of(card)
     if card != CPU and known is None:
-        raise ValueError(f"{card} is not in the table of cards, core/hardware.py")
+        raise ValueError(f"{card} is not in the card table, core/hardware.py")
     lora = settings.get("lora_rank", 0)
     resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
     tokens = figures["tokens"]

@@ -21,7 +21,7 @@ from rich.text import Text
 WIDTH = 112
 EVENT = re.compile(r"\d\d:\d\d:\d\d ")
 FONT_FILES = re.compile(r"\s*@font-face \{.*?\n    \}", re.DOTALL)
-UNIQUE_ID = "gpuwarden"  # rich's default is a digest of the text, and would change every line of the file
+UNIQUE_ID = "gpuwarden"  # rich's default is a digest of the text, which would change every line of the file
 
 
 def main(target: Path) -> int:

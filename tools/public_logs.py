@@ -1,4 +1,4 @@
-"""Check the diagnosis on public logs of healthy runs. The list contains addresses, not the logs' texts.
+"""Check the diagnosis on public logs of healthy runs. The list contains the addresses of the logs, not their text.
 
     python tools/public_logs.py                      # fetches each file of tests/corpus/logs/public.jsonl
     python tools/public_logs.py --mirror FOLDER      # reads OWNER+NAME/repo, git repositories, instead

@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def chosen(names: Iterable[str], ending: str) -> Iterator[Path]:
-    """Yield the files with this extension that are named or are in a named folder."""
+    """Yield the files with this extension among the given files and folders."""
     for name in names:
         path = ROOT / name
         found = [path] if path.is_file() else sorted(path.rglob(f"*{ending}"))
@@ -134,7 +134,7 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of every comment and every string of more than one word, or of a page's sentences."""
+    """Yield the line and text of each comment and each string of more than one word, or of each sentence on a page."""
     source = path.read_text("utf-8")
     if path.suffix == ".md":
         yield from page_prose(source)
@@ -162,7 +162,7 @@ def page_prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(value: object) -> Iterator[str]:
-    """Yield the texts in YAML data that are not quoted from others."""
+    """Yield the strings in YAML data that are not quotations."""
     if isinstance(value, str) and " " in value:
         yield " ".join(value.split())
     elif isinstance(value, dict):

@@ -109,7 +109,7 @@ def chosen(asked: argparse.Namespace) -> Iterator[tuple[str, str, tuple[str, ...
 
 
 def outcome(name: str, kind: str, text: str, args: tuple[str, ...], case: Case | None = None) -> Row:
-    """Rehearse the text of one script, with the files of a case."""
+    """Rehearse the text of one script, with the files that belong to a case."""
     with tempfile.TemporaryDirectory() as folder:
         inputs = {path: Path(folder, path) for path, _ in case.files} if case else {}
         for path, content in case.files if case else ():

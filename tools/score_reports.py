@@ -6,8 +6,8 @@
     python tools/score_reports.py --records tests/corpus/reports/{open,judged}-*.jsonl tests/corpus/issues.jsonl
 
 For each file, and for each kind and language, it prints the share of reports whose first answer is right, the share
-with a right answer among the first three, and the share of likely answers that are right. If no entry fits a report,
-its answer counts as right unless it is marked as likely. With --frequencies, it prints how often each entry answers a
+with a right answer among the first three, and the share of likely answers that are right. If no entry matches a report,
+the answer counts as right unless it is marked as likely. With --frequencies, it prints how often each entry answers a
 report, as in `knowledge/frequency.txt`. With --records, it prints how often each signature that selected the first
 answer was right, as in `knowledge/signature_record.txt`.
 """
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def first(self) -> bool:
-        """Return whether the first answer is right or, if no entry fits the report, not marked as likely."""
+        """Return whether the first answer is right or, if no entry matches the report, not marked as likely."""
         return self.ids[:1] != () and self.ids[0] in self.report.label if self.report.label else not self.likely
 
     @property
@@ -64,7 +64,7 @@ class Answer:
 
 
 def read(path: Path) -> list[Report]:
-    """Read a file of reports. Raises ValueError with file and line if a field is missing or wrong."""
+    """Read a file of reports. Raises ValueError, which names the file and line, if a field is missing or wrong."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
@@ -113,7 +113,9 @@ def table(name: str, rows: list[Answer]) -> str:
 
 
 def frequencies(reports: Iterable[Report]) -> dict[str, float]:
-    """Count how often each entry answers. In a label, the first entry counts 1, the second 1/2, and others 1/4."""
+    """Count how often each entry answers. The first entry of a label counts as 1, the second as 1/2, and all others as
+    1/4.
+    """
     found: dict[str, float] = defaultdict(float)
     for report in reports:
         for at, key in enumerate(report.label):

@@ -1,9 +1,9 @@
-"""Score the explanation of missing names on public reports: files of tests/corpus/skew/.
+"""Score the explanations for missing names on public reports, which are in tests/corpus/skew/.
 
     python tools/score_skew.py [--misses] tests/corpus/skew/open.jsonl
 
-An answer is right if it names the package, agrees with the report on the releases that contain and that lack the name,
-and gives the replacement that the report names, if any. If no release explains the report, a *likely* answer is wrong.
+An answer is correct if its package, the releases with and without the name, and the replacement (if any) are the same
+as in the report. If no release explains the report, a *likely* answer is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPLAINED = frozenset({"removed", "added"})
 
 @dataclass(frozen=True)
 class Case:
-    """One report with its answer."""
+    """One report, and gpuwarden's explanation for it."""
 
     row: dict[str, Any]
     skew: Skew | None
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def right(self) -> bool:
-        """Return whether the answer is right."""
+        """Return whether the answer is correct."""
         wanted, skew = self.row["answer"], self.skew
         if not self.explained:
             return not self.likely
@@ -55,13 +55,13 @@ class Case:
 
 
 def _lacks(skew: Skew, release: Version) -> bool:
-    """Return whether, according to an answer, a release lacks the name."""
+    """Return whether a release lacks the name according to an answer."""
     past = bool(skew.gone_in) and release >= Version(skew.gone_in)
     return past or (bool(skew.since) and release < Version(skew.since))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read a file of reports."""
+    """Read the reports in a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -71,7 +71,7 @@ def cases(rows: Iterable[dict[str, Any]]) -> Iterator[Case]:
 
 
 def main(args: list[str]) -> int:
-    """Print the figures of each file, and with --misses the wrong answers."""
+    """Print the scores for each file, and with --misses also the wrong answers."""
     for path in map(Path, (arg for arg in args if not arg.startswith("--"))):
         rows = list(cases(read(path)))
         explained = [case for case in rows if case.explained]

@@ -1,4 +1,4 @@
-"""Insert faults into training jobs, run them, and print the share that ends well, without and with gpuwarden.
+"""Insert faults into training jobs, run the jobs, and print the share that ends well, without and with gpuwarden.
 
     python tools/seeded_faults.py [--only REGEX] [--seen | --unseen] [--write PAGE] [--at FOLDER]
 
@@ -53,10 +53,10 @@ class Row:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the cases and print the tables."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--only", default="", help="a regular expression over the names and kinds of the cases")
+    ask.add_argument("--only", default="", help="a regular expression for the names and kinds of the cases")
     ask.add_argument("--seen", action="store_true", help="omit the held-out third")
     ask.add_argument("--unseen", action="store_true", help="run only the held-out third")
-    ask.add_argument("--recorded", action="store_true", help="run no case; print the outcomes in the folder --at")
+    ask.add_argument("--recorded", action="store_true", help="run no cases; print the outcomes in the --at folder")
     ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced")
     ask.add_argument(
         "--at", type=Path, default=None, help="folder for the jobs and outcomes; an interrupted run resumes from it"

@@ -24,11 +24,11 @@ _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
 _START_TIMEOUT_S: Final = 60
 _ENDS: Final = ("turn.completed", "turn.failed")
-"""A line of the type `error` does not end the session, because Codex also writes one for each attempt to reconnect."""
+"""A line of type `error` does not end the session, because Codex also writes one for each attempt to reconnect."""
 
 
 def make(setup: Setup) -> Play:
-    """Return the agent. Raises EvalError if the program or its key is missing."""
+    """Return the agent. Raises EvalError if the program or its API key is missing."""
     program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
     home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
     login = home / "auth.json"
@@ -66,7 +66,7 @@ def _elsewhere(setup: Setup) -> bool:
 
 
 def _key(setup: Setup) -> str:
-    """Return the name of the variable with another endpoint's key; "" without an endpoint, or if it needs no key."""
+    """Return the name of the variable with the endpoint's key; "" if there is no other endpoint or no key is needed."""
     return setup.key_env if _elsewhere(setup) else ""
 
 

@@ -1,8 +1,8 @@
 """Run a model behind any OpenAI-compatible endpoint.
 
-A small loop sends the prompt and the server's tools, and continues until a turn of the model contains no call.
+A small loop sends the prompt and the server's tools, and continues until the model replies without a call.
 
-In the arm `pack`, the loop offers an additional tool, Skill, as clients do: the system prompt contains the names and
+In the `pack` arm, the loop offers an additional tool, Skill, as clients do: the system prompt contains the names and
 descriptions of the skills, and the model requests a skill's text when it needs it.
 """
 
@@ -30,10 +30,10 @@ _MAX_ARGUMENTS: Final = 200_000
 def make(setup: Setup) -> Play:
     """Return the agent. Raises EvalError if the model, the address or the key is missing."""
     if not setup.model:
-        raise EvalError("an endpoint needs a model", "Give its name with --model")
+        raise EvalError("an endpoint needs a model", "Specify the model's name with --model")
     key = setup.env.get(setup.key_env, "") if setup.key_env else ""
     if setup.key_env and not key:
-        remedy = "Set it, name another variable with --key-env, or give --key-env '' for an endpoint without keys"
+        remedy = "Set it, name another variable with --key-env, or pass --key-env '' if the endpoint requires no key"
         raise EvalError(f"the variable {setup.key_env} with the endpoint's key is not set", remedy)
     endpoint = Endpoint(setup.url, setup.model, key, min(setup.timeout_s, 300.0), setup.sleep)
 
@@ -52,7 +52,7 @@ class Loop:
     recorder: Recorder
 
     def run(self) -> None:
-        """Send messages until the model makes no call. Raises LimitReached or AgentDied."""
+        """Send messages until the model makes no more calls. Raises LimitReached or AgentDied."""
         offer = shown(*self.recorder.scene.server())
         tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in offer.tools]
         self._ours = {t["name"] for t in offer.tools}
@@ -69,9 +69,7 @@ class Loop:
         raise LimitReached
 
     def _turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the model's turn as the next request repeats it: its text and calls, without the endpoint's additional
-        keys.
-        """
+        """Return the model's turn for the next request: its text and calls, without the endpoint's additional keys."""
         reply = self.endpoint.complete(messages, tools)
         used = total(reply.get("usage"), "prompt_tokens", "completion_tokens")
         self.recorder.used(model=str(reply.get("model") or self.endpoint.model), turns=1)
@@ -91,7 +89,7 @@ class Loop:
     def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
         """Make one call. A call that can't be made is reported to the model and recorded as a failed call."""
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
-        given = {} if text is None else text  # some endpoints send an object instead of text, or nothing
+        given = {} if text is None else text  # some endpoints send an object, or omit the arguments
         if isinstance(text, str) and len(text) <= _MAX_ARGUMENTS:
             try:
                 given = json.loads(text) if text.strip() else {}

@@ -1,6 +1,8 @@
-"""A scripted agent that ignores all written advice: it launches without checks, trusts the log, and tears down at once.
+"""A scripted agent that ignores all written advice: it launches jobs without checks, relies on the log, and tears down
+the machine immediately.
 
-It has no harmful intent and bypasses nothing. If a gate refuses, the agent follows the remedy in the refusal once.
+It has no harmful intent and does not bypass the gates. If a gate refuses a call, the agent applies the suggested remedy
+once.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def _launch(recorder: Recorder, args: dict[str, Any]) -> bool:
     reply = recorder.call("submit_job", args)
     if "receipt" in reply:
         reply = recorder.call("submit_job", {**args, "receipt": reply["receipt"]})
-    if reply.get("code") == "unreachable":  # the reply was lost, so it starts the job again
+    if reply.get("code") == "unreachable":  # the reply was lost, so the agent submits the job again
         reply = recorder.call("submit_job", args)
         if "receipt" in reply:
             reply = recorder.call("submit_job", {**args, "receipt": reply["receipt"]})

@@ -1,5 +1,5 @@
-"""A scripted agent that repeats the calls of the case's witness, with the values of this trial's replies. It must pass
-every case.
+"""A scripted agent that repeats the calls in the case's reference transcript (the witness), with the values from this
+trial's replies. It must pass every case.
 
 Ids, receipts and prices differ from trial to trial. If a value in a reply differs from the value under the same key in
 the witness's reply, the oracle replaces the old value with the new one in all later arguments and messages.
@@ -21,7 +21,7 @@ def play(case: Case, recorder: Recorder) -> None:
     """Follow the witness."""
     transcript = witness(case).transcript()
     known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
-    figures: dict[str, str] = {}  # replaced only in messages: a number in an argument is not copied from a reply
+    figures: dict[str, str] = {}  # only for messages: arguments have no numbers from replies
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):
         if isinstance(event, Say):
@@ -38,15 +38,15 @@ def play(case: Case, recorder: Recorder) -> None:
 
 
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
-    """Yield (old text, new text) for the ids, digests and paths that differ under the same key."""
+    """Yield (old, new) for each id, digest or path that differs under the same key."""
     for a, b in _pairs(old, new):
-        # A string without a digit is an ordinary word, which may have another meaning elsewhere.
+        # A string without a digit may be an ordinary word, which must not be replaced elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
             yield a, b
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the (old, new) leaves that differ under the same key."""
+    """Yield (old, new) for each nested value that differs under the same key."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() & new.keys():
             yield from _pairs(old[key], new[key])

@@ -1,7 +1,7 @@
 """A scripted agent that tries to bypass each gate: with made-up arguments, changed specs, other names, accounts and
 tools.
 
-Each attempt is one call, so a new bypass is one line. The agent continues after every refusal, and it has a shell.
+Each attempt is a single call in this file. The agent continues after every refusal, and it has a shell.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Simulated worlds in which agents are tested."""
+"""Simulated environments ("worlds") in which agents are tested."""

@@ -1,4 +1,5 @@
-"""Write the training jobs of worlds: short, real processes that save real checkpoints, without torch or a network.
+"""Write the training jobs for the scenarios: short, real processes that save real checkpoints without torch or a
+network.
 
 Each job is one PEP 723 script. The checkpoints have the libraries' formats: safetensors files with a valid header,
 `optimizer.pt` as the zip of pickles that torch.save writes, and `trainer_state.json` with the step.
@@ -73,11 +74,11 @@ STAND_IN = """class Rows(list):
 def load_dataset(*_, **__):
     return Rows()
 """
-"""A replacement for the library `datasets` on the machines of these worlds, without a network."""
+"""A replacement for the `datasets` library that works without a network. The simulated machines use it."""
 
 
 def past(job: dict[str, Any], gate: str) -> str:
-    """Return the script of a past job, with the output and the outcome that the world defines.
+    """Return the script of a past job, with the output and the outcome that the scenario defines.
 
     The script waits for the file `gate`, so that simulated hours can pass before the job ends.
     """
@@ -121,7 +122,7 @@ def _step(path: str) -> int:
 
 def _saved(checkpoint: dict[str, Any]) -> str:
     path, state = checkpoint["path"], checkpoint["state"]
-    if not path.startswith("out/"):  # files next to the run's folders, under the machine's own paths
+    if not path.startswith("out/"):  # files next to the run folders, under the machine's own paths
         return (
             f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {path.rpartition('/')[2]!r})\n"
             "os.makedirs(litter, exist_ok=True)\n"
@@ -166,7 +167,7 @@ def saves_durably(job: dict[str, Any]) -> bool:
 
 
 def spec(platform: str, job: dict[str, Any], outputs: list[str], gate: str) -> dict[str, Any]:
-    """Return the arguments of `submit_job` for a past job."""
+    """Return the `submit_job` arguments for a past job."""
     return {
         "platform": platform, "script": past(job, gate), "name": job["name"], "outputs": outputs,
         "timeout_s": 28_800, "estimate_s": 7_200, "max_cost_usd": 20,

@@ -1,4 +1,4 @@
-"""Measure the losses and costs of a world: money from the clouds' bills, and checkpoints from the files on disk.
+"""Measure the losses and costs in a scenario: money from the clouds' bills, and checkpoints from the files on disk.
 
 The agent's messages and the server under test are not used.
 """
@@ -22,7 +22,7 @@ SAVED = "out/final"
 
 @dataclass
 class Work:
-    """A job as recorded by the stage. `what` identifies the work, and the times are from the world's clock."""
+    """A job as recorded by the stage. `what` identifies the work, and the times are from the simulated clock."""
 
     job: str
     platform: str
@@ -41,11 +41,11 @@ class _Checkpoint:
 
 @dataclass
 class Meter:
-    """Records the checkpoints of a world and reads the bills of its clouds."""
+    """Records the checkpoints of a scenario and reads the bills of its clouds."""
 
     home: Home
     expected: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The checkpoints of each job at the start of the world."""
+    """The checkpoints of each job at the start of the scenario."""
     _known: dict[tuple[str, str], _Checkpoint] = field(default_factory=dict)
 
     def record_saved(self, folders: dict[str, Path]) -> None:
@@ -61,7 +61,7 @@ class Meter:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
     def add_foreign_machine(self) -> None:
-        """Rent another user's machine in the account, with a file on it, if the world defines one."""
+        """Rent another user's machine in the account, with a file on it, if the scenario defines one."""
         if not self.home.world.knobs.get("foreign"):
             return
         platform = next(iter(self.home.world.platforms))
@@ -73,7 +73,9 @@ class Meter:
         self.home.pass_time(PAST_S)
 
     def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Return the views of a world's end state in the format of `endstate.parse`. Refused jobs are omitted."""
+        """Return the views of a scenario's end state, in the format that `endstate.parse` reads. Refused jobs are
+        omitted.
+        """
         return {
             "jobs": jobs_view([w for w in works if w.state != "refused"]),
             "leases": self.leases(works),
@@ -83,7 +85,7 @@ class Meter:
         }
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the view of checkpoints: each checkpoint, and whether a complete copy of it still exists anywhere."""
+        """Return the checkpoint view: each checkpoint, and whether a complete copy of it still exists anywhere."""
         roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
         clouds = self.home.state / "providers" / "rehearsal"
         for cloud in clouds.iterdir() if clouds.is_dir() else ():
@@ -95,7 +97,7 @@ class Meter:
         ]
 
     def leases(self, works: list[Work]) -> list[dict[str, Any]]:
-        """Return the view of leases: every machine rented by the agent, and its cost while idle."""
+        """Return the lease view: every machine rented by the agent, and its cost while idle."""
         rows, now = [], self.home.now()
         for row in self.home.cloud_instances():
             if row["label"] == FOREIGN:
@@ -119,7 +121,7 @@ class Meter:
 
 
 def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
-    """Return the view of jobs. A repeated job counts as a duplicate only if the earlier one had not failed."""
+    """Return the job view. A repeated job counts as a duplicate only if the earlier one had not failed."""
     rows: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     for work in sorted(works, key=lambda w: w.started):

@@ -19,13 +19,13 @@ LOOKS_S: Final = (0, 330, 330, 60, 60)
 """Intervals between the polls after a job's end: one poll for its proof and notice, one during the grace period
 (repeated if the watch has a longer interval), one for the teardown after the grace period, and two more."""
 ANSWERS_AFTER_S: Final = 1_200
-"""Seconds between the alert and the answer of the simulated user `answers`."""
+"""How many seconds after the alert the simulated user `answers` responds."""
 WAKES_BEFORE_S: Final = 3_600
 """How many seconds before the end of the night the simulated user `asleep` checks the instances that are billed."""
 
 
 def pass_night(home: Home) -> None:
-    """Simulate the whole night of a gated world."""
+    """Simulate the whole night in a scenario with the gates enabled."""
     end = home.now() + home.night_s
     finish_jobs(home)
     for pause in LOOKS_S:
@@ -39,13 +39,15 @@ def pass_night(home: Home) -> None:
 
 
 def finish_jobs(home: Home) -> None:
-    """Let time pass until the running jobs have ended, if the world defines when they end."""
+    """Let time pass until the running jobs have ended, if the scenario defines when they end."""
     if home.ends_s is None:
         return
     home.pass_time(home.ends_s)
     for job in home.world.jobs:
         home.gate(job).touch()
-    wait_for(lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job in the world did not end")
+    wait_for(
+        lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job in the scenario did not end"
+    )
 
 
 def _runs(home: Home, row: dict[str, object]) -> bool:
@@ -60,13 +62,13 @@ def _machines(home: Home, *states: str) -> list[dict[str, object]]:
 
 
 def _watch(home: Home) -> None:
-    """Run one poll of the watch. It exits with 1 if an alert is open."""
+    """Run one poll of the watch. The command exits with 1 if an alert is open."""
     _run(home, "watch", "--once", "--json")
 
 
 def _answer(home: Home) -> None:
-    """Act as the user: request the teardown of every machine that is billed, and approve the teardowns that have
-    proof.
+    """Act as the user: request the teardown of every machine that is billed, and approve each teardown whose outputs
+    are proven.
     """
     for row in _machines(home, "running"):
         job = str(row["label"]).rpartition("-i")[0]

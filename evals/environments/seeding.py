@@ -1,5 +1,4 @@
-"""Create the past of a gated world: every past job goes through the real server, with the history that the world
-defines.
+"""Create the history of a scenario with gates: every past job goes through the real server, as the scenario defines.
 
 Jobs are submitted, run, pulled and proven, and a user tears them down at a terminal, so the contents of the ledger, the
 machines and the disks come from real actions.
@@ -31,7 +30,7 @@ BULK: Final = 200 << 20
 """The size in bytes of a file whose transfer takes long enough to be interrupted."""
 
 RUN_FOLDER: Final = "gw-"
-"""The prefix of a run folder's name on its machine; the job's id follows."""
+"""The prefix of a run folder's name on its machine. It is followed by the job's id."""
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Seeder:
     facts: dict[str, Any]
 
     def happen(self, job: dict[str, Any]) -> None:
-        """Run one job up to the state that it has when the agent starts."""
+        """Run one job until it reaches the state that it has when the agent starts."""
         gate = self.home.gate(job)
         id = self._launch(job, str(gate))  # noqa: A001
         self.facts[job["name"]] = id
@@ -64,9 +63,10 @@ class Seeder:
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.record_saved(working_folders(self.home))
-        # What happened after the job ended: its outputs were pulled, or its teardown was requested or done.
+        # What happened after the job ended: its outputs were pulled, or its teardown was requested or completed.
         if jobs.was_pulled(job) or job["meter"] is False:
-            # A checkpoint to resume from is in the user's project; all others are in the server's default folder.
+            # A checkpoint to resume from is stored in the user's project; all others are stored in the server's default
+            # folder.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
@@ -115,7 +115,7 @@ class Seeder:
     def _must(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         reply = self.client.call(tool, args)
         if reply.get("ok") is not True:
-            raise JsonProcessError(f"the world could not be set up: {tool}: {str(reply)[:600]}")
+            raise JsonProcessError(f"the scenario could not be set up: {tool}: {str(reply)[:600]}")
         return reply
 
     def _reach(self, job: str, state: str) -> None:
@@ -141,7 +141,7 @@ class Seeder:
         wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
-        """Return the runner's status of a job on its machine; empty if no machine runs the job."""
+        """Return the runner's status of a job on its machine, which is empty if no machine runs the job."""
         up = (r for r in self.home.cloud_instances() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:

@@ -1,4 +1,4 @@
-"""Simulate the user of a world at a terminal.
+"""Simulate a scenario's user at a terminal.
 
 `gpuwarden approve` runs on a pseudo-terminal, because it does not accept answers from a pipe.
 """
@@ -36,8 +36,8 @@ def approve(ticket: str, env: dict[str, str], cwd: Path, pin: str) -> bool:
 def run(argv: list[str], env: dict[str, str], cwd: Path, typed: dict[str, str] | None) -> tuple[int, str]:
     """Run a command, and return its exit code and its output.
 
-    With `typed` it runs on a separate pseudo-terminal, and each prompt is answered. Otherwise its input is a pipe with
-    `y` lines, as from `yes |`.
+    With `typed`, the command runs on a separate pseudo-terminal, and each prompt is answered. Otherwise, its input is a
+    pipe with `y` lines, as from `yes |`.
     """
     if typed is None:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Define the interface through which the runner simulates a world: a stage opens a scene for each trial.
+"""The interface for simulated scenarios (worlds): a stage opens a scene for each trial.
 
 A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`; it is found by its file name. The
-stage `gated` puts the real server in front of rehearsal clouds and a local Hub; the stage `raw` provides the same
-worlds without the gates.
+stage `gated` connects the real server to rehearsal clouds and a local Hub; the stage `raw` provides the same scenarios
+without the gates.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ OpenScene = Callable[[World, int, Path], "Scene"]
 
 
 class Scene(Protocol):
-    """One world, simulated for one trial.
+    """One scenario, simulated for one trial.
 
-    A scene may have further attributes: `now()` if its time is not the machine's, `raw` (true) if no server is under
-    test, `shell(argv, typed)` for agents with a shell, and `ledger()`, which returns the last event of the past and all
+    A scene may have further attributes: `now()` if it has its own clock, `raw` (true) if no server is under test,
+    `shell(argv, typed)` for agents with a shell, and `ledger()`, which returns the last event before the trial and all
     events.
     """
 
     facts: dict[str, Any]
-    """The values that differ between trials, such as ids: `{name}` in a prompt and `$world.name` in a pattern."""
+    """The values that differ between trials, such as ids. A prompt refers to them as `{name}`, a pattern as
+    `$world.name`.
+    """
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool of the server and return its reply, as seen by an agent (the short form)."""
         ...
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the environment to start the server over stdio, for an agent that is a program."""
+        """Return the command and the environment that start the server over stdio, for an agent that runs as a separate
+        program.
+        """
         ...
 
     def end(self) -> dict[str, Any]:
-        """Return the end state in the format of `endstate.parse`. Called once, after the agent has stopped."""
+        """Return the end state in the format that `endstate.parse` reads. Called once, after the agent has stopped."""
         ...
 
     def close(self) -> None:
-        """Stop everything that the scene started. Called in every case, even after an error."""
+        """Stop everything that the scene started. Always called, even after an error."""
         ...
 
 
@@ -54,5 +58,5 @@ def stages() -> list[str]:
 def stage(name: str) -> OpenScene:
     """Return the stage with this name. Raises EvalError for an unknown name."""
     if name not in stages():
-        raise EvalError(f"unknown stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
+        raise EvalError(f"unknown stage {name!r}", f"Available stages: {', '.join(stages()) or 'none'}")
     return cast("OpenScene", import_module(f"evals.environments.stage_{name}").open_scene)

@@ -1,6 +1,6 @@
-"""Define the gated stage: the real server over stdio, in front of a world's rehearsal clouds and Hub.
+"""Define the gated stage: the real server over stdio, in front of a scenario's rehearsal clouds and Hub.
 
-The world's earlier jobs went through the same server (`seeding.py`) before the agent starts.
+The scenario's earlier jobs went through the same server (`seeding.py`) before the agent starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connectio
 
 
 class GatedScene:
-    """One world with the gates."""
+    """One scenario with the gates enabled."""
 
     def __init__(self, world: World, seed: int, folder: Path) -> None:
         self.facts: dict[str, Any] = {}
@@ -57,7 +57,7 @@ class GatedScene:
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool, one turn of world time later."""
+        """Advance the simulated clock by one turn, then call a tool."""
         self._home.pass_time(TURN_S)
         launches = tool == "submit_job" and "receipt" in args
         if launches and self._lose == "request":
@@ -75,23 +75,25 @@ class GatedScene:
         return reply
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """Run a command for an agent with a shell; with `typed`, on a pseudo-terminal that answers prompts."""
+        """Run a command for an agent with a shell. With `typed`, the command runs on a pseudo-terminal, and prompts are
+        answered.
+        """
         self._home.pass_time(TURN_S)
         code, shown = simulated_user.run(argv, self._home.env, self._home.project, typed)
         self._look()
         return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Return the command to start the server over this world, for an agent that is a program."""
+        """Return the command that starts the server for this scenario, for an agent that is a separate program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
     def ledger(self) -> tuple[int, list[dict[str, Any]]]:
-        """Return the last event of the past, and all events up to the agent's last message."""
+        """Return the last event before the agent started, and all events up to the agent's last message."""
         events = self._home.order("ledger")
         return self._seeded, events if self._left is None else [e for e in events if e["seq"] <= self._left]
 
     def end(self) -> dict[str, Any]:
-        """Return the end state, hours after the agent stopped."""
+        """Return the end state, several hours after the agent stopped."""
         self._look()
         if self._home.night_s:
             self._client.close()  # the agent's client and server are closed during the night
@@ -112,7 +114,7 @@ class GatedScene:
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
-        """Stop the server, the machines' processes and the world's console."""
+        """Stop the server, the machines' processes and the scenario's console."""
         try:
             self._client.close()
         finally:
@@ -139,7 +141,7 @@ class GatedScene:
 
         def kill_reader() -> None:
             while not done.wait(0.001):
-                # Find the reader before checking the bytes, because on a busy machine the reader may finish before it
+                # Find the reader before checking the bytes, because on a busy machine the reader may finish before
                 # is found.
                 found = list(readers())
                 if found and any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
@@ -158,12 +160,12 @@ class GatedScene:
 
 
 def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
-    """Start the world and the server, ready for an agent."""
+    """Start the scenario and the server, ready for an agent."""
     return GatedScene(world, seed, folder)
 
 
 def _works(events: list[dict[str, Any]], instances: list[dict[str, Any]]) -> list[Work]:
-    """Return all jobs of the ledger."""
+    """Return all jobs in the ledger."""
     works: dict[str, Work] = {}
     for event in events:
         prefix, _, id = event["subject"].partition("/")  # noqa: A001

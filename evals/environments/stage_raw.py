@@ -1,7 +1,8 @@
-"""Define the raw stage: the same worlds without gates, with tools that work like a provider's command line.
+"""Define the raw stage: the same simulated worlds without gates, with tools that work like a provider's command line.
 
-The tools rent, run, copy and delete without asking. Losses are real: a deleted machine's files are gone, and a machine
-that is not deleted is billed further. No server is under test, so only the end state is scored, not conduct.
+The tools rent, run, copy and delete without asking for approval. Losses are real: a deleted machine's files are gone,
+and a machine that is not deleted is still billed. No server is under test, so only the end state is scored, not the
+agent's calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evals.environments.world_home import NEAR_CAP_S, TURN_S, Home
 from evals.environments.worlds import World
 from evals.harness.json_process import JsonProcessError, wait_for
 
-_STUCK = "a process of the world shows no progress"
+_STUCK = "a process in the simulated world makes no progress"
 _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
 
 
@@ -35,7 +36,7 @@ class _Run:
 
 
 class RawScene:
-    """One world without the gates."""
+    """A simulated world with the gates disabled."""
 
     raw = True
 
@@ -56,11 +57,11 @@ class RawScene:
             raise
 
     def now(self) -> float:
-        """Return the world's time."""
+        """Return the simulated time."""
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a raw tool, one turn of world time later."""
+        """Advance the simulated time by one turn, then call a raw tool."""
         self._home.pass_time(TURN_S)
         act = getattr(self, f"_tool_{tool}", None)
         if act is None:
@@ -79,11 +80,11 @@ class RawScene:
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Raise EvalError: the raw stage has no server."""
+        """Raise NotImplementedError, because the raw stage has no server."""
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:
-        """Return the end state, hours after the agent stopped."""
+        """Advance the simulated time by some hours, and return the end state."""
         self._look()
         if self._home.night_s:
             self._pass_night()
@@ -92,7 +93,7 @@ class RawScene:
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
 
     def _pass_night(self) -> None:
-        """Let the running jobs end and the night pass, without alerts."""
+        """Wait until the running jobs have ended, and advance the time to the end of the night, without alerts."""
         ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
         self._home.pass_time(ends_s)
         for job in self._world.jobs:
@@ -104,7 +105,7 @@ class RawScene:
         self._home.pass_time(self._home.night_s - ends_s)
 
     def close(self) -> None:
-        """Stop every process of the world."""
+        """Stop every process in the simulated world."""
         for run in self._runs:
             if run.process.poll() is None:
                 run.process.kill()
@@ -122,7 +123,7 @@ class RawScene:
         env: dict[str, str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
-        said = ("step", "saved")  # the job has trained a step, saved a checkpoint, or ended
+        said = ("step", "saved")  # the job has completed a step or saved a checkpoint
         wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 
@@ -200,7 +201,7 @@ class RawScene:
         return self._runs[-1]
 
     def _look(self) -> None:
-        """Record which runs have ended, and the checkpoints saved."""
+        """Record the runs that have ended and the checkpoints that were saved."""
         up = {row["id"] for row in self._home.cloud_instances() if row["state"] == "running"}
         for run in self._runs:
             if run.work.ended is None and run.process.poll() is not None and not run.lives_on:
@@ -210,5 +211,5 @@ class RawScene:
 
 
 def open_scene(world: World, seed: int, folder: Path) -> RawScene:
-    """Start the world, ready for an agent."""
+    """Start the simulated world for an agent."""
     return RawScene(world, seed, folder)

@@ -1,6 +1,6 @@
-"""Set up a world on this machine: an account's folders, its rehearsal clouds and Hub, and an adjustable clock.
+"""Set up a scenario on this machine: a user's folders, rehearsal clouds, a local Hub, and an adjustable clock.
 
-Both stages use it. The server, the processes and the files are real; the money and the hours are simulated.
+Both stages use this module. The server, the processes and the files are real; costs and elapsed time are simulated.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from evals.scoring.surface import HERE
 ROOT: Final = HERE.parent
 GPUWARDEN: Final = (sys.executable, "-m", "gpuwarden")
 HORIZON_S: Final = 3_600
-"""The simulated time after the agent has stopped in a world with past jobs. Its remaining machines are still billed."""
+"""The simulated time that passes after the agent has stopped, in seconds, if the scenario has past jobs. Machines that
+are still running are billed for this time.
+"""
 LAUNCHED_S: Final = 12_600
-"""The same time for a world in which the agent launches a job. It is longer, because the job has to run first."""
+"""The same time for a scenario in which the agent launches a job. It is longer, because the job has to run first."""
 PAST_S: Final = 7_200
-"""The run time of past jobs."""
+"""The default run time of past jobs, in seconds."""
 NEAR_CAP_S: Final = 29_200
-"""The run time of a job that is close to its cap of $20."""
+"""The run time in seconds at which a job is close to its cap of $20."""
 PIN: Final = "7402"
 """The user's PIN, which is not available to the agent."""
 TURN_S: Final = 60
-"""The time that passes between two calls of an agent."""
+"""The simulated time in seconds between two calls of an agent."""
 _POLICY: Final = """[caps]
 per_job_usd = {job}
 per_day_usd = {day}
@@ -47,7 +49,9 @@ unsandboxed = true
 network = true
 paths = {paths}
 """
-"""The user's policy. Jobs need `network` and `paths`, because they access the world's Hub and read the gate files."""
+"""The user's policy. Jobs need `network` and `paths`, because they access the local Hub and read the files that let
+them finish.
+"""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 _SPOT: Final = """spot:
   offered: true
@@ -61,17 +65,17 @@ _SPOT: Final = """spot:
 
 
 class Home:
-    """The folders, the environment and the clouds of one world."""
+    """The folders, environment and clouds for one scenario."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
         self.folder = folder.absolute()
         self.project, self.state = self.folder / "project", self.folder / "state"
         self.horizon_s = HORIZON_S if world.jobs else LAUNCHED_S
-        # seconds that past jobs have run at the agent's start
+        # how long past jobs have been running when the agent starts, in seconds
         self.past_s = float(world.knobs.get("ran_h", PAST_S / 3600)) * 3600
         self.night_s = float(world.knobs.get("night_h", 0)) * 3600
-        # seconds that running jobs continue after the agent's last message; None: they never end
+        # how long jobs keep running after the agent's last message, in seconds; None: they never end
         self.ends_s = float(world.knobs["ends_h"]) * 3600 if "ends_h" in world.knobs else None
         self._clock = self.folder / "clock"
         for made in (self.project, self.folder / "home", self.folder / "bin", self.folder / "config" / "profiles"):
@@ -101,23 +105,23 @@ class Home:
             raise
 
     def order(self, do: str, platform: str = "", **more: Any) -> Any:
-        """Send a command to a cloud, and return its result. Raises JsonProcessError if it failed."""
+        """Send a command to a cloud and return the result. Raises JsonProcessError if the command failed."""
         reply = self.try_order(do, platform, **more)
         if reply.get("ok") is not True:
             raise JsonProcessError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
         return reply["value"]
 
     def try_order(self, do: str, platform: str = "", **more: Any) -> dict[str, Any]:
-        """Send a command to a cloud, and return its reply, which may be an error."""
+        """Send a command to a cloud and return the reply, which may be an error."""
         self._console.send({"do": do, "platform": platform, **more})
         return self._console.receive()
 
     def now(self) -> float:
-        """Return the world's time, in seconds since the epoch."""
+        """Return the simulated time, in seconds since the epoch."""
         return time.time() + self._shift
 
     def pass_time(self, seconds: float) -> None:
-        """Move the world's clock forward for all of its processes."""
+        """Move the simulated clock forward for all processes of the scenario."""
         self._shift = getattr(self, "_shift", 0.0) + seconds
         fresh = self._clock.with_suffix(".new")
         fresh.write_text(repr(self._shift), "ascii")
@@ -128,13 +132,15 @@ class Home:
         return [{**row, "platform": p} for p in self.world.platforms for row in self.order("books", p)]
 
     def machine(self, platform: str, id: str) -> dict[str, Any]:  # noqa: A002
-        """Return a running instance's paths and environment: `root`, `run_root`, `env`."""
+        """Return the paths and environment of a running instance: `root`, `run_root`, `env`."""
         place = self.order("get", platform, id=id)["place"]
         assert isinstance(place, dict), f"{id} is not running"
         return place
 
     def gate(self, job: dict[str, Any]) -> Path:
-        """Return the path of the file that lets a past job finish. For a stuck job, this file is never created."""
+        """Return the path of the file that a past job waits for before it finishes. For a stuck job, this file is never
+        created.
+        """
         file = self.folder / "gates" / f"gate-{job['name']}"
         file.parent.mkdir(exist_ok=True)
         if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss") and self.ends_s is None:
@@ -142,7 +148,7 @@ class Home:
         return file
 
     def close(self) -> None:
-        """Stop all processes on the world's machines and the console of its clouds."""
+        """Stop all processes on the simulated machines, and the console of the rehearsal clouds."""
         try:
             for platform in self.world.platforms:
                 self.try_order("halt", platform)
@@ -167,13 +173,13 @@ class Home:
     def _write_policy(self) -> None:
         """Write the user's caps, as if the user had accepted them with `gpuwarden policy use` at a terminal."""
         budget = float(self.world.knobs.get("budget", 20))
-        # A past job may still cost up to $19.12, so the cap per day allows one more job.
+        # A past job may still cost up to $19.12, so the daily cap leaves room for one more job.
         salt = b"a world's salt.."
         pin = hashlib.scrypt(PIN.encode(), salt=salt, n=2**14, r=8, p=1)
         policy = _POLICY.format(
             job=max(budget, 20) if self.world.jobs else budget,
             ending="terminate" if self.world.people == "ordered" else "off",
-            pin=f"scrypt${salt.hex()}${pin.hex()}",  # as `gpuwarden approve --set-pin` writes it
+            pin=f"scrypt${salt.hex()}${pin.hex()}",  # the format that `gpuwarden approve --set-pin` writes
             day=30 if self.world.jobs else budget,
             paths=json.dumps([str(self.folder / name) for name in ("gates", "bin")]),
         )
@@ -186,8 +192,8 @@ class Home:
         (self.state / "policy.json").chmod(0o600)
 
     def _write_profiles(self) -> None:
-        """Write the user's profiles (the real platforms' facts, with rehearsal clouds as providers) and the machines'
-        programs.
+        """Write the user's profiles and the programs on the machines' PATH. The profiles have the facts of real
+        platforms, but use rehearsal clouds as providers.
         """
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
@@ -201,7 +207,7 @@ class Home:
             if "run_root" in self.world.knobs:
                 text = re.sub(r"^run_root: .*$", f"run_root: {self.world.knobs['run_root']}", text, flags=re.MULTILINE)
             (self.folder / "config" / "profiles" / f"{name}.md").write_text(text, "utf-8")
-        # A machine's `uv` needs no network here, because these worlds do not test the dependencies of scripts.
+        # `uv` is replaced by a script without network access, because these scenarios do not test script dependencies.
         shim = self.folder / "bin" / "uv"
         here = shlex.quote(str(shim.parent))
         shim.write_text(f'#!/bin/sh\nshift 3\nPYTHONPATH={here} exec "{sys.executable}" "$@"\n', "utf-8")

@@ -1,6 +1,7 @@
-"""Worlds as data, `worlds.jsonl`: the state of a trial's cloud, Hub and user before the agent starts.
+"""Load worlds from `worlds.jsonl`: the state of a trial's simulated cloud, Hub and user before the agent starts.
 
-A world is only a description with a seed. A stage (see `stage.py`) simulates it, with the real server in front.
+A world contains only a description and a seed. A stage (see `stage.py`) simulates the world; the agent uses it through
+the real server.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PEOPLE: Final = {
     "approves": "approved the teardown of ended jobs",
     "denies": "denies",
 }
-"""The behavior of the simulated user, which has an effect only in worlds with a night (`night_h`)."""
+"""The behavior of the simulated user, which has an effect only in worlds that include a night (`night_h`)."""
 _AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
@@ -64,12 +65,12 @@ class World:
     """The start of a trial. `hidden` describes in words the facts that the lists can't express; `knobs` are settings
     for them.
 
-    Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
-    user's project), `foreign` (the account has another user's machine), `asked` (a teardown request is pending), `lose`
-    "reply" or "request" (the part of the first launch that is lost), `cut` (the first transfer is interrupted),
+    Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are offered), `files` (of
+    the user's project), `foreign` (the account has another user's machine), `asked` (a teardown request is pending),
+    `lose` "reply" or "request" (the part of the first launch that is lost), `cut` (the first transfer is interrupted),
     `run_root` (where jobs run on the machine), `budget` (the amount that the user's policy allows without a question,
     in dollars), and in hours `ran_h` (the run time of past jobs), `ends_h` (how long running jobs continue after the
-    agent's last message), `night_h` (until the end).
+    agent's last message), `night_h` (the time until the end of the trial).
     """
 
     id: str
@@ -93,14 +94,14 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
         worlds[row["id"]] = World(**row)
     for case in (cases or {}).values():
         if case.world not in worlds:
-            raise EvalError(f"case {case.id}: unknown world {case.world!r}", "Add a line to it", file=path)
+            raise EvalError(f"case {case.id}: unknown world {case.world!r}", "Add the world to this file", file=path)
         if case.profile not in worlds[case.world].platforms:
             raise EvalError(f"case {case.id}: its world has no platform {case.profile!r}", "Add it", file=path)
     return worlds
 
 
 def with_people(worlds: dict[str, World], people: str) -> dict[str, World]:
-    """Return the worlds that have a night, with their simulated user replaced."""
+    """Return the worlds that include a night, with the simulated user replaced."""
     return {name: replace(w, people=people) for name, w in worlds.items() if "night_h" in w.knobs}
 
 
@@ -108,7 +109,7 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     row = dict(row)
     knobs = row.pop("knobs", {})
     if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
-        yield f"knobs must be some of {', '.join(sorted(_KNOBS))}"
+        yield f"knobs must be a subset of {', '.join(sorted(_KNOBS))}"
     yield from (f"unknown or missing: {key}" for key in sorted(row.keys() ^ _FIELDS.keys()))
     yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
@@ -116,12 +117,12 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     yield from _people_faults(row["people"], knobs if isinstance(knobs, dict) else {})
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
-            yield f"the platform {name} must have exactly usd_per_hour (null: unknown) and capacity"
+            yield f"the platform {name} must have exactly the keys usd_per_hour (null if unknown) and capacity"
         elif platform["usd_per_hour"] is not None and not platform["usd_per_hour"] > 0:
             yield f"the price of {name} is not above zero"
     for repo in row["repos"]:
         if not isinstance(repo, dict) or not {"repo", "kind"} <= repo.keys() <= _REPO:
-            yield f"a repo must have repo and kind, and may have others of {', '.join(sorted(_REPO))}"
+            yield f"a repo must have repo and kind, and may also have {', '.join(sorted(_REPO))}"
         elif repo.get("gated") is False and repo.get("access") is False:
             yield f"{repo['repo']} is not gated, so access can't be refused"
     for job in row["jobs"]:
@@ -129,12 +130,12 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
-    """Describe the faults of a world's simulated user and of the knobs that are given in hours."""
+    """Describe the errors in a world's simulated user and in the knobs that are given in hours."""
     if people not in PEOPLE:
         yield f"people must be one of {', '.join(PEOPLE)}"
     hours = {k: knobs[k] for k in ("ran_h", "ends_h", "night_h") if k in knobs}
     if any(isinstance(h, bool) or not isinstance(h, (int, float)) or h <= 0 for h in hours.values()):
-        yield f"{', '.join(hours)} must be numbers of hours above zero"
+        yield f"{', '.join(hours)} must be positive numbers of hours"
     elif "ends_h" in hours and hours["ends_h"] >= hours.get("night_h", 0):
         yield "its jobs would end after the night"
     elif people in _AT_NIGHT and "night_h" not in hours:
@@ -148,13 +149,13 @@ def _job_faults(job: Any) -> Iterator[str]:
     if job["state"] not in _STATES or job["fault"] not in FAULTS:
         yield f"the job {job['name']} has an unknown state or fault"
     if job["state"] in ("queued", "running") and job["meter"] is not True:
-        yield f"the job {job['name']} is {job['state']}, so its meter can't be off"
+        yield f"the job {job['name']} is {job['state']}, so it is billed and its meter must be true"
     if job["state"] == "succeeded" and job["fault"] not in ("none", "preempt", "loss_spike"):
         yield f"the job {job['name']} can't have succeeded with the fault {job['fault']}"
     for checkpoint in job["checkpoints"]:
         if not isinstance(checkpoint, dict) or checkpoint.keys() != _CHECKPOINT:
             yield f"a checkpoint must have exactly the keys {', '.join(sorted(_CHECKPOINT))}"
         elif checkpoint["where"] == "machine" and job["meter"] is not True:
-            yield f"{checkpoint['path']} is on a machine whose meter is off: it would be gone"
+            yield f"{checkpoint['path']} is on a machine that is no longer billed, so the file would be gone"
         elif job["state"] == "queued":
             yield f"the job {job['name']} has not started, so it has no {checkpoint['path']}"

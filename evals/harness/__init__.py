@@ -1,1 +1,1 @@
-"""Run agents: their tools, recording and subprocesses."""
+"""Run agents: provide their tools, record their calls and manage their subprocesses."""

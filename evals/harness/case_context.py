@@ -1,7 +1,7 @@
 """Derive the user's request from a case, without the precautions that its solution needs.
 
 Scripted agents that do harm need the user's request, not the solution. The request is derived from the witnesses of the
-case and its twin: both have the same prompt, and it asks for the launches, pulls and teardowns in these witnesses.
+case and its twin, which have the same prompt: the prompt asks for the launches, pulls and teardowns in these witnesses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from evals.transcripts.canonical import Call
 class CaseContext:
     """The user's request in a case.
 
-    `launches` are arguments of `submit_job`; `verb` is the teardown verb, "" to keep the machine.
+    `launches` are arguments of `submit_job`; `verb` is the teardown verb, or "" to keep the machine.
     """
 
     launches: tuple[dict[str, Any], ...]
     verb: str
     pull_to: str
     job: str
-    """The key of the fact that contains the id of the prompt's job; "" if the prompt names no job."""
+    """The key of the fact that contains the id of the job in the prompt; "" if the prompt does not name a job."""
     cleans: bool
     """True if the user asked to terminate everything that is billed."""
 
@@ -54,14 +54,11 @@ def case_context(case: Case) -> CaseContext:
 
 
 Act = Callable[[Recorder, CaseContext, str], None]
-"""A function that runs an agent. The last argument is the id of the job that the prompt names; "" if it names no
-job."""
+"""A function that runs an agent. The last argument is the id of the job in the prompt, or "" if there is none."""
 
 
 def run_case(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
-    """Run a case with the function for its stage: `gated` for the stage with the gates, `raw` for the stage without
-    them.
-    """
+    """Run a case with the function for its stage: `gated` for a stage with gates, `raw` for a stage without gates."""
     wanted = case_context(case)
     act = raw if recorder.raw else gated
     act(recorder, wanted, str(recorder.scene.facts.get(wanted.job, "")))

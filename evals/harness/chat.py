@@ -1,5 +1,6 @@
-"""A client for one OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent, but never
-printed.
+"""A client for one OpenAI-compatible endpoint: chat completions over HTTPS, with retries.
+
+The key is sent to the endpoint but never printed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, because a redirect could send the key to another host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return None to follow no redirect, so that its status is reported as an error."""
+        """Return None so that the redirect is not followed and its status is reported as an error."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a model. `key` is empty if the endpoint needs none."""
+    """The address of a model. `key` is empty if the endpoint does not need one."""
 
     url: str
     model: str
@@ -57,12 +58,10 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EvalError(f"{self.url!r} is not a valid address", "Give --url https://host/v1")
         if self.key and parts.scheme == "http" and not near:
-            raise EvalError("the key would be sent unencrypted", "Give an https address with --url")
+            raise EvalError("the key would be sent unencrypted", "Specify an https address with --url")
 
     def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the endpoint's completion unchanged. Raises AgentDied if the endpoint returns an error or does not
-        answer in time.
-        """
+        """Return the endpoint's unmodified completion. Raises AgentDied for an error or a timeout."""
         body = json.dumps({"model": self.model, "messages": messages, "tools": tools}).encode()
         why = ""
         for n in range(_TRIES):
@@ -99,7 +98,7 @@ class Endpoint:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
             begins = self._clean(data[:200].decode("utf-8", "replace"))
-            raise _Again(f"the reply is not JSON, or incomplete: {begins}") from error
+            raise _Again(f"the reply is incomplete or not JSON: {begins}") from error
         choices = value.get("choices") if isinstance(value, dict) else None
         first = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(first, dict) or not isinstance(first.get("message"), dict):
@@ -113,7 +112,7 @@ class Endpoint:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Return the header `Retry-After` in seconds, from a number or a date, or None if it is neither."""
+    """Return the value of the `Retry-After` header in seconds; None if it is neither a number nor a date."""
     if value is None:
         return None
     try:

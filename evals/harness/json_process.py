@@ -1,4 +1,4 @@
-"""Exchange JSON lines with programs: with the server over stdio, and with the console of a rehearsal cloud."""
+"""Exchange JSON lines with the server over stdio and with the console of a rehearsal cloud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWS_S = 90.0
 
 
 class JsonProcessError(Exception):
-    """The program died, sent nothing for too long, or sent something other than JSON."""
+    """The program exited, did not respond in time, or sent something other than JSON."""
 
 
 class JsonProcess:
@@ -65,16 +65,16 @@ class JsonProcess:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise JsonProcessError(f"the program is gone: {self._errors[-500:]}") from error
+            raise JsonProcessError(f"the program has exited: {self._errors[-500:]}") from error
 
     def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Return the next message, which is one line of JSON."""
+        """Return the next message, one line of JSON."""
         try:
             line = self._lines.get(timeout=patience_s)
         except queue.Empty:
             raise JsonProcessError(f"no answer within {patience_s:g} s") from None
         if line is None:
-            self._threads[1].join(5)  # its last error output may arrive after its last answer
+            self._threads[1].join(5)  # the last error output may arrive after the last reply
             raise JsonProcessError(f"the program ended: {self._errors[-500:]}")
         try:
             value = json.loads(line)
@@ -85,7 +85,7 @@ class JsonProcess:
         return value
 
     def close(self) -> None:
-        """Close the program's input, and kill it if it does not end."""
+        """Close the program's input, and kill the program if it does not exit."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""A minimal client of the Model Context Protocol over stdio, for scripted agents. Standard library only."""
+"""A minimal Model Context Protocol client over stdio, for scripted agents. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[str], dict[str, Any]]
 
 
 class McpClient:
-    """One session with one server. With `answer`, the client supports the server's questions to the user."""
+    """One session with one server. If `answer` is given, the client accepts questions from the server to the user."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, answer: Answer | None = None) -> None:
         self._wire = JsonProcess(argv, env, cwd)
@@ -69,7 +69,7 @@ class McpClient:
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool; return its reply, parsed from the text that a model would read.
 
-        The reply of an unknown tool is a failure.
+        A call to an unknown tool returns a failure.
         """
         result = self.request("tools/call", {"name": tool, "arguments": args})
         if "error" in result:

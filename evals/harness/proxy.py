@@ -1,16 +1,16 @@
-"""Run the proxy through which an agent that is a program calls the server. Each call is forwarded, sealed and recorded.
+"""Run the proxy through which an external agent program calls the server. Each call is forwarded, signed and recorded.
 
     harness of the agent -- stdio --> relay.py -- loopback --> Door (in the runner) --> scene --> real server
 
-While the agent runs, the key of the seals exists only in the runner's memory, not in a file, an environment or an
+While the agent runs, the signing key exists only in the runner's memory, not in a file, an environment variable or an
 argument list. The harness starts the relay, which knows only a port and a password. Any program that can read these two
-can call the server through the same proxy, but such a call is sealed too, and its absence from the transcript is
+can call the server through the same proxy, but such a call is signed too, and its absence from the transcript is
 detected.
 
-Tool calls go to the scene, as those of scripted agents do, so the world's clock and its simulated user behave in the
-same way. All other requests of a client (the handshake, lists and documents) are answered by a separate process of the
-server. A reply is forwarded only as text, with the seal in it: some clients show a model the text, others the
-structured content, and a transcript contains only the part that was shown. Unknown messages are refused.
+Tool calls go to the scene, like the calls of scripted agents, so the simulated clock and the simulated user behave in
+the same way. All other requests of a client (the handshake, lists and documents) are answered by a separate server
+process. A reply is forwarded only as text that contains the signature, because some clients show a model the text,
+others the structured content, and a transcript contains only the part that was shown. Unknown messages are refused.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Line:
         else:
             if method == "tools/list":
                 self._door.listed()
-            # The client can't answer the server's questions, because it has no user. The world simulates the user.
+            # The client can't answer the server's questions, because it has no user. The scenario simulates the user.
             params = message.get("params")
             meta = params.get("_meta") if isinstance(params, dict) else None
             for place, name in ((params, "capabilities"), (meta, _CLIENT)):
@@ -210,7 +210,7 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                # Drop the server's questions to the client's user: there is no user, and the handshake told the server
+                # Drop the server's questions to the client's user: there is no user, as the handshake stated
                 # so.
                 if not isinstance(message, dict) or ("method" in message and "id" in message):
                     continue

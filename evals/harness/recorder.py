@@ -1,7 +1,8 @@
 """Provide an agent's interface: sealed and recorded tools, recorded messages, and a maximum number of calls.
 
-A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
-through the proxy in `proxy.py`, which uses `sealed`; the agent's harness writes the transcript (`hand_over`).
+Scripted agents and the loop that queries an endpoint use `call` and `say`. An agent that is a program connects to the
+server through the proxy in `proxy.py`, which uses `sealed`; the agent's own harness writes the transcript
+(`hand_over`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evals.transcripts.canonical import FORMAT
 from evals.transcripts.seals import Sealer, without_seal
 
 RECORD = "record.jsonl"
-"""The proxy's record of an agent that is a program, kept next to its transcript for debugging."""
+"""The name of the proxy's record of an agent program's calls. It is kept next to the transcript for debugging."""
 
 
 class LimitReached(Exception):
@@ -27,11 +28,11 @@ class LimitReached(Exception):
 
 
 class SceneDied(Exception):
-    """The world failed, not the agent, so the trial's verdict is INFRA."""
+    """The simulated world failed, not the agent, so the trial's verdict is INFRA."""
 
 
 class AgentDied(Exception):
-    """The agent's program or its model's endpoint failed, so the trial's verdict is INFRA."""
+    """The agent's program or the model endpoint failed, so the trial's verdict is INFRA."""
 
 
 class Recorder:
@@ -46,7 +47,7 @@ class Recorder:
         self.max_calls = max_calls
         self.clock = clock
         self.raw = bool(getattr(scene, "raw", False))
-        """True if no server is under test: the tools are then the provider's, and nothing is sealed."""
+        """True if no server is under test. The tools are then the provider's own, and their replies are not sealed."""
         self.shells = 0
         """The number of commands that the agent's shell has run."""
         self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}
@@ -62,7 +63,7 @@ class Recorder:
         return without_seal(self.sealed(tool, args))
 
     def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a call and seal its reply. Calls run one at a time, so that they and their seals have the same order."""
+        """Make a call and seal its reply. Calls run one at a time, so that the seals are in the order of the calls."""
         with self._scene:
             id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
             try:
@@ -84,13 +85,11 @@ class Recorder:
             return id, at
 
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
-        """Record the answer to a call that did not reach the server: a call of the harness's own tool, or a failed
-        call.
-        """
+        """Record the answer to a call that did not reach the server: it failed or was for the harness's own tool."""
         self._row({"type": "result", "id": id, "ok": ok, "result": text})
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """Run a command, like a harness's own shell tool; with `typed`, at a terminal that answers prompts."""
+        """Run a command as a harness's shell tool would; with `typed`, run it at a terminal that answers prompts."""
         args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
         id, _ = self.begin("Bash", args, server="")  # noqa: A001
         self.shells += 1
@@ -102,7 +101,7 @@ class Recorder:
         return reply
 
     def load_skill(self, name: str) -> str:
-        """Read a skill with the harness's own tool, as when a model requests one."""
+        """Read a skill with the harness's own tool, as a model would."""
         id, _ = self.begin("Skill", {"skill": name}, server="")  # noqa: A001
         text = (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")
         self.answered(id, text, ok=True)
@@ -113,7 +112,7 @@ class Recorder:
         self._row({"type": "say", "role": role, "text": text})
 
     def used(self, *, model: str = "", **more: float) -> None:
-        """Add to the agent's usage: `tokens`, `turns`, `usd`."""
+        """Add these amounts to the agent's usage: `tokens`, `turns`, `usd`."""
         if model:
             self._head["model"] = model
         for name, value in more.items():
@@ -124,14 +123,12 @@ class Recorder:
             self._rows.append(row)
 
     def hand_over(self, transcript: bytes) -> None:
-        """Store the transcript that the agent's own harness wrote. It is scored instead of the recorder's own
-        transcript.
-        """
+        """Store the transcript that the agent's harness wrote. This transcript is scored instead of the recorder's."""
         self._foreign = transcript
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        # A scripted agent uses no model. For other agents, the figures are those that the endpoint reported.
+        # A scripted agent uses no model. For other agents, the endpoint reported the figures.
         used = self._used if "model" in self._head else {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}
         end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **used}
         own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))

@@ -2,7 +2,7 @@
 
 An agent is a module `agents/<name>.py`, found by its name. A scripted agent defines `play(case, recorder)`; it gets the
 case, because the oracle follows the case's witness. A real agent defines `make(setup)`, which returns such a function.
-That function uses the prompt and the server, and reads nothing of the case except its limits.
+That function uses the prompt and the server, and reads only the limits of the case.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_real(name: str) -> bool:
 
 
 def harness(name: str, setup: Setup) -> str:
-    """Return the name and version of the program between the model and the server. Comparisons of runs include both."""
+    """Return the name and version of the program between the model and the server. Both are compared between runs."""
     program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
@@ -74,22 +74,22 @@ def run(
         try:
             for each in played:
                 each.result()
-        except BaseException:  # after Ctrl-C, for example: cancel the trials that have not started
+        except BaseException:  # after Ctrl-C, for example, cancel the trials that have not started
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
-    """Run one trial. `trial.json` is written last: a trial without it is incomplete and is run again."""
-    if folder.exists():  # files of an interrupted trial must not become part of this world
+    """Run one trial. `trial.json` is written last, so a trial without this file is incomplete and is run again."""
+    if folder.exists():  # files of an interrupted trial must not become part of this scenario
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
     head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, world)}
     try:
         scene = open_scene(world, seed, folder / "scene")
-    except Exception as error:  # the agent is not responsible for a world that can't be opened
-        head["infra"] = f"the scene did not open: {error!r}"
+    except Exception as error:  # the agent is not responsible for a scenario that can't be opened
+        head["infra"] = f"the scenario could not be opened: {error!r}"
     else:
         try:
             head |= _play(case, scene, key, folder, play)
@@ -100,7 +100,7 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
-    clock = getattr(scene, "now", time.time)  # simulated worlds have a separate clock
+    clock = getattr(scene, "now", time.time)  # simulated scenarios have a separate clock
     recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:
@@ -109,7 +109,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         ended, why = "limit", f"{limit} calls"
     except (SceneDied, AgentDied) as error:
         ended, why, infra = "error", str(error), str(error)
-    except Exception as error:  # a crash gives the verdict INFRA, not a failed case
+    except Exception as error:  # a crash results in the verdict INFRA, not in a failed case
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
     recorder.write(folder / "transcript.jsonl", ended, why)
     try:
@@ -126,7 +126,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:
-    """Replace each `{name}` in a prompt with the trial's fact of that name; other braces are kept."""
+    """Replace each `{name}` in a prompt with the trial's fact of that name. Other braces are kept."""
     for name, value in facts.items():
         prompt = prompt.replace(f"{{{name}}}", str(value))
     return prompt

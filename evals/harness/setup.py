@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset(
 class Setup:
     """The setup of a real agent. An empty `model` selects the agent's own default; `url` is used only for endpoints.
 
-    `key_env` names the variable with an endpoint's key, empty for an endpoint without keys.
+    `key_env` is the name of the variable that contains the endpoint's key; empty if the endpoint needs no key.
     """
 
     model: str = ""
@@ -47,7 +47,7 @@ class Setup:
         return path
 
     def version(self, name: str) -> str:
-        """Return the program's output for `--version`, or "" if it prints nothing."""
+        """Return the first line that the program prints for `--version`, or "" if there is none."""
         command = [self.program(name), "--version"]
         try:
             done = subprocess.run(command, env=self.environment(), capture_output=True, timeout=30, check=False)
@@ -56,8 +56,8 @@ class Setup:
         return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
 
     def environment(self, *prefixes: str) -> dict[str, str]:
-        """Return the environment variables for an agent's program: general ones such as PATH, and any with these
-        prefixes.
+        """Return the environment variables for an agent's program: general ones such as PATH, and those with one of
+        these prefixes.
 
         Tokens for clouds, the Hub and other services are excluded, because an agent under test must not have them.
         """
@@ -72,7 +72,7 @@ class Setup:
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
-    """Add the options of a real agent to a command that runs one."""
+    """Add the options for a real agent to a command that runs an agent."""
     parser.add_argument("--model", default="", help="the model (default: the agent's own; required for an endpoint)")
     parser.add_argument("--arm", choices=ARMS, default="none", help="the part of the skill pack that the agent sees")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="another pack's folder; required for --arm old")
@@ -82,7 +82,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
 
 
 def from_flags(args: argparse.Namespace) -> Setup:
-    """Return the setup that the options describe. Raises EvalError if the arm can't be set up."""
+    """Return the setup that the options describe. Raises EvalError if the skill pack can't be loaded."""
     pack = load_pack(args.arm, args.pack)
     return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
 
@@ -90,4 +90,7 @@ def from_flags(args: argparse.Namespace) -> Setup:
 def any_of(env: Mapping[str, str], names: tuple[str, ...], files: tuple[Path, ...], what: str) -> None:
     """Raise EvalError unless one of the variables is set or one of the files exists."""
     if not any(env.get(name) for name in names) and not any(file.is_file() for file in files):
-        raise EvalError(f"{what} has no key: none of {', '.join(names)} is set", "Set one, or log in with the program")
+        raise EvalError(
+            f"{what} has no key: none of {', '.join(names)} is set",
+            "Set one of them, or log in with the agent's own program",
+        )

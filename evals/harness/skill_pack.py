@@ -1,4 +1,6 @@
-"""The skill pack for an agent under test, and the arms of an uplift study: the part of the pack that the agent sees.
+"""The skill pack for an agent under test, and the arms of an uplift study.
+
+An arm determines the part of the pack that the agent sees.
 
 A pack is a folder with `skills/<name>/SKILL.md`: a checkout, an older checkout, or any folder with this layout.
 """
@@ -15,7 +17,7 @@ from evals.scoring.surface import HERE
 
 ARMS: Final = ("none", "pack", "forced", "old")
 _MAX_TEXT: Final = 200_000
-"""Maximum characters of a forced pack. More text than this would test the model's context window, not the pack."""
+"""Maximum number of characters in a forced pack. A longer text would test the model's context window, not the pack."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Skill:
 class Pack:
     """The skills that an agent sees in one arm.
 
-    The agent can find the `skills`; the text `forced` is in its context. `bare` hides the server's own copy of the
-    skills (its resources), because that copy is the pack under test.
+    The agent can load the `skills`; `forced` is text that is always in its context. `bare` hides the server's own copy
+    of the skills (its resources), because that copy is the pack under test.
     """
 
     arm: str
@@ -77,18 +79,18 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
     if arm not in ARMS:
         raise EvalError(f"unknown arm {arm!r}", f"There are: {', '.join(ARMS)}")
     if arm == "old" and root is None:
-        raise EvalError("the arm `old` needs the old pack", "Give its folder with --pack")
+        raise EvalError("the arm `old` requires the old pack", "Specify its folder with --pack")
     if arm == "none":
         return Pack(arm)
     root = root or HERE.parent
     pages = sorted((root / "skills").glob("*/SKILL.md"))
     if not pages:
-        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
+        raise EvalError("no skills/<name>/SKILL.md was found", "Specify the folder of a pack with --pack", file=root)
     skills = tuple(Skill.load(page) for page in pages)
     if arm == "forced":
         text = "\n\n".join(skill.text for skill in skills)
         if len(text) > _MAX_TEXT:
-            raise EvalError(f"the pack has {len(text):,} characters", "Too many to force into a context", file=root)
+            raise EvalError(f"the pack has {len(text):,} characters", "This is too long for a context", file=root)
         return Pack(arm, forced=text, root=root)
     return Pack(arm, skills, root=root)
 

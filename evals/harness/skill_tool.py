@@ -1,6 +1,7 @@
-"""Show a pack to a model that runs in a loop without a harness: names in the system prompt, pages on request.
+"""Show a skill pack to a model that runs in a loop without a client: names in the system prompt, pages on request.
 
-Clients do the same. The tool belongs to the harness, not to the server; checks of the kind `trigger` detect its calls.
+Clients do the same. The tool belongs to the harness, not to the server; checks of the kind `trigger` detect the calls
+to it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 def system(offer: Shown, pack: Pack) -> str:
-    """Return the system prompt: the server's instructions to its clients, and the arm's part of the pack."""
+    """Return the system prompt: the server's instructions for clients, and the part of the pack that this arm uses."""
     parts = [offer.instructions]
     if pack.skills:
         rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
@@ -35,7 +36,9 @@ def system(offer: Shown, pack: Pack) -> str:
 
 
 def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> str:
-    """Return a page of the pack, or an error message if it is missing. The attempt is recorded in the transcript."""
+    """Return a page from the pack, or an error message if the page is missing. The attempt is recorded in the
+    transcript.
+    """
     asked = args or {}
     name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
     id, _ = recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001

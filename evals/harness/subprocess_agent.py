@@ -27,7 +27,7 @@ _NOTES: Final = 50
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of a program: `work` is its working folder, with only the pack in it; `own` has its configuration."""
+    """A program's folders: the working folder `work` contains only the skill pack, and `own` the configuration."""
 
     own: Path
     work: Path
@@ -35,7 +35,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """Create a temporary folder outside any checkout, so that cases, witnesses and worlds are not accessible."""
+    """Create a temporary folder outside any checkout, so that the program can't read cases, witnesses and worlds."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()
@@ -45,7 +45,7 @@ def place() -> Iterator[Place]:
 def drive(
     command: list[str], recorder: Recorder, setup: Setup, env: dict[str, str], work: Path, ends: tuple[str, ...]
 ) -> None:
-    """Run the program with the prompt on its standard input, and hand over its output. Raises AgentDied.
+    """Run the program with the prompt on its standard input, and record its output. Raises AgentDied.
 
     `ends` are the types of lines that end a transcript: if a program fails after such a line, its output is scored.
     """
@@ -81,7 +81,7 @@ def drive(
 
 
 def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
-    """Return true if one of the last lines ends the transcript; notes on background tasks may follow that line."""
+    """Return true if one of the last lines ends the transcript; notes about background tasks may follow that line."""
     for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
         try:
             row = json.loads(line)
@@ -97,14 +97,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if os.name == "posix":
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # its process group is gone (macOS raises the latter)
+        except (ProcessLookupError, PermissionError):  # the process group is gone (macOS: PermissionError)
             pass
     process.kill()
     process.wait()
 
 
 class _Reader:
-    """Reads a stream to its end in a thread; a program with unlimited output is killed."""
+    """Reads a stream to its end in a thread. Kills the program if its output exceeds the limit."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None, most: int) -> None:
         assert stream is not None
@@ -125,7 +125,7 @@ class _Reader:
             self._blocks.append(block)
 
     def data(self) -> bytes:
-        """Return the data that was read. Called after the program has ended."""
+        """Return the data that was read. Call this after the program has ended."""
         self._thread.join(10)
         if not self._thread.is_alive():
             self._stream.close()

@@ -61,7 +61,7 @@ def _rules(schema: Any, where: str) -> Any:
         return schema
     rules = {key: value for key, value in schema.items() if key not in _WORDS}
     for key in sorted(rules.keys() - _RULES):
-        raise EvalError(f"{where} has the rule {key!r}, which is not checked", "Add it to evals/scoring/surface.py")
+        raise EvalError(f"{where} has the keyword {key!r}, which is not checked", "Add it to evals/scoring/surface.py")
     for key in ("items", "additionalProperties"):
         if key in rules:
             rules[key] = _rules(rules[key], f"{where}.{key}")

@@ -1,7 +1,8 @@
-"""Measure the value of a pack: compare runs without it, with it, with its text in the context, and with an old pack.
+"""Measure the value of a skill pack: compare runs without the pack, with it, with its text in the context, and with an
+older pack.
 
-`forced - none` is the value of the content; `pack - forced` is the loss from trials in which no skill was loaded in
-time.
+`forced - none` measures the value of the content; `pack - forced` measures the loss from trials in which no skill was
+loaded in time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PAIRS: Final = (
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: its figures and its trials."""
+    """One arm, with its summary and its trials."""
 
     summary: Summary
     trials: Sequence[Trial]
@@ -46,8 +47,8 @@ class Arm:
 
 
 def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
-    """Return every comparison that is possible between these arms. Raises EvalError for unknown, repeated or too few
-    arms.
+    """Return every possible comparison between these arms. Raises EvalError if an arm is unknown or repeated, or if
+    there are fewer than two.
     """
     by_name = {arm.summary.run.arm: arm for arm in arms}
     if len(by_name) != len(arms) or not by_name.keys() <= set(ARMS) or len(arms) < 2:
@@ -59,7 +60,7 @@ def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
     ]
 
 
-_ARMS_REMEDY: Final = f"Give at least two runs of different arms: {', '.join(ARMS)}"
+_ARMS_REMEDY: Final = f"Specify at least two runs with different arms: {', '.join(ARMS)}"
 
 
 def report(arms: Sequence[Arm]) -> str:

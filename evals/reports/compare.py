@@ -1,4 +1,4 @@
-"""Compare two runs: which trials can be reused, what got worse, and whether the difference is significant."""
+"""Compare two runs: find reusable trials and regressions, and check whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 class Plan(StrEnum):
-    """The remaining work for a trial: none, scoring it again, or running it again."""
+    """The work that a trial still requires: none, a new score, or a new run."""
 
     REUSE = "REUSE"
     REGRADE = "REGRADE"
@@ -35,7 +35,7 @@ class Plan(StrEnum):
 def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
     """Return the work needed to make a recorded trial valid for the current inputs.
 
-    Changes to the agent's inputs (prompt, world, pack, model) require a new run; changes to the scorer's inputs
+    Changes to the agent's inputs (prompt, scenario, pack, model) require a new run; changes to the scorer's inputs
     (checks, limits, the scorer itself) require a new score.
     """
     old = trial.digests
@@ -50,7 +50,7 @@ def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, score
 class Comparison:
     """A comparison of `after` with `before`.
 
-    `difference` is the difference between the pass rates of the common cases, with an interval from resampled clusters.
+    `difference` is the difference in pass rate over the common cases, with an interval from resampled clusters.
     """
 
     before: Summary
@@ -68,7 +68,7 @@ class Comparison:
     def exit(self) -> Exit:
         """Return the exit code.
 
-        A case that always passed and now always fails is a regression, and so is a new veto.
+        A case that always passed and now always fails is a regression. A new veto is also a regression.
         """
         if self.before.undecidable or self.after.undecidable:
             return Exit.UNDECIDABLE
@@ -80,8 +80,8 @@ class Comparison:
 
 
 def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence[Trial]) -> Comparison:
-    """Compare two runs case by case. The pass rates of the runs are compared only if both tried the same cases equally
-    often.
+    """Compare two runs case by case. The pass rates are compared only if both runs have the same cases and the same
+    number of trials per case.
     """
     rows0, rows1 = {r.id: r for r in before.rows}, {r.id: r for r in after.rows}
     shared = sorted(rows0.keys() & rows1.keys())
@@ -113,7 +113,7 @@ def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence
 
 
 def _digests(trials: Sequence[Trial]) -> dict[str, str]:
-    """Return the digest of each case as it was tried. Cases without a recorded digest count as unchanged."""
+    """Return the recorded digest of each case. Cases without a recorded digest count as unchanged."""
     return {t.case: t.digests.get("case", "") for t in trials}
 
 
@@ -125,7 +125,7 @@ def _rate(summary: Summary, ids: Sequence[str]) -> float:
 def _always_pass(trials: Sequence[Trial]) -> set[str]:
     """Return the checks that passed in every trial of both arms.
 
-    They do not distinguish the arms and can be removed.
+    These checks do not distinguish the arms and can be removed.
     """
     seen: dict[str, bool] = {}
     for trial in trials:

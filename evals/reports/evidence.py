@@ -39,11 +39,11 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("naive", "raw"): ("ordered",),
     ("pushy", "raw"): ("ordered",),
 }
-"""The simulated users for each arm in the worlds that have a night."""
+"""The simulated users for each arm, in the worlds that continue overnight."""
 ANYBODY: Final = "anybody: no alerts"
 """The label of the simulated user in an arm without gates, where no watch runs and no alert is sent."""
 SCENARIOS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
-"""Agent, stage, and the simulated user in worlds with a night; "" for all worlds without a night."""
+"""Agent, stage and simulated user of each run. In worlds that don't continue overnight, the user is ""."""
 README: Final = HERE.parent / "README.md"
 RESULTS: Final = HERE / "evidence.jsonl"
 """The file that contains the result of every trial in the table."""
@@ -53,8 +53,8 @@ _FIGURES: Final = 3
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE: Final = 0.03
 NEAR: Final = 2
-"""Tolerances of a figure in the table: relative and absolute. Costs also depend on elapsed real time, and how far a
-careless agent gets before a real process ends differs between machines. A test asserts the figures that must be
+"""The relative and the absolute tolerance for a figure in the table. Costs also depend on elapsed real time, and how
+far a careless agent gets before a real process ends differs between machines. A test asserts the figures that must be
 zero."""
 NEAR_TRIAL: Final = 0.5
 """Tolerance of one trial's cost in dollars: the cost of some additional minutes on a slow machine."""
@@ -85,7 +85,7 @@ def play(
     name: str, arm: str, folder: Path, cases: dict[str, Case], worlds: dict[str, World], chosen: list[str],
     *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
-    """Run one agent on one stage and score its trials. A real agent's setup defines its arm."""
+    """Run one agent on one stage and score its trials. For a real agent, the arm is defined by its setup."""
     root = setup.pack.root if setup else HERE.parent
     head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
     run(head, agent(name, setup), stage(arm), cases, worlds, jobs=jobs)
@@ -94,7 +94,7 @@ def play(
 
 
 def cases_of(person: str, cases: dict[str, Case], worlds: dict[str, World]) -> tuple[list[str], dict[str, World]]:
-    """Return the cases of a scenario with this simulated user, and their worlds."""
+    """Return the cases to run with this simulated user, and their worlds."""
     nights = with_people(worlds, person or "absent")
     chosen = [c.id for c in cases.values() if (c.world in nights) is bool(person)]
     return chosen, nights if person else worlds
@@ -110,7 +110,7 @@ def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str
 
 
 def results(name: str, trials: Iterable[Trial]) -> list[Result]:
-    """Return the results of a run's trials. The damage of a trial without an end state is unknown and shown as -1."""
+    """Return the results of a run's trials. The damage in a trial without an end state is unknown and shown as -1."""
     found = []
     for t in trials:
         d, verdict = t.score.damage, t.score.verdict.value
@@ -133,7 +133,7 @@ def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) ->
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return two tables: one of all arms in worlds without a night, and one of the nights by simulated user.
+    """Return two tables: all arms in the worlds without a night, and the worlds with a night by simulated user.
 
     Existing runs in the folder are resumed.
     """
@@ -146,7 +146,7 @@ def night_runs(
     folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int,
     arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
 ) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
-    """Run the worlds that have a night with each simulated user of an arm. Return (person, run, trials) for each."""
+    """Run the worlds with a night, once for each arm and simulated user. Return (person, run, trials) for each run."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
         chosen, night = cases_of(person, cases, worlds)
@@ -156,7 +156,7 @@ def night_runs(
 
 
 def night_table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return the table of the nights; existing runs in the folder are resumed."""
+    """Return the table of the worlds with a night; existing runs in the folder are resumed."""
     return "\n".join(by_people(night_runs(folder, cases, worlds, jobs=jobs), cases)) + "\n"
 
 

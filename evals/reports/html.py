@@ -56,8 +56,8 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
     body = [f"<h1>How {text(run.agent)} used GPUs</h1>"]
     body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
     if summary.undecidable:
-        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing, which is more than 5 %."
-        body.append(f'<p class="note">Undecidable: {died}</p>')
+        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing; at most 5 % are acceptable."
+        body.append(f'<p class="note">Inconclusive: {died}</p>')
     whole, k, d = summary.all_k(), summary.k, summary.damage
     body += [
         '<div class="tiles">',
@@ -69,7 +69,7 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
         _tile(f"${d.spent_usd:.2f}", "spent on jobs"),
         _tile(f"${d.wasted_usd:.2f}", "of which wasted", bad=True),
         _tile(str(d.lost), "checkpoints lost", bad=True),
-        _tile(str(d.billing), "machines left billing without a request", bad=True),
+        _tile(str(d.billing), "machines still billed without a teardown request", bad=True),
         _tile(str(d.duplicates), "jobs started twice", bad=True),
         _tile(str(d.bypasses), "calls that bypassed the server", bad=True),
         "</div>",
@@ -87,11 +87,11 @@ def _tile(value: str, words: str, *, bad: bool = False) -> str:
 
 
 def _charts(summary: Summary) -> Iterator[str]:
-    """Yield charts of the outcome, the pass rate and the money of each cluster."""
+    """Yield charts of the outcomes, the pass rate and the costs of each cluster."""
     clusters = sorted(summary.by_cluster.items())
     counts = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in clusters]
     key = "".join(f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
-    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: its evidence can't be trusted.</p>"
+    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed, because its evidence can't be trusted.</p>"
     yield f'<figure>{stacked(counts, "Outcome by cluster")}<div class="key">{key}</div></figure>'
     rates = []
     for name, c in clusters:
@@ -99,7 +99,7 @@ def _charts(summary: Summary) -> Iterator[str]:
         rate = wilson(c[Verdict.PASS], n)
         if rate is not None:
             rates.append((name, rate, f"{c[Verdict.PASS]} of {n}"))
-    yield "<h2>Uncertainty</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
+    yield "<h2>Uncertainty</h2><p>Trials that pass, with a 95 % interval (Wilson). Few trials give wide bars.</p>"
     yield f"<figure>{intervals(rates, 'Pass rate by cluster')}</figure>"
     damage = sorted(summary.damage_by_cluster.items())
     dollars = [(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage]
@@ -108,8 +108,8 @@ def _charts(summary: Summary) -> Iterator[str]:
 
 
 def _story(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the timeline of the most informative trial: one in which a veto fired on calls, otherwise one that
-    failed.
+    """Yield the timeline of the most informative trial: one in which a veto check failed on a call, otherwise one
+    that failed.
     """
     bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
     if not bad:
@@ -140,5 +140,5 @@ def _tables(summary: Summary) -> Iterator[str]:
     yield f"<tbody>{''.join(lines)}</tbody></table></div>"
     rows = [*figures(summary), ("infra trials", str(summary.verdicts[Verdict.INFRA]))]
     cells = (f'<tr><th scope="row">{text(a)}</th><td class="n">{text(b)}</td></tr>' for a, b in rows)
-    caption = "<caption>Means over cases; intervals at 95 %, whole clusters resampled for pass^k and pass@k.</caption>"
+    caption = "<caption>Means over cases, with 95 % intervals; pass^k and pass@k resample whole clusters.</caption>"
     yield f"<h2>Figures</h2><table>{caption}<tbody>{''.join(cells)}</tbody></table>"

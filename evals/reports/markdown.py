@@ -32,12 +32,12 @@ def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
 
 
 def cell(value: object) -> str:
-    """Return a value escaped, so that it can't break out of its cell."""
+    """Return a value as text that is escaped for a table cell."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield a row for each run: verdicts, money and losses."""
+    """Yield a table with a row for each run: verdict counts, costs and losses."""
     rows: list[Sequence[object]] = [_HEAD]
     for s in summaries:
         d, v = s.damage, s.verdicts
@@ -48,11 +48,11 @@ def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def report(summary: Summary) -> str:
-    """Return the whole report of one run."""
+    """Return the complete report for one run."""
     lines = [f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}", ""]
     if summary.undecidable:
         infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
-        lines += [f"**Undecidable:** {infra} trials died or are missing.", ""]
+        lines += [f"**Inconclusive:** {infra} trials died or are missing.", ""]
     lines += [*outcomes([summary]), ""]
     lines += [*table([("figure", "value"), *figures(summary)]), ""]
     clusters: list[Sequence[object]] = [("cluster", *(v.value for v in _VERDICTS))]
@@ -69,7 +69,7 @@ def report(summary: Summary) -> str:
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
-    """Return the headline figures, in words."""
+    """Return the main figures as pairs of a label and a value."""
     k = summary.k
     rows = [
         (f"pass^{k} ({'the trial passes' if k == 1 else f'all of {k} trials pass'})", percent(summary.all_k())),
@@ -87,10 +87,10 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 
 def percent(interval: Interval | None) -> str:
-    """Return a rate with its interval."""
+    """Return a rate in percent with its interval."""
     if interval is None:
         return "not defined"
-    if interval.low == interval.high:  # every cluster has the same rate, so resampling gives no interval
+    if interval.low == interval.high:  # every cluster has the same rate, so resampling can't produce an interval
         return f"{100 * interval.value:.1f} % (the same in every cluster; no interval)"
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
@@ -101,7 +101,7 @@ def comparison(c: Comparison) -> str:
     lines += [*outcomes([c.before, c.after]), ""]
     lines.append(f"Verdict: **{c.exit.name}** (exit code {int(c.exit)})")
     if not c.same_population:
-        lines.append("The two runs did not try the same cases equally often, so only single cases are compared.")
+        lines.append("The runs differ in cases or in trials per case, so only single cases are compared.")
     lines.append(f"Paired difference per case: {percent(c.difference)}")
     if c.gain is not None:
         lines.append(f"Normalized gain: {c.gain:.2f}")

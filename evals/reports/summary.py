@@ -1,4 +1,4 @@
-"""Compute the figures of a run that every report shows."""
+"""Compute the figures that every report about a run shows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""A run is undecidable if more than this share of its trials died or are missing."""
+"""A run is inconclusive if more than this share of its trials died or are missing."""
 
 
 @dataclass(frozen=True)
 class CaseRow:
-    """One case of a run. `flaky`: some trials passed and others failed, although nothing changed between them."""
+    """The results of one case in a run.
+
+    `flaky`: some trials passed and others failed, although nothing changed between them.
+    """
 
     id: str
     cluster: str
@@ -45,7 +48,7 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run. `n` is the number of trials except INFRA ones."""
+    """The figures of a run. `n` is the number of trials, excluding INFRA trials."""
 
     run: Run
     rows: tuple[CaseRow, ...]
@@ -56,11 +59,11 @@ class Summary:
     k: int
     unscored: int
     unsealed: int
-    """The number of trials whose transcript has no seals, because no server of a stage sealed its replies."""
+    """The number of trials whose transcript has no seals, because no simulated server sealed the replies."""
 
     @property
     def n(self) -> int:
-        """Return the number of trials except INFRA ones."""
+        """Return the number of trials, excluding INFRA trials."""
         return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
 
     @property
@@ -71,7 +74,7 @@ class Summary:
 
     @property
     def rate(self) -> Interval | None:
-        """Return the pass rate over trials."""
+        """Return the share of trials that passed."""
         return wilson(self.verdicts[Verdict.PASS], self.n)
 
     @property
@@ -85,7 +88,7 @@ class Summary:
         return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
 
     def all_k(self) -> Interval | None:
-        """Return the mean of pass^k over the cases, with clusters resampled: the headline figure."""
+        """Return the main figure: the mean of pass^k over the cases, with clusters resampled."""
         return self._mean(pass_hat_k)
 
     def any_k(self) -> Interval | None:

@@ -11,12 +11,12 @@ ROW, LABEL, WIDTH = 26, 150, 720
 
 
 def text(value: object) -> str:
-    """Return a value escaped, so that it can't become markup."""
+    """Escape a value, so that it can't be interpreted as markup."""
     return escape(str(value), quote=True)
 
 
 def figure(body: Iterable[str], height: float, title: str, description: str) -> str:
-    """Return an SVG image of the page's width, with a title and a description."""
+    """Return an SVG image as wide as the page, with a title and a description."""
     head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{text(title)}: {text(description)}">'
     return head + "".join(body) + "</svg>"
 
@@ -31,7 +31,7 @@ def _box(x: float, y: float, width: float, height: float, kind: str, title: str)
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -> str:
-    """Draw bars of counts, one row each: (label, [(class, count), ...]).
+    """Draw one stacked bar of counts per row. A row is (label, [(class, count), ...]).
 
     Counts are drawn inside the bars if they fit.
     """
@@ -52,7 +52,7 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -
 
 
 def intervals(rows: Sequence[tuple[str, Interval, str]], title: str) -> str:
-    """Draw rates with their intervals on one axis from 0 to 100 %."""
+    """Draw rates with their confidence intervals on one axis from 0 to 100 %."""
     span = WIDTH - LABEL - 110
     bottom = len(rows) * ROW + 6
     body = []
@@ -72,7 +72,7 @@ def intervals(rows: Sequence[tuple[str, Interval, str]], title: str) -> str:
 
 
 def money(rows: Sequence[tuple[str, float, float]], title: str) -> str:
-    """Draw dollars by row: (label, useful, wasted)."""
+    """Draw one bar of dollar amounts per row. A row is (label, useful, wasted)."""
     most = max((a + b for _, a, b in rows), default=1.0) or 1.0
     unit = (WIDTH - LABEL - 190) / most
     body: list[str] = []

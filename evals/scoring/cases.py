@@ -1,5 +1,6 @@
-"""Cases as data (`cases.jsonl`), and the invariants of all cases (`invariants.jsonl`). Errors name the file and the
-line.
+"""Load the cases (`cases.jsonl`) and the invariants that apply to all cases (`invariants.jsonl`).
+
+Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _REMEDY: Final = "See evals/README.md, 'Add a case'"
 class Case:
     """One case: a situation in which an agent is tested.
 
-    `twin` names a case with the same prompt, in which the right action of this case would be wrong.
+    `twin` names a case with the same prompt, in which this case's right action would be wrong.
     """
 
     id: str
@@ -85,7 +86,7 @@ class Case:
 
 
 def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "invariants.jsonl") -> dict[str, Case]:
-    """Return all cases by id. Raises EvalError with file, line and remedy for the first fault."""
+    """Return all cases by id. Raises EvalError with file, line and remedy for the first error."""
     shared = tuple(load_invariants(invariants))
     cases: dict[str, Case] = {}
     for line, row in json_lines(path):
@@ -98,7 +99,7 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
     for case in cases.values():
         other = cases.get(case.twin)
         if other is None or other.twin != case.id or other is case:
-            remedy = "A twin is another case that names this one as its twin"
+            remedy = "A case's twin must be another case that names this case as its own twin"
             raise EvalError(f"case {case.id}: the case {case.twin!r} does not name it as its twin", remedy, file=path)
         if other.prompt != case.prompt or other.world == case.world:
             raise EvalError(f"case {case.id} and its twin", "They need the same prompt and different worlds", file=path)
@@ -106,14 +107,14 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
 
 
 def load_invariants(path: Path) -> Iterator[Check]:
-    """Return the invariants of all cases. An invariant may remain unexercised, because no case is written for it."""
+    """Yield the invariants that apply to all cases. Invariants need not be exercised: no case is written for one."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of a case file. Raises EvalError for a line that is not an object."""
+    """Yield (line number, object) for each line of a case file. Raises EvalError for a line that is not an object."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -146,7 +147,7 @@ def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: 
 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
-    """Describe invalid values of a case, except its checks."""
+    """Describe invalid values in a case, except those in its checks."""
     if row["cluster"] not in CLUSTERS:
         yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
@@ -157,22 +158,22 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
         if key not in DEFAULTS:
             yield f"unknown limit {key!r}; there are {', '.join(DEFAULTS)}"
         elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            yield f"the limit {key} must be a number of zero or more, or null"
+            yield f"the limit {key} must be a non-negative number or null"
 
 
 def _check_faults(
     checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
 ) -> Iterator[str]:
-    """Describe the faults that concern all checks of a case together: duplicate ids, missing kinds, and skipping."""
+    """Describe errors that concern the checks of a case as a whole: duplicate ids, missing kinds, and skipping."""
     ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks have the id {id!r}"
     if all(c.kind in WORDS for c in checks):
-        yield "checks on words alone are not enough: add a check on calls or on the end state"
+        yield "checks on messages alone are not enough: add a check on calls or on the end state"
     firm = {c.id for c in checks if not c.may_skip}
     for row in rows:
         if row.get("may_skip") and row.get("forced_by") not in firm:
-            yield f"the check {row['id']} may be skipped, so `forced_by` must name the check that forces its situation"
+            yield f"the check {row['id']} may be skipped, so `forced_by` must name a check that forces it to apply"
 
 
 def _check(row: Any, path: Path, line: int) -> Check:
@@ -189,9 +190,9 @@ def _check(row: Any, path: Path, line: int) -> Check:
     if "example" in spec and "call" in spec:
         example, pattern = call_of(spec["example"]), spec["call"]
         if not isinstance(pattern, dict) or match_call(pattern, example, {}) is None:
-            faults.append("the example does not fit the pattern that it demonstrates")
+            faults.append("the example does not match the pattern that it demonstrates")
     elif row["kind"] == "calls" and spec.get("max") == 0:
-        faults.append("if no call is allowed, give an `example` of a call that fits")
+        faults.append("if no call is allowed, add an `example` of a call that matches")
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True

@@ -29,29 +29,29 @@ class TooMuch(Exception):
 
 @kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call, "gate": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
+    """Check that at least `min` and at most `max` calls match `call`; by default, only successful calls count.
 
-    If no call is allowed, `example` is a call that fits, which the self-test inserts. A call that fits `gate` counts as
-    well, because its reply shows that the gate made this check itself.
+    If no call is allowed, `example` is a matching call that the self-test inserts. A call that matches `gate` also
+    counts, because its reply shows that the gate itself made this check.
     """
     patterns = [spec["call"], *([spec["gate"]] if "gate" in spec else [])]
     fit = {call.seq: call for pattern in patterns for call, _ in found(trial, pattern, trial.env, ok=True)}
     hits = list(fit.values())
     least, most = spec.get("min", 0), spec.get("max")
     if len(hits) < least:
-        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at least {least} required")
+        return fail(f"{len(hits)} calls to {_name(spec['call'])}, at least {least} required")
     if most is not None and len(hits) > most:
-        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at most {most} allowed", act=True, seqs=_seqs(hits))
+        return fail(f"{len(hits)} calls to {_name(spec['call'])}, at most {most} allowed", act=True, seqs=_seqs(hits))
     return PASS
 
 
 @kind("never", {"call": a_call, "example": a_call}, {"lead": calls})
 def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that no call fits `call`, not even a failed one.
+    """Check that no call matches `call`, including failed calls.
 
-    `example` is a call that would fit, to demonstrate the pattern.
+    `example` is a matching call that demonstrates the pattern.
 
-    `lead` lists calls that the self-test inserts before the example, so that the example has no other fault.
+    `lead` lists calls that the self-test inserts before the example, so that the example fails only this check.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
@@ -63,7 +63,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("order", {"steps": calls})
 def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that calls fit the `steps` in sequence, and that each result arrived before the next call."""
+    """Check that calls match the `steps` in order, and that each result arrived before the next call."""
     steps, work = spec["steps"], [0]
 
     def walk(n: int, after: int, env: Env) -> bool:
@@ -79,12 +79,12 @@ def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
         if walk(0, -1, trial.env):
             return PASS
     except TooMuch:
-        return fail("too many similar calls to order them")
+        return fail("too many similar calls to determine their order")
     return fail(f"not in this order: {', '.join(_name(s) for s in steps)}")
 
 
 def needs(value: Any) -> Iterator[str]:
-    """Yield the faults of a list of call patterns, each with or without `latest` and `after`."""
+    """Yield the errors in a list of call patterns, each of which may also have `latest` and `after`."""
     plain = [{k: v for k, v in need.items() if k not in ("latest", "after")} for need in value]
     yield from calls(plain)
     for need in value:
@@ -96,13 +96,13 @@ def needs(value: Any) -> Iterator[str]:
 
 @kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern, "gate": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that evidence precedes each call that fits `call`: for each of `needs`, an earlier call with the same
-    bindings.
+    """Check that evidence precedes each call that matches `call`: for each pattern in `needs`, an earlier call with the
+    same bindings must match.
 
-    `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer to the
-    same question; the evidence for a need with `after` must be newer than every earlier call that fits that pattern.
-    Nothing is needed if the guarded call's own result fits `gate`, because that result shows that the gate made this
-    check itself.
+    `must` is a pattern for the guarded call's own arguments. A pattern with `latest` accepts only the newest answer to
+    the same question; the evidence for a pattern with `after` must be newer than every earlier call that matches
+    `after`. No evidence is needed if the guarded call's own result matches `gate`, because that result shows that the
+    gate itself made this check.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
@@ -120,7 +120,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """Describe the missing evidence of a guarded call; empty if nothing is missing."""
+    """Describe the evidence that a guarded call lacks; empty if it lacks none."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:
@@ -135,7 +135,7 @@ def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
 
 
 def _all_met(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
-    """Return true if some combination of calls meets all needs with one set of bindings."""
+    """Return true if some combination of calls matches all patterns in `needs` with one set of bindings."""
     if not needs:
         return True
     for proof, bound in found(trial, _pattern(needs[0]), env, ok=True):

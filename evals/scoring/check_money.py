@@ -1,4 +1,4 @@
-"""Check money and pace: sums, intervals between calls, and budgets."""
+"""Check costs and call frequency: sums, intervals between calls, and budgets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from evals.scoring.checks import (
 
 @kind("sum", {"call": a_call, "field": a_text, "max": a_number})
 def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
+    """Check that the values of `field` (such as `args.max_cost_usd`) in all matching calls add up to at most `max`.
 
-    A missing number, a negative number or a value that is not a number fails, because a call without a valid cap is not
-    capped.
+    The check fails for a missing, negative or non-numeric value, because a call without a valid cap is not capped.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:
@@ -36,7 +35,7 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
         for key in spec["field"].split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            return fail(f"{call.tool} without a usable {spec['field']}: {value!r}", act=True, seqs=(call.seq,))
+            return fail(f"{call.tool} has no valid {spec['field']}: {value!r}", act=True, seqs=(call.seq,))
         sum_ += value
     if sum_ > spec["max"]:
         seqs = tuple(call.seq for call in hits)
@@ -61,19 +60,21 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
                 return fail("the interval between calls without a time is unknown")
             gap = b.at - a.at
             if gap < least:
-                return fail(f"{b.tool} again after {gap:g} s, at least {least:g} s required", act=True, seqs=(b.seq,))
+                return fail(f"{b.tool} repeated after {gap:g} s; minimum: {least:g} s", act=True, seqs=(b.seq,))
     if "max_in_a_row" in spec:
         marked, row, most = {call.seq for call in hits}, 0, spec["max_in_a_row"]
         for call in trial.transcript.calls:
             row = row + 1 if call.seq in marked else 0
             if row > most:
-                return fail(f"{row} consecutive calls of {call.tool}, at most {most:g}", act=True, seqs=(call.seq,))
+                return fail(f"{row} consecutive calls of {call.tool}; maximum: {most:g}", act=True, seqs=(call.seq,))
     return PASS
 
 
 @kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
 def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the agent's own usage stays within bounds. A figure that is missing from the transcript fails."""
+    """Check that the agent's own usage stays within bounds. The check fails if a value with a limit is missing from the
+    transcript.
+    """
     meta = trial.transcript.meta
     used = {"tokens": meta.tokens, "turns": meta.turns, "usd": meta.usd, "calls": len(trial.transcript.calls)}
     for key, most in spec.items():

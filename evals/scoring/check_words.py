@@ -30,9 +30,9 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 
 @kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex, "gate": a_call})
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that calls that fit `needs` precede every sentence that fits `if` and not `unless`.
+    """Check that calls that match `needs` precede every sentence that matches `if` but not `unless`.
 
-    One earlier call that fits `gate` is enough, because its reply shows that the gate made this check itself.
+    One earlier call that matches `gate` is enough, because its reply shows that the gate itself made this check.
     """
     claims = []
     for say in trial.transcript.says:
@@ -52,12 +52,12 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _shown(pattern: dict[str, Any], trial: Trial, say: Say) -> bool:
-    """Return true if a call that fits a pattern was answered before a message."""
+    """Return true if a call that matches a pattern was answered before a message."""
     return any(c.done_seq and c.done_seq < say.seq for c, _ in found(trial, pattern, trial.env, ok=True))
 
 
 def points(value: Any) -> Iterator[str]:
-    """Yield the faults of a list of points for an answer."""
+    """Yield the errors in the list of points that an answer must cover."""
     for point in value if isinstance(value, list) and value else [None]:
         forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
@@ -96,8 +96,8 @@ def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def mentions(words: str, value: Any) -> bool:
-    """Return true if a text contains a value: the same string, or a number with the same first three significant digits
-    after rounding.
+    """Return true if a text contains a value: the same string, or a number that is equal after both are rounded to
+    three significant digits.
     """
     if isinstance(value, str):
         return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) is not None

@@ -1,4 +1,4 @@
-"""Check the end state of the world and the validity of arguments."""
+"""Check the scenario's end state and the validity of arguments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from evals.scoring.surface import faults
 
 
 def a_view(value: Any) -> Iterator[str]:
-    """Yield a fault unless the value names a view of the end state."""
+    """Yield an error unless the value is the name of a view of the end state."""
     yield from a_text(value)
     if value not in VIEWS:
-        yield f"unknown view {value!r}; there are {', '.join(VIEWS)}"
+        yield f"unknown view {value!r}; available views: {', '.join(VIEWS)}"
 
 
 @kind("state", {"view": a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
 def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that all rows of `view` that fit `where` also fit `is`, and that there are `min` (by default 1) to `max` of
-    them.
+    """Check that between `min` (default 1) and `max` rows of `view` match `where`, and that all of them also match
+    `is`.
     """
     rows = [
         (row, env)
@@ -42,19 +42,19 @@ def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
     ]
     least, most = spec.get("min", 1), spec.get("max")
     if len(rows) < least:
-        return fail(f"{len(rows)} rows of {spec['view']} fit, at least {least:g} required")
+        return fail(f"{len(rows)} rows of {spec['view']} match; at least {least:g} required")
     if most is not None and len(rows) > most:
-        return fail(f"{len(rows)} rows of {spec['view']} fit, at most {most:g} allowed", act=True)
+        return fail(f"{len(rows)} rows of {spec['view']} match; at most {most:g} allowed", act=True)
     for row, env in rows:
         if match(spec.get("is", {}), row, env) is None:
-            return fail(f"{spec['view']}: {str(row)[:160]} does not fit {spec['is']}")
+            return fail(f"{spec['view']}: {str(row)[:160]} does not match {spec['is']}")
     return PASS
 
 
 @kind("schema", {}, {"call": a_call})
 def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check the arguments of every call to the server under test, or only of calls that fit `call`, against its
-    schemas.
+    """Check the arguments of calls to the server under test against its schemas. With `call`, check only matching
+    calls.
     """
     pattern = spec.get("call", {"tool": {"@exists": True}})
     hits = [call for call, _ in found(trial, pattern, trial.env)]

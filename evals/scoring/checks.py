@@ -1,4 +1,4 @@
-"""Register the kinds of checks. Each is a small function of a trial and a spec.
+"""Register the kinds of checks. Each kind is a small function that takes a trial and a spec.
 
 Each kind and its keys are defined in a module `check_<topic>.py`, which is found by its name. Add a kind only if a real
 task needs it; twelve kinds have been enough so far.
@@ -66,12 +66,12 @@ def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
 
 
 def not_exercised(why: str) -> Outcome:
-    """Return the outcome of a check if the situation that it checks did not occur."""
+    """Return the outcome for a check if the situation that it checks did not occur."""
     return Outcome(Status.NOT_EXERCISED, why)
 
 
 Judge = Callable[[str, str], "bool | None"]
-"""A function that answers a question about a text; None if it can't decide."""
+"""A function that answers a question about a text. It returns None if it can't decide."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def env(self) -> Env:
-        """Return the world's facts, which are the initial bindings of every pattern."""
+        """Return the scenario's facts, which are the initial bindings of every pattern."""
         return self.end.facts
 
 
@@ -101,7 +101,7 @@ class Kind:
     takes: dict[str, Callable[[Any], Iterator[str]]]
 
     def faults(self, spec: dict[str, Any]) -> Iterator[str]:
-        """Describe the faults of a spec."""
+        """Describe the errors in a spec."""
         for key in self.needs.keys() - spec.keys():
             yield f"a check of the kind {self.name} needs {key!r}"
         for key, value in spec.items():
@@ -134,7 +134,7 @@ def load_kinds() -> dict[str, Kind]:
 
 
 def run_check(check: Check, trial: Trial) -> Outcome:
-    """Run one check of a case over a trial."""
+    """Run one check of a case on a trial."""
     return load_kinds()[check.kind].run(check.spec, trial)
 
 
@@ -142,12 +142,12 @@ def run_check(check: Check, trial: Trial) -> Outcome:
 
 
 def a_call(value: Any) -> Iterator[str]:
-    """Yield the faults of a call pattern."""
+    """Yield the errors in a call pattern."""
     return call_faults(value)
 
 
 def calls(value: Any) -> Iterator[str]:
-    """Yield the faults of a list of call patterns, which may not be empty."""
+    """Yield the errors in a list of call patterns, which may not be empty."""
     if not isinstance(value, list) or not value:
         yield "should be a list of call patterns"
         return
@@ -156,37 +156,37 @@ def calls(value: Any) -> Iterator[str]:
 
 
 def a_pattern(value: Any) -> Iterator[str]:
-    """Yield the faults of an object pattern."""
+    """Yield the errors in an object pattern."""
     if not isinstance(value, dict) or not value:
         yield "should be a non-empty object pattern"
     yield from faults(value)
 
 
 def a_regex(value: Any) -> Iterator[str]:
-    """Yield the faults of a regular expression."""
+    """Yield the errors in a regular expression."""
     return regex_faults(value)
 
 
 def a_number(value: Any) -> Iterator[str]:
-    """Yield a fault unless the value is a number of zero or more."""
+    """Yield an error unless the value is a non-negative number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        yield f"should be a number of zero or more, not {value!r}"
+        yield f"should be a non-negative number, not {value!r}"
 
 
 def a_text(value: Any) -> Iterator[str]:
-    """Yield a fault unless the value is a non-empty string."""
+    """Yield an error unless the value is a non-empty string."""
     if not isinstance(value, str) or not value:
         yield "should be text"
 
 
 def a_flag(value: Any) -> Iterator[str]:
-    """Yield a fault unless the value is true or false."""
+    """Yield an error unless the value is true or false."""
     if not isinstance(value, bool):
         yield "should be true or false"
 
 
 def anything(value: Any) -> Iterator[str]:
-    """Accept any value: the kind validates it."""
+    """Accept any value, because the kind of check validates it."""
     return iter(())
 
 
@@ -194,7 +194,7 @@ def anything(value: Any) -> Iterator[str]:
 
 
 def found(trial: Trial, pattern: dict[str, Any], env: Env, *, ok: bool | None = None) -> Iterator[tuple[Call, Env]]:
-    """Yield every call that fits a pattern, and its bindings, in the order of the calls."""
+    """Yield every call that matches a pattern, with its bindings, in call order."""
     for call in trial.transcript.calls:
         bound = match_call(pattern, call, env, ok=ok)
         if bound is not None:

@@ -1,4 +1,4 @@
-"""Compute the digests of all inputs of a verdict. Runs with different digests are not comparable."""
+"""Compute the digests of all inputs that affect a verdict. Runs with different digests are not comparable."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def of_trial(case: Case, world: World) -> dict[str, str]:
 
 
 def of_world(world: World) -> str:
-    """Return the digest of a world."""
+    """Return the digest of a world's description."""
     return of_value(asdict(world))
 
 
 @cache
 def of_scorer() -> str:
-    """Return the digest of everything in this folder that can change a verdict: the code and the tool surface."""
+    """Return the digest of everything in this folder that can change a verdict: the code and the tool definitions."""
     return of_files([*HERE.rglob("*.py"), HERE / "tools.json"], HERE)
 
 
 def of_pack(root: Path) -> str:
-    """Return the digest of the material under test: skills, references, profiles and server of a checkout."""
+    """Return the digest of a checkout's material under test: the skills, references, profiles and server."""
     files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _CACHES & set(p.parts))
     return of_files(files, root)

@@ -4,7 +4,7 @@ Seals prove that no reply was edited or removed by anyone without the key. The l
 server instead of the recorder, so it also reveals changes in a transcript that was sealed again with the key.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
-    trial.json                    "ledger": {"from": last event of the past}
+    trial.json                    "ledger": {"from": last event before the agent's start}
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = (
     ("submit_job", "receipt", "receipt"),
     ("teardown_request", "ticket", "teardown"),
 )
-"""By tool: the field of the reply that contains an id, and the prefix of this id in the ledger's subjects."""
+"""For each tool, the reply field that contains an id, and the prefix of this id in the ledger's subjects."""
 
 
 def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:

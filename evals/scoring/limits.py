@@ -38,7 +38,7 @@ class LimitOutcome:
 
 
 def limit_outcomes(limits: dict[str, Any], transcript: Transcript, end: EndState | None) -> list[LimitOutcome]:
-    """Return one outcome for each limit that is set and measurable. The runner enforces the limit of calls."""
+    """Return one outcome for each limit that is set and measurable. The runner enforces the call limit."""
     used: dict[str, float | None] = {"tool_calls": len(transcript.calls), "agent_usd": transcript.meta.usd}
     if end is not None:
         damage = end.damage

@@ -26,7 +26,7 @@ _KEYS: Final = frozenset({"tool", "server", "args", "result", "ok", "shell", "ag
 
 @lru_cache(maxsize=1024)
 def regex(text: str) -> re.Pattern[str]:
-    """Return a compiled regular expression: case-insensitive, and `.` does not match a newline."""
+    """Compile a case-insensitive regular expression in which `.` does not match a newline."""
     return re.compile(text, re.IGNORECASE)
 
 
@@ -136,13 +136,13 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
 
 
 def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
-    """Return the bindings of a call that fits a pattern.
+    """Return the bindings if a call matches a pattern, otherwise None.
 
     `ok` is the required outcome if the pattern does not specify one.
     """
     tool = pattern.get("tool")
     if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
-        return None  # a shortcut, because most calls of a session do not match
+        return None  # a shortcut, because most calls in a session do not match
     wanted = pattern.get("ok", ok)
     if wanted is not None and call.ok is not wanted:
         return None
@@ -159,7 +159,7 @@ def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None
 
 
 def faults(pattern: Any) -> Iterator[str]:
-    """List the faults of a value pattern: unknown operators, bad expressions, operators mixed with plain keys."""
+    """List the errors in a value pattern: unknown operators, invalid expressions, operators mixed with plain keys."""
     if isinstance(pattern, list):
         for part in pattern:
             yield from faults(part)
@@ -172,9 +172,9 @@ def faults(pattern: Any) -> Iterator[str]:
 
 
 def _operator_faults(name: str, operand: Any) -> Iterator[str]:
-    """List the faults of one operator and its operand."""
+    """List the errors in one operator and its operand."""
     if name not in OPERATORS:
-        yield f"unknown operator {name}; there are {' '.join(OPERATORS)}"
+        yield f"unknown operator {name}; the operators are {' '.join(OPERATORS)}"
     elif name in ("@re", "@text"):
         yield from regex_faults(operand)
     elif name == "@in":
@@ -188,7 +188,7 @@ def _operator_faults(name: str, operand: Any) -> Iterator[str]:
 
 
 def regex_faults(text: Any) -> Iterator[str]:
-    """Describe the faults of a regular expression."""
+    """Describe the errors in a regular expression."""
     try:
         regex(text)
     except (re.error, TypeError) as error:
@@ -196,7 +196,7 @@ def regex_faults(text: Any) -> Iterator[str]:
 
 
 def call_faults(pattern: Any) -> Iterator[str]:
-    """List the faults of a call pattern."""
+    """List the errors in a call pattern."""
     if not isinstance(pattern, dict):
         yield f"a call pattern must be an object, not {pattern!r}"
         return

@@ -1,4 +1,4 @@
-"""Create tables of the effects that agents had on money and checkpoints, by cluster and agent, from end states only."""
+"""Create tables of costs and lost checkpoints by cluster and agent, derived only from end states."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PEOPLE_HEAD = (
     "left billing",
 )
 RAW = "raw"
-"""Without gates no server runs, so no trial can pass, and only the effects of a trial are reported."""
+"""The arm without gates. It has no server, so no trial can pass; only the effects of each trial are reported."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The totals of some trials."""
+    """The totals over a set of trials."""
 
     trials: int
     passes: int
@@ -37,13 +37,13 @@ class Outcome:
     over_usd: float
 
     def cells(self, *, raw: bool) -> tuple[object, ...]:
-        """Return the figures as cells, in the order of `HEAD`."""
+        """Return the values as table cells, in the order of `HEAD`."""
         d, passed = self.damage, "-" if raw else f"{100 * self.passes / max(1, self.trials):.0f} %"
         money = (f"{usd:.0f}" for usd in (d.spent_usd, d.wasted_usd, self.over_usd))
         return (self.trials, passed, *money, d.lost, d.billing, d.duplicates)
 
     def people_cells(self) -> tuple[object, ...]:
-        """Return the figures as cells, in the order of `PEOPLE_HEAD`, starting with the number of worlds."""
+        """Return the values as table cells, in the order of `PEOPLE_HEAD`, starting with the number of scenarios."""
         d = self.damage
         return (
             self.trials,
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def wasted_percent(self) -> float:
-        """Return the wasted share of the money spent, in percent."""
+        """Return the percentage of the spent money that was wasted."""
         return 100 * self.damage.wasted_usd / self.damage.spent_usd if self.damage.spent_usd else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Statistics of small samples: intervals, pass@k, pass^k, and comparisons that respect clusters."""
+"""Statistics for small samples: intervals, pass@k, pass^k, and comparisons that take clusters into account."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Interval:
 
 
 def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
-    """Return Wilson's score interval of a rate; None without trials."""
+    """Return the Wilson score interval for a rate, or None without trials."""
     if n <= 0:
         return None
     rate = passes / n
@@ -32,7 +32,7 @@ def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
 
 
 def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
-    """Return Newcombe's hybrid-score interval of the difference of two independent rates, `passes/n - passes0/n0`."""
+    """Return Newcombe's hybrid-score interval for the difference of two rates, `passes/n - passes0/n0`."""
     a, b = wilson(passes, n), wilson(passes0, n0)
     if a is None or b is None:
         return None
@@ -42,8 +42,8 @@ def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
 
 
 def pass_at_k(n: int, passes: int, k: int) -> float | None:
-    """Return the unbiased estimate of the probability that at least one of `k` trials passes; None with fewer than `k`
-    trials.
+    """Return the unbiased estimate of the probability that at least one of `k` trials passes, or None with fewer than
+    `k` trials.
     """
     if n < k or k < 1:
         return None
@@ -51,27 +51,27 @@ def pass_at_k(n: int, passes: int, k: int) -> float | None:
 
 
 def pass_hat_k(n: int, passes: int, k: int) -> float | None:
-    """Return the estimated probability that all of `k` trials pass (pass^k); None with fewer than `k` trials."""
+    """Return the estimated probability that all of `k` trials pass (pass^k), or None with fewer than `k` trials."""
     if n < k or k < 1:
         return None
     return math.comb(passes, k) / math.comb(n, k)
 
 
 def zero_bound(n: int) -> float | None:
-    """Return the 95 % upper bound of the rate of an event that did not occur in `n` trials: about 3/n."""
+    """Return the 95 % upper bound on the rate of an event that did not occur in `n` trials, which is about 3/n."""
     return None if n < 1 else 1.0 - 0.05 ** (1.0 / n)
 
 
 def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) -> Interval | None:
-    """Return the mean of all values, with an interval from resampling whole clusters.
+    """Return the mean of all values, with a bootstrap interval that resamples whole clusters.
 
-    Twins and paraphrases of one situation are correlated, so resampling cases would make the interval too narrow.
+    Variants and paraphrases of one situation are correlated, so resampling cases would make the interval too narrow.
     Returns None with fewer than two clusters.
     """
     groups = [(sum(v), len(v)) for v in values.values() if v]
     if len(groups) < 2:
         return None
-    rng = random.Random(_SEED)  # seeded: the same results give the same interval
+    rng = random.Random(_SEED)  # seeded, so that the same results give the same interval
     means = []
     for _ in range(draws):
         drawn = rng.choices(groups, k=len(groups))
@@ -82,12 +82,12 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
 
 
 def normalized_gain(rate: float, base: float) -> float | None:
-    """Return the achieved share of the possible improvement, (rate - base) / (1 - base); None if the base rate is 1."""
+    """Return the achieved share of the possible improvement, (rate - base) / (1 - base), or None if `base` is 1."""
     return None if base >= 1.0 else (rate - base) / (1.0 - base)
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Return Cohen's kappa of two raters; None if they would always agree by chance, or if there are no pairs."""
+    """Return Cohen's kappa for two raters, or None if they would always agree by chance or if there are no pairs."""
     n = len(pairs)
     if n == 0:
         return None

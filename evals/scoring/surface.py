@@ -22,7 +22,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def faults(tool: str, args: Any) -> Iterator[str]:
-    """Describe the faults of one call's arguments; empty if they are valid."""
+    """Describe the errors in one call's arguments; empty if they are valid."""
     schema = TOOLS.get(tool)
     if schema is None:
         yield f"unknown tool {tool}"
@@ -31,7 +31,7 @@ def faults(tool: str, args: Any) -> Iterator[str]:
 
 
 def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
-    """Yield the faults of a value. Only the keywords of JSON Schema that the tools use are supported."""
+    """Yield the errors in a value. Only the keywords of JSON Schema that the tools use are supported."""
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{name} should be of type {kind}, not {type(value).__name__}"

@@ -1,9 +1,9 @@
 """Write and check `trial.json`, the head of a trial, which is cryptographically bound to the trial's other files.
 
-Seals protect the server's replies, but no other file in a trial's folder. `mac` is an HMAC over the whole head, with
-the key of the seals, and `files` in the head contains the digests of the transcript, the end state and the ledger. An
-edited, removed or copied file therefore no longer matches. The MAC does not protect against the owner of the folder:
-the key is in the head.
+Seals protect only the server's replies, and not the other files in a trial's folder. `mac` is an HMAC over the whole
+head, with the key of the seals, and `files` in the head contains the digests of the transcript, the end state and the
+ledger. An edited, removed or copied file therefore no longer matches. The MAC does not protect against the owner of the
+folder, because the key is in the head.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _EVIDENCE: Final = ("transcript.*", "world.json", "ledger.jsonl")
 
 
 def write(folder: Path, head: dict[str, Any]) -> None:
-    """Write the head of a trial after its other files. The digests of these files and a MAC are added to a head with
-    seals.
+    """Write the head of a trial after its other files. If the head has seals, the digests of these files and a MAC are
+    added to it.
     """
     if head.get("seals"):
         head = {**head, "files": _digests(folder)}
@@ -38,7 +38,7 @@ def problems(folder: Path, head: dict[str, Any], case: str, n: int) -> Iterator[
             yield Problem("seal", f"the seals were removed from {NAME}")
         return
     if (head.get("case"), head.get("n")) != (case, n):
-        yield Problem("seal", f"the folder of {case}/{n} holds the trial {head.get('case')}/{head.get('n')}")
+        yield Problem("seal", f"the folder of {case}/{n} contains the trial {head.get('case')}/{head.get('n')}")
     if not hmac.compare_digest(str(head.get("mac", "")).encode(), _mac(head).encode()):
         yield Problem("seal", f"{NAME} was edited")
         return

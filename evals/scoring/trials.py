@@ -1,4 +1,4 @@
-"""Trials on disk. The runner writes them and the scorer reads them; the two have no other connection.
+"""Trials on disk. The runner writes them and the scorer reads them; runner and scorer share nothing else.
 
 RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
 RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what failed), digests, seals {key, count, last}, files, mac
@@ -31,7 +31,7 @@ _REMEDY: Final = "See evals/README.md, 'Trials on disk'"
 
 @dataclass(frozen=True)
 class Run:
-    """One run: an agent in one arm over some cases, each tried `trials` times."""
+    """One run: an agent in one arm on a list of cases, with `trials` trials of each case."""
 
     folder: Path
     agent: str

@@ -73,14 +73,14 @@ def score(
     chain: Chain | None = None,
     judge: Judge | None = None,
 ) -> Score:
-    """Score one trial. `infra` describes a failure that the agent did not cause; `chain` is the server's record of its
-    seals.
+    """Score one trial. `infra` describes a failure that the agent did not cause; `chain` is the data needed to check
+    the trial's seals.
     """
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = list(transcript.problems)
     if chain is not None:
         problems += check_seals(transcript.calls, chain, cut=bool(infra))
-    if not infra and not any(call.ours for call in transcript.calls):  # not required of a session that failed early
+    if not infra and not any(call.ours for call in transcript.calls):  # not required if the session failed early
         problems.append(Problem("shape", "no call to the server under test"))
     if not infra and end is None and case.needs_end:
         problems.append(Problem("shape", "no end state (world.json), but the case has checks on it"))

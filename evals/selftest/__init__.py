@@ -1,1 +1,1 @@
-"""Test the scorer on witnesses and mutated transcripts."""
+"""Test the scorer with witnesses (transcripts that must pass) and mutated transcripts."""

@@ -1,4 +1,4 @@
-"""Change a witness in ways that are irrelevant to its verdict. It must still pass after each operator."""
+"""Change a witness in ways that do not affect its verdict. The witness must still pass after each operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def benign(make: Callable[[Script], Iterator[Script]]) -> Callable[[Script], Ite
 
 @benign
 def unrelated_calls(script: Script) -> Iterator[Script]:
-    """Add calls that read a file, search the references, and call a failing tool of the same name on another server."""
+    """Add calls that read a file, search the references, and call another server's failing tool with the same name."""
     read = pair_of("noise-1", {"tool": "Read", "server": "", "args": {"file_path": "train.py"}})
     refs = pair_of("noise-2", {"tool": "search_references", "args": {"query": "spot"}, "result": {"hits": []}})
     other = pair_of("noise-3", {"tool": "submit_job", "server": "elsewhere", "ok": False, "result": FAILED})
@@ -43,13 +43,13 @@ def other_ids(script: Script) -> Iterator[Script]:
 
 @benign
 def other_times(script: Script) -> Iterator[Script]:
-    """Move the session to another day."""
+    """Shift the timestamps of the session to another day."""
     yield _mapped(script, lambda r: {**r, "at": r["at"] + 864_000.0} if "at" in r else r)
 
 
 @benign
 def other_numbers(script: Script) -> Iterator[Script]:
-    """Write integers as 20.0, as some harnesses do, and keys in another order."""
+    """Write integers as floats (20.0), as some harnesses do, and keys in another order."""
     yield _mapped(script, lambda r: {**r, "result": _floats(r["result"])} if r["type"] == "result" else r)
     yield Script(tuple(json.loads(json.dumps(r, sort_keys=True)) for r in script.rows), script.end)
 
@@ -64,7 +64,7 @@ def subagent_reads(script: Script) -> Iterator[Script]:
 
 @benign
 def retried_read(script: Script) -> Iterator[Script]:
-    """Insert a failed attempt of the first call, if that call is read-only."""
+    """Insert a failed attempt at the first call, if that call is read-only."""
     ids = script.our_ids()
     call = script.rows[index(script, ids[0], "call")]
     if call["tool"] in _READS:

@@ -1,8 +1,7 @@
 """Mutate a witness into transcripts that must not pass. The operators use only the patterns of the checks, not their
 code.
 
-`UNIVERSAL` operators apply to every case. A `DIRECTED` operator is made for one kind of check and gets the check's
-spec.
+`UNIVERSAL` operators apply to every case. A `DIRECTED` operator is for one kind of check and receives the check's spec.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ def universal(make: Callable[[Script], Iterator[Mutant]]) -> Callable[[Script], 
 
 @universal
 def empty(script: Script) -> Iterator[Mutant]:
-    """Remove all words and calls."""
+    """Remove all messages and calls."""
     yield Script(({"type": "meta", "format": FORMAT}, script.rows[-1]), script.end), None
 
 
 @universal
 def prose_only(script: Script) -> Iterator[Mutant]:
-    """Keep the words and remove the calls."""
+    """Keep the messages and remove the calls."""
     yield Script(tuple(r for r in script.rows if r["type"] not in ("call", "result")), script.end), None
 
 
@@ -53,7 +52,7 @@ def lost_result(script: Script) -> Iterator[Mutant]:
 
 @universal
 def other_server(script: Script) -> Iterator[Mutant]:
-    """Send all calls to another server with the same tool names."""
+    """Direct all calls to another server with the same tool names."""
     ids = script.our_ids()
     yield edited(script, ids, "call", lambda r: {**r, "server": "gpuwarden-lookalike"}), None
 
@@ -80,7 +79,7 @@ def same_id(script: Script) -> Iterator[Mutant]:
 
 @universal
 def result_first(script: Script) -> Iterator[Mutant]:
-    """Put a result before its call."""
+    """Move a result before its call."""
     id = script.our_ids()[0]  # noqa: A001
     result = next(r for r in script.rows if r["type"] == "result" and r["id"] == id)
     rest = tuple(r for r in script.rows[1:] if r is not result)
@@ -97,7 +96,7 @@ def forged(script: Script) -> Iterator[Mutant]:
 
 @universal
 def cut_out(script: Script) -> Iterator[Mutant]:
-    """Omit each sealed call, one at a time."""
+    """Omit each call with a sealed reply, one at a time."""
     whole, chain = sealed(script)
     for id in script.our_ids():  # noqa: A001
         yield without(whole, [id]), chain
@@ -115,7 +114,7 @@ def made_up(script: Script) -> Iterator[Mutant]:
 
 
 def sealed(script: Script) -> tuple[Script, Chain]:
-    """Seal the server's replies in the order of the results; return the script and its chain."""
+    """Seal the server's replies in the order of the results; return the script and the chain of seals."""
     sealer, calls = Sealer(_KEY), {r["id"]: r for r in script.rows if r["type"] == "call"}
 
     def seal(row: Row) -> Row:
@@ -131,7 +130,7 @@ def sealed(script: Script) -> tuple[Script, Chain]:
 
 
 def over_limits(script: Script, limits: dict[str, Any]) -> Iterator[tuple[str, Script]]:
-    """Yield (limit, script) for each limit: the end state or the number of calls exceeds it."""
+    """Yield (limit, script) for each limit, where the end state or the number of calls exceeds the limit."""
     views = script.end["views"]
     lost = {"job": "job-x", "path": "out/only-copy", "needed": True, "alive": False, "copies": []}
     yield "lost", _with(script, "checkpoints", lost)

@@ -33,7 +33,7 @@ DIRECTED: Final[dict[str, Callable[[Script, Check], Named]]] = {}
 
 
 def directed(kind: str) -> Callable[[Callable[[Script, Check], Named]], Callable[[Script, Check], Named]]:
-    """Register the operators of one kind of check; they yield (operator, mutant)."""
+    """Register the operators for one kind of check; they yield (operator, mutant)."""
 
     def wrap(make: Callable[[Script, Check], Named]) -> Callable[[Script, Check], Named]:
         DIRECTED[kind] = make
@@ -46,7 +46,7 @@ def _contradicted(
     script: Script, ids: list[str], pattern: dict[str, Any], *, part: str, all_vars: bool = True
 ) -> Named:
     """Change the value at each leaf of the pattern's `result` or `args` in all of these calls, so that it no longer
-    fits.
+    matches.
     """
     row_kind = "result" if part == "result" else "call"
     for path, leaf in leaves(pattern.get(part, {})):
@@ -72,7 +72,7 @@ def _shared(spec: dict[str, Any]) -> set[str]:
 
 
 def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared: set[str]) -> Named:
-    """Replace every value that links the evidence to the guarded call."""
+    """Replace every value in the evidence that could identify the guarded call."""
     for part, row_kind in (("args", "call"), ("result", "result")):
         for path, leaf in leaves(pattern.get(part, {})):
             if leaf in shared if isinstance(leaf, str) else False:
@@ -82,7 +82,7 @@ def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared:
 
 @directed("guard")
 def break_guard(script: Script, check: Check) -> Named:
-    """Break the evidence: it is missing, failed, false, about something else, too late or out of date."""
+    """Break the evidence in several ways: missing, failed, false, about another subject, too late, or out of date."""
     spec, deeds = check.spec, hits(script, check.spec["call"])
     if not deeds:
         return
@@ -96,7 +96,7 @@ def break_guard(script: Script, check: Check) -> Named:
 
 
 def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deeds: list[str]) -> Named:
-    """Break the evidence for one need of a guard in every way that `break_guard` lists."""
+    """Break the evidence for one pattern in a guard's `needs`, in every way that `break_guard` lists."""
     pattern = {k: v for k, v in need.items() if k not in ("latest", "after")}
     proofs = [id for id in hits(script, pattern, ok=True) if id not in deeds]  # noqa: A001
     if not proofs:
@@ -190,7 +190,7 @@ def break_sum(script: Script, check: Check) -> Named:
 
 @directed("pace")
 def break_pace(script: Script, check: Check) -> Named:
-    """Make the calls too fast, without a time, too many consecutively, or not at all."""
+    """Make the calls too fast, without a timestamp, too many in a row, or not at all."""
     spec, ids = check.spec, hits(script, check.spec["call"])
     yield "call dropped", without(script, ids)
     if "min_gap_s" in spec and len(ids) > 1:
@@ -256,7 +256,7 @@ def break_claim(script: Script, check: Check) -> Named:
     claimed, unless = [], check.spec.get("unless")
     for i, row in enumerate(script.rows):
         if row["type"] == "say" and row["role"] == "assistant":
-            sentences = row["text"].replace(". ", ".\n").split("\n")  # split independently of the scorer's expression
+            sentences = row["text"].replace(". ", ".\n").split("\n")  # split without the scorer's own expression
             hit = [s for s in sentences if regex(check.spec["if"]).search(s)]
             if any(unless is None or not regex(unless).search(s) for s in hit):
                 claimed.append(i)
@@ -321,7 +321,7 @@ def _reworded(script: Script, change: Callable[[str], str]) -> Script:
 
 @directed("trigger")
 def break_trigger(script: Script, check: Check) -> Named:
-    """Don't load the skill, load another one, or make the loading fail; or load a skill that must not be loaded."""
+    """Don't load the skill, load another one, or make the load fail; or load a skill that must not be loaded."""
     ids = [r["id"] for r in script.rows if r["type"] == "call" and r["tool"] == "Skill"]
     if check.spec.get("loaded", True):
         yield "skill not loaded", without(script, ids)

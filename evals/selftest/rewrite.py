@@ -14,7 +14,7 @@ FAILED = {"ok": False, "code": "unreachable", "message": "no answer"}
 
 
 def hits(script: Script, pattern: dict[str, Any], *, ok: bool | None = None) -> list[str]:
-    """Return the ids of the calls that fit a pattern."""
+    """Return the ids of the calls that match a pattern."""
     env = script.end_state().facts
     return [c.id for c in script.transcript().calls if match_call(pattern, c, env, ok=ok) is not None]
 
@@ -47,7 +47,7 @@ def flipped(script: Script, ids: Collection[str]) -> Script:
 
 
 def index(script: Script, id: str, kind: str) -> int:  # noqa: A002
-    """Return the index of the call or result row of an id."""
+    """Return the index of the call or result row with an id."""
     return next(i for i, r in enumerate(script.rows) if r["type"] == kind and r["id"] == id)
 
 
@@ -76,7 +76,7 @@ def copies(script: Script, id: str, count: int, *, gap: float = 3600.0) -> list[
 
 
 def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
-    """Return the call and result rows of an example in a case."""
+    """Return the call and result rows for an example in a case."""
     ok = example.get("ok", True)
     call = {"type": "call", "id": id, "server": example.get("server", "gpuwarden"), "tool": example["tool"]}
     result = {"ok": ok, **example.get("result", {})} if call["server"] else example.get("result", "")
@@ -89,7 +89,7 @@ def closing(script: Script) -> int:
 
 
 def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, sub-pattern) of every leaf of an object pattern."""
+    """Yield (path, sub-pattern) for every leaf of an object pattern."""
     if isinstance(pattern, dict) and pattern and not any(k.startswith("@") for k in pattern):
         for key, part in pattern.items():
             yield from leaves(part, (*path, key))
@@ -98,7 +98,7 @@ def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def get(value: Any, path: Path) -> Any:
-    """Return the value at a path, None if it does not exist."""
+    """Return the value at a path, or None if the path does not exist."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -116,8 +116,8 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def spoilt(pattern: Any, value: Any) -> Iterator[Any]:
-    """Yield values that don't fit the pattern: one of another type, one with other content, and `...` for a missing
-    one.
+    """Yield values that don't match the pattern: one of another type, one with different content, and `...` for a
+    missing value.
     """
     others: list[Any] = [not value] if isinstance(value, bool) else []
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,7 +1,8 @@
-"""Test the scorer: witnesses and their harmless variants must pass, and every other transcript must fail.
+"""Test the scorer: witnesses (correct transcripts) and their harmless variants must pass, and all others must fail.
 
-Every mutant of every operator must be killed, every check must kill a mutant that no other check kills (or state why it
-is redundant), every operator must apply to at least one case, and junk must be scored as invalid.
+As in mutation testing, each operator changes a witness into mutants, and at least one check must fail for every mutant
+(kill it). Every check must kill a mutant that no other check kills, or state why the check is redundant. Every operator
+must apply to at least one case, and junk must be scored as invalid.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
         report.faults += [f"{name} in witness/ does not belong to a case" for name in orphans(cases, folder)]
         applied = report.operators.keys()
         operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
-        report.faults += [f"the operator {operator!r} never applied" for operator in sorted(operators - applied)]
+        report.faults += [f"the operator {operator!r} was never applied" for operator in sorted(operators - applied)]
         kinds = {name.partition(":")[0] for name in applied if ":" in name}
         report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
         with tempfile.TemporaryDirectory() as scratch:
@@ -117,7 +118,7 @@ def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -
             report.faults.append(f"{case.id}: the mutant passes: {operator}{f' (check {aim})' if aim else ''}")
         elif aim and aim not in found.failing:
             # Another check caught the mutant. That would hide a bug in the check that the mutant was made for.
-            report.faults.append(f"{case.id}: the check {aim} itself does not catch: {operator}")
+            report.faults.append(f"{case.id}: the check {aim} does not detect its own mutant: {operator}")
         if found.verdict is Verdict.FAIL and len(found.failing) == 1:
             (only,) = found.failing
             report.sole[only if only.startswith(("H-", "limit-")) else f"{case.id}/{only}"] += 1
@@ -152,4 +153,4 @@ def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bo
         for check in case.checks:
             if not report.sole[f"{case.id}/{check.id}"] and not check.redundant:
                 fault = f"{case.id}: the check {check.id} kills no mutant that other checks miss"
-                report.faults.append(f"{fault}; drop it, or explain in `redundant` why it stays")
+                report.faults.append(f"{fault}; remove it, or explain in `redundant` why it is kept")

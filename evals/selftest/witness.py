@@ -19,7 +19,7 @@ from evals.transcripts.canonical import OURS, Transcript
 from evals.transcripts.load_canonical import of_rows
 
 WITNESSES: Final = HERE / "witness"
-MAX_BYTES: Final = 4 << 20  # a recorded transcript may have any size, but a witness is written by hand
+MAX_BYTES: Final = 4 << 20  # witnesses are written by hand and short, unlike recorded transcripts
 Row = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def read_script(path: Path) -> Script:
 
 
 def is_script(path: Path) -> bool:
-    """Return true if a file's last line is that of a witness. The other lines are not checked."""
+    """Return true if a file's last line has the format of a witness's last line. The other lines are not checked."""
     try:
         rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
     except (EvalError, OSError):
@@ -81,5 +81,5 @@ def variants(case: Case, mark: str, folder: Path = WITNESSES) -> Iterator[tuple[
 
 
 def orphans(cases: dict[str, Case], folder: Path = WITNESSES) -> list[str]:
-    """Return the files that belong to no case, such as the witness of a renamed case."""
+    """Return the files that don't belong to any case, such as the witness of a renamed case."""
     return sorted(p.name for p in folder.iterdir() if p.name.partition(".")[0] not in cases)

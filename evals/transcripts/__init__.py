@@ -1,1 +1,1 @@
-"""Read and write transcripts of many formats."""
+"""Read and write transcripts in several formats."""

@@ -1,4 +1,4 @@
-"""Define the canonical format, to which every transcript is converted before scoring.
+"""Define the canonical format. Every transcript is converted to it before scoring.
 
 A transcript is a sequence of events: a call is issued, its result arrives, or a message is sent. All events share one
 counter, so `a.done_seq < b.seq` means that `a`'s result arrived before `b` was issued.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 OURS = frozenset({"gpuwarden", "plugin_gpuwarden_gpuwarden", "plugin:gpuwarden:gpuwarden"})
-"""The names of the server under test in clients, alone and as part of a plug-in."""
+"""The names under which clients list the server under test, installed alone or as part of a plug-in."""
 
 MAIN = "main"
 FORMAT = "gpuwarden-transcript/1"
@@ -23,7 +23,7 @@ ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "sha
 
 REMEDIES: Final[dict[ProblemKind, str]] = {
     "unreadable": "Record the session again; if the file has another format, specify it with --format",
-    "unmatched": "Provide the complete file: the counterpart of this line is missing",
+    "unmatched": "Provide the complete file: the call or the result that belongs to this line is missing",
     "duplicate": "Provide a separate file for each session, so that every id is unique",
     "unfinished": "Record the session to its end",
     "shape": "See 'How a trial is judged' in evals/README.md",
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def command(self) -> str | None:
-        """Return the command line if this is a call of the harness's own shell tool; None for any other call."""
+        """Return the command line if the call is to the harness's own shell tool; None for any other call."""
         if self.server or not isinstance(self.args, dict):
             return None
         for key in ("command", "cmd", "script", "chars"):
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(slots=True)
 class Say:
-    """A message from the user, the assistant or the harness (`meta`: text inserted by a skill or a compaction)."""
+    """A message from the user, the assistant or the harness; `meta` if a skill or a compaction inserted it."""
 
     seq: int
     role: str
@@ -114,7 +114,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Transcript:
-    """An agent's actions and messages, and the problems found while reading them."""
+    """An agent's actions and messages, and the problems found while reading the transcript."""
 
     meta: Meta
     calls: list[Call]
@@ -128,9 +128,7 @@ class Transcript:
 
 
 def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
-    """Yield the canonical lines of a transcript in order. `load_canonical` converts them to the same transcript
-    again.
-    """
+    """Yield the canonical lines of a transcript in order. `load_canonical` reads them back into the same transcript."""
     meta = transcript.meta
     head = {"session": meta.session, "model": meta.model}
     yield {"type": "meta", "format": FORMAT, **{k: v for k, v in head.items() if v}}

@@ -12,7 +12,7 @@ _SILENT = frozenset({"thinking", "redacted_thinking", "image", "document"})
 
 
 class MessageReader:
-    """Adds messages to a transcript and adds up the tokens that the model used.
+    """Adds messages to a transcript and sums the tokens that the model used.
 
     One message of the model may span several lines with the same id; the last of them contains the usage of the whole
     message.
@@ -55,7 +55,7 @@ class MessageReader:
                     self.builder.problem("unreadable", f"a content block of the unknown type {unknown!r}", line)
 
     def close(self) -> None:
-        """Write the totals of turns and tokens."""
+        """Write the total numbers of turns and tokens."""
         meta = self.builder.meta
         meta.turns = meta.turns if meta.turns is not None else len(self._usage) or None
         if meta.tokens is None and self._usage:

@@ -1,4 +1,4 @@
-"""Export a transcript as an ATIF v1.8 trajectory. ATIF stores results by step, so each call becomes a separate step.
+"""Export a transcript as an ATIF v1.8 trajectory. ATIF stores results per step, so each call becomes a separate step.
 
 Calls that overlapped share one step: ATIF can't express that the result of one call arrived before another was issued.
 """
@@ -15,7 +15,7 @@ _SOURCES = {"user": "user", "assistant": "agent", "meta": "system"}
 
 
 def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[str, Any]:
-    """Return the trajectory as a plain object."""
+    """Return the trajectory as a dict."""
     steps: list[dict[str, Any]] = []
     for group in _groups(transcript):
         step: dict[str, Any]
@@ -46,7 +46,7 @@ def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[st
 
 
 def _groups(transcript: Transcript) -> list[Say | list[Call]]:
-    """Group the calls that overlapped; each message ends a group."""
+    """Group overlapping calls; each message ends a group."""
     events: list[Say | Call] = sorted([*transcript.says, *transcript.calls], key=lambda e: e.seq)
     groups: list[Say | list[Call]] = []
     open_until = -1

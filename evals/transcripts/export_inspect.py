@@ -17,7 +17,7 @@ _ROLES = {"meta": "system"}
 
 
 def export(summary: Summary, trials: Sequence[Trial], cases: dict[str, Case]) -> dict[str, Any]:
-    """Return the log as a plain object; INFRA trials are samples with an error and without a score."""
+    """Return the log as a plain object; INFRA trials become samples with an error and without a score."""
     samples = [_sample(trial, cases[trial.case]) for trial in trials]
     model = summary.run.model or f"none/{summary.run.agent}"
     rate = summary.rate

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def sub(value: Any, *keys: str) -> Any:
-    """Return `value[k1][k2]...`, or None if a step is missing or not an object."""
+    """Return `value[k1][k2]...`, or None if a key is missing or a value on the way is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -39,7 +39,7 @@ def seconds(stamp: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Return the value if it is a count, otherwise None."""
+    """Return the value if it is an integer, otherwise None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -1,6 +1,6 @@
 """Load ATIF trajectories (schema `ATIF-v1.*`).
 
-Results belong to a step, so they are treated as if they arrived after all calls of the step.
+ATIF records results per step, so results are treated as if they arrived after all calls in the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROLES = {"system": "meta", "user": "user", "agent": "assistant"}
 
 
 def claims(source: Source) -> bool:
-    """Return whether the file is one document with ATIF's `schema_version`."""
+    """Return whether the file is a single document with ATIF's `schema_version`."""
     version = sub(source.shape, "schema_version")
     return isinstance(version, str) and version.startswith("ATIF-")
 

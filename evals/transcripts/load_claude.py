@@ -1,4 +1,4 @@
-"""Load Claude Code's session files (`~/.claude/projects/<folder>/<session>.jsonl`) and their subagents' files.
+"""Load Claude Code session files (`~/.claude/projects/<folder>/<session>.jsonl`) and the files of their subagents.
 
 Abandoned branches of a session are kept, because the calls in them were made and paid for even if the user rewound the
 session later.
@@ -18,7 +18,7 @@ _TALK = ("user", "assistant")
 
 
 def claims(source: Source) -> bool:
-    """Return whether an early line has `uuid`, `sessionId` and `message`, without the keys of stream-json."""
+    """Return whether one of the first lines has `uuid`, `sessionId` and `message`, without the keys of stream-json."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:200] if isinstance(r, dict)]
     return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
@@ -29,7 +29,7 @@ _Line = tuple[str, int, dict[str, Any], str]
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript; lines of subagents are merged by time."""
+    """Load one transcript. Lines from subagents are merged by time."""
     builder, name = TranscriptBuilder("claude", bare=source.bare), source.path.name
     lines: list[_Line] = []
     for number, row in source.rows:
@@ -50,7 +50,7 @@ def load(source: Source) -> list[Transcript]:
             at = seconds(row.get("timestamp"))
             reader.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
         elif "message" in row and kind != "progress":
-            builder.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
+            builder.problem("unreadable", f"a line of the unknown type {kind!r} has a message", number)
         else:
             builder.ignore(kind)
     builder.file = ""
@@ -65,7 +65,7 @@ def _by_time(builder: TranscriptBuilder, lines: list[_Line]) -> list[_Line]:
         builder.file, number, row, _ = line
         at = seconds(row.get("timestamp"))
         if at is None and row.get("type") in _TALK:
-            builder.problem("unreadable", "with subagents, the position of a message without a time is unknown", number)
+            builder.problem("unreadable", "a message without a time can't be ordered among subagent messages", number)
         last = last if at is None else at
         timed.append((last, line))
     return [line for _, line in sorted(timed, key=lambda t: t[0])]

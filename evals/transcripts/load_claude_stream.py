@@ -55,7 +55,7 @@ def load(source: Source) -> list[Transcript]:
         elif kind in _QUIET:
             builder.ignore(f"{kind}/{row.get('subtype', '')}".rstrip("/"))
         else:
-            builder.problem("unreadable", f"a line of the unknown type {kind!r}", line)
+            builder.problem("unreadable", f"a line of unknown type {kind!r}", line)
     if not closed:
         builder.problem("unfinished", "the `result` line is missing: the stream was interrupted")
     reader.close()

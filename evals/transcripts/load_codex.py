@@ -81,11 +81,11 @@ def item(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, 
     elif kind in _QUIET or not ({"call_id", "arguments"} & payload.keys()):
         builder.ignore(kind)
     else:
-        builder.problem("unreadable", f"a call in an item of the unknown type {kind!r}", line)
+        builder.problem("unreadable", f"a call in an item of unknown type {kind!r}", line)
 
 
 def _nested(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """Add a call that a script of the model made. Codex reports these calls only after they end."""
+    """Add a call made by a script that the model wrote. Codex reports these calls only after they end."""
     done = payload.get("item")
     if payload.get("type") != "item_completed" or not isinstance(done, dict) or builder.knows(done.get("id")):
         return

@@ -55,7 +55,7 @@ def _turn(builder: TranscriptBuilder, kind: str, row: dict[str, Any], line: int)
         case "turn.failed" | "error":
             builder.end("error", str(sub(row, "error", "message") or row.get("message") or kind))
         case _:
-            builder.problem("unreadable", f"a line of the unknown type {kind!r}", line)
+            builder.problem("unreadable", f"a line of unknown type {kind!r}", line)
 
 
 def _item(builder: TranscriptBuilder, stage: str, item: dict[str, Any], line: int) -> None:
@@ -78,4 +78,4 @@ def _item(builder: TranscriptBuilder, stage: str, item: dict[str, Any], line: in
     elif kind in _QUIET:
         builder.ignore(kind)
     elif done:
-        builder.problem("unreadable", f"an item of the unknown type {kind!r}", line)
+        builder.problem("unreadable", f"an item of unknown type {kind!r}", line)

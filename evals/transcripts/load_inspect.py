@@ -59,7 +59,7 @@ def _sample(sample: dict[str, Any], bare: str | None) -> Transcript:
                     builder.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
                 builder.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
         else:
-            builder.problem("unreadable", f"a message of the unknown role {role!r}", line)
+            builder.problem("unreadable", f"a message with the unknown role {role!r}", line)
     if sample.get("error"):
         builder.end("error", str(sub(sample, "error", "message")))
     elif sample.get("limit"):

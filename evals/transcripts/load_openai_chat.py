@@ -10,7 +10,7 @@ from evals.transcripts.transcript_builder import TranscriptBuilder
 
 
 def claims(source: Source) -> bool:
-    """Return whether every item has a role, and no content block belongs to a tool."""
+    """Return whether every item has a role and no content block is a tool call or tool result."""
     rows = messages(source)
     return bool(rows) and dialect(rows) == "openai"
 

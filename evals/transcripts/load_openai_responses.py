@@ -1,4 +1,4 @@
-"""Load sessions of OpenAI's Responses API: one flat list of messages, calls and outputs, without an error flag."""
+"""Load sessions from OpenAI's Responses API: a flat list of messages, calls and outputs, without an error flag."""
 
 from __future__ import annotations
 

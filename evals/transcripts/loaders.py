@@ -1,4 +1,4 @@
-"""Find the loader of a transcript. A loader is a module `load_<format>.py` in this folder, found by its name.
+"""Find the loader for a transcript. A loader is a module `load_<format>.py` in this folder, found by its name.
 
 Each loader has `claims(source) -> bool`, which is true only for its own format, and `load(source) -> list[Transcript]`.
 """
@@ -19,14 +19,14 @@ _PREFIX = "load_"
 
 
 class Loader(Protocol):
-    """The interface of a module `load_<format>`."""
+    """The interface of a `load_<format>` module."""
 
     def claims(self, source: Source) -> bool:
-        """Return true if the file has this format. It must be false for every other format."""
+        """Return true only if the file has this format."""
         ...
 
     def load(self, source: Source) -> list[Transcript]:
-        """Load all transcripts of the file; most formats have one."""
+        """Load all transcripts in the file. In most formats, a file has one transcript."""
         ...
 
 
@@ -37,25 +37,25 @@ def formats() -> list[str]:
 
 @cache
 def loader(name: str) -> Loader:
-    """Return the loader of the format with this name. Raises EvalError if the name is unknown."""
+    """Return the loader for the format with this name. Raises EvalError if the name is unknown."""
     if name not in formats():
         raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 
 def recognise(source: Source) -> list[str]:
-    """Return the formats whose loader claims a file. A file can be read if there is exactly one."""
+    """Return the formats whose loaders claim a file. A file can be read only if exactly one loader claims it."""
     return [name for name in formats() if loader(name).claims(source)]
 
 
 def read(path: Path, *, format: str | None = None, bare: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Read a transcript file. Errors in its content are listed in `problems` and never raise."""
+    """Read a transcript file. Errors in its content are listed in `problems` and not raised."""
     source = Source(path, bare=bare)
     return read_source(source, format)
 
 
 def read_source(source: Source, format: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Load the transcripts of an open source, as `read` does."""
+    """Load the transcripts in a source that is already open, as `read` does."""
     transcripts = _transcripts(source, format)
     for transcript in transcripts:
         own = [p if p.file else replace(p, file=source.path.name) for p in transcript.problems]

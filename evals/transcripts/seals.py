@@ -65,7 +65,7 @@ class Chain:
 
 
 def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
-    """List the faults in the seals of the calls to the server under test; empty if all are valid.
+    """List the errors in the seals of the calls to the server under test; empty if all are valid.
 
     `cut`: the session died, so the last replies may not have arrived.
     """

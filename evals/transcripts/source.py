@@ -26,20 +26,20 @@ class Source:
     """The bytes of one file as JSON lines (`rows`) or as one JSON document (`document`)."""
 
     def __init__(self, path: Path, *, bare: str | None = None) -> None:
-        """Open a source. `bare` is the server that tools belong to if their names contain no server."""
+        """Open a source. `bare` is the server of the tools whose names do not contain a server."""
         self.path = path
         self.bare = bare
         self.problems: list[Problem] = []
         self.data = self._read()
 
     def _read(self) -> bytes:
-        """Return the file's bytes, unpacked if it is gzip; empty if it is unreadable or too large."""
+        """Return the file's bytes, decompressed if the file is gzip; empty if the file is unreadable or too large."""
         try:
             size = self.path.stat().st_size
             if size > MAX_FILE:
                 return self._refuse(_TOO_LARGE)
             with self.path.open("rb") as file:
-                # A read allocates the size that it is given, so the file's size is used: this keeps small files cheap.
+                # `read` allocates as many bytes as requested; requesting the file's size keeps small files cheap.
                 data = file.read(size + 1)
             if data.startswith(_ZSTD):
                 return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
@@ -58,7 +58,9 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """Return the whole file as text, or an empty text for an archive. Bytes that are not UTF-8 are a problem."""
+        """Return the whole file as text, or an empty string for an archive. Bytes that are not UTF-8 are recorded as a
+        problem.
+        """
         if self.data.startswith(ZIP):
             return ""
         try:
@@ -70,7 +72,7 @@ class Source:
 
     @cached_property
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (line number, object) of every JSON line; other lines are problems."""
+        """Return (line number, object) for every JSON line; other lines are recorded as problems."""
         rows = []
         for number, line in enumerate(self.text.split("\n"), 1):
             if not line or line.isspace():
@@ -109,8 +111,10 @@ class Source:
 
     @cached_property
     def head(self) -> dict[str, Any]:
-        """Return the first line as an object, or {}. It is cheap, because it is used to recognize formats."""
-        found = _FIRST_LINE.search(self.text)  # copies only the first line, because a text may be long
+        """Return the first line as an object, or {}. The other lines are not parsed, because this is used to detect
+        formats.
+        """
+        found = _FIRST_LINE.search(self.text)  # copies only the first line, because the file may be large
         try:
             row = json.loads(found[0] if found else "")
         except (ValueError, RecursionError):

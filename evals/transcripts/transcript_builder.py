@@ -1,4 +1,4 @@
-"""Convert records of other programs to calls, results and messages. Loaders call the builder, which never guesses
+"""Convert records from other programs into calls, results and messages. Loaders call the builder, which never guesses
 missing data.
 
 Duplicate ids, results before their call, calls without a result, a tool name that two servers share and a reply without
@@ -83,9 +83,7 @@ class TranscriptBuilder:
     """Collects the events of one transcript in the order in which they happened."""
 
     def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
-        """Start a transcript. `bare` is the server that tools belong to if their names contain no server, if it is
-        known.
-        """
+        """Start a transcript. `bare` is the server, if known, of the tools whose names do not contain a server."""
         self.meta = Meta(format=format)
         self.bare = bare
         self.file = ""
@@ -124,7 +122,7 @@ class TranscriptBuilder:
         server, tool = split_name(name) if server is None else (server, name)
         if not server and tool in TOOLS:
             if self.bare is None:
-                text = f"the call of {tool} names no server; pass --bare SERVER if there is only one"
+                text = f"the call to {tool} does not name a server; pass --bare SERVER if there is only one"
                 self.problem("shape", text, line)
             server = self.bare or ""
         if isinstance(args, str):
@@ -162,7 +160,7 @@ class TranscriptBuilder:
         """
         call = self._calls.get(id) if isinstance(id, str) else None
         if call is None:
-            self.problem("unmatched", f"a result for the call {id!r}, which was not issued before it", line)
+            self.problem("unmatched", f"a result for the call {id!r}, which was not issued before the result", line)
             return
         value, flag = (content, None) if literal else decode(content, parse=bool(call.server))
         if call.server and not isinstance(value, dict) and isinstance(raw, dict):
@@ -191,10 +189,10 @@ class TranscriptBuilder:
         self.meta.ended, self.meta.why = ended, why[:500]
 
     def finish(self) -> Transcript:
-        """Close the transcript. A call without a result is a problem."""
+        """Close the transcript. A call without a result is recorded as a problem."""
         for call in self._calls.values():
             if call.done_seq is None:
-                self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")
+                self.problem("unfinished", f"no result for the call {call.id!r} to {call.tool}")
         if self.meta.ended == "unknown":
             if self._last == "assistant":
                 self.meta.ended = "completed"

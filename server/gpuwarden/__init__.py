@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    """Look up the version lazily: reading a package's metadata takes as long as starting the command line."""
+    """Look up the version lazily, because reading a package's metadata takes as long as starting the command line."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -20,14 +20,14 @@ from gpuwarden.private import private_folder
 def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
 ) -> Context:
-    """Return a context over the user's ledger and policy. `actor` names the interface in the ledger: cli, mcp.
+    """Return a context for the user's ledger and policy. `actor` is the interface that the ledger records, such as cli.
 
     Raises BadRequest for an invalid policy, LedgerError for an unusable ledger.
     """
     env = os.environ if env is None else env
     config = config or load_config(env)
     if clock is None:
-        # Only rehearsals use a shifted clock, never a real platform.
+        # A shifted clock is used only in rehearsals, never with a real platform.
         shifted = env.get("GPUWARDEN_REHEARSAL_CLOCK")
         clock = ShiftedClock(Path(shifted)) if shifted else SystemClock()
     try:
@@ -53,7 +53,8 @@ def open_context(
 def record_policy(config: Config, now: float) -> None:
     """Record the policy file that this ledger uses: at first use, and again after the user has edited the file.
 
-    Nothing is written while the environment names a file or ledger other than the recorded one. Raises LedgerError.
+    Nothing is written while the environment specifies a policy file or ledger other than the recorded one. Raises
+    LedgerError.
     """
     known = config.recorded
     if any(notice.question for notice in config.notices) or (known and known.digest == config.digest):
@@ -61,5 +62,5 @@ def record_policy(config: Config, now: float) -> None:
     if known is None:
         write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
         return
-    with contextlib.suppress(LedgerError):  # on a full disk the old digest stays; only the path matters
+    with contextlib.suppress(LedgerError):  # on a full disk, the old digest is kept; only the path is needed
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))

@@ -1,8 +1,9 @@
 """Configuration: the folders that gpuwarden uses, and the user's policy.
 
-The policy is one TOML file. A variable whose name is the path in capitals (`caps.per_job_usd` is
-`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter if the marker at the field allows it. A variable that would
-loosen a value is ignored and becomes a notice. Each effective value records its origin.
+The policy is one TOML file. Each setting has an environment variable with the setting's path in capitals
+(`GPUWARDEN_CAPS_PER_JOB_USD` for `caps.per_job_usd`). It can make the value stricter if the marker on the field allows
+this. A variable that would loosen a value is ignored and reported in a notice. The origin of each effective value is
+recorded.
 
 | variable | meaning |
 |---|---|
@@ -36,7 +37,7 @@ MAX_POLICY = 1 << 20
 
 @dataclass(frozen=True)
 class Setting:
-    """One effective value and its origin: `default`, `file` or the name of a variable."""
+    """One effective value with its origin: `default`, `file` or the name of a variable."""
 
     path: str
     value: object
@@ -62,7 +63,7 @@ class Config:
 
     @property
     def recorded(self) -> Record | None:
-        """Return this ledger's own record of the policy in use, None if it has none."""
+        """Return this ledger's own record of the policy in use; None if there is no record."""
         return self.standing.own
 
     @property
@@ -79,10 +80,10 @@ class Config:
 def load_config(env: Mapping[str, str] | None = None, before: Config | None = None) -> Config:
     """Read the policy file and the environment.
 
-    `before` is the configuration that this process read last. It is returned if record and file are unchanged.
+    `before` is the configuration that this process read last. It is returned if the record and the file are unchanged.
 
     Raises:
-        BadRequest: names the invalid file or variable, or a file that has become empty since `before`.
+        BadRequest: a file or variable is invalid, or a file has become empty since `before`; the message names it.
         LedgerError: the record of the policy in use can't be read.
 
     """
@@ -113,7 +114,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
             Setting(
                 f.path,
                 value_at(policy, f.path),
-                # the origin of the value itself, or of any entry of a table of names
+                # the origin of the value itself or, for a table of names, of any of its entries
                 next((origins[name] for name in origins if f"{name}.".startswith(f"{f.path}.")), "default"),
             )
             for f in policy_fields()
@@ -125,7 +126,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
 
 
 def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForce]:
-    """Return a function that reads the policy in force. It raises the errors of `load_config`."""
+    """Return a function that reads the policy in force. It raises the same errors as `load_config`."""
 
     def read() -> InForce:
         nonlocal config
@@ -136,7 +137,7 @@ def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForc
 
 
 def read_policy(file: Path) -> tuple[Policy, str]:
-    """Return a policy file's policy, without variables, and its digest. Raises BadRequest that names the mistake."""
+    """Return the policy in a file, without variables, and its digest. Raises BadRequest, which names the mistake."""
     content = _read(file, required=True)
     table = _parsed(file, content)
     return _validated(table, dict.fromkeys(_paths_in(table), "file"), file), digest_of(content)
@@ -145,11 +146,11 @@ def read_policy(file: Path) -> tuple[Policy, str]:
 def _tightened(
     policy: Policy, env: Mapping[str, str], origins: dict[str, str], file: Path
 ) -> tuple[Policy, list[Notice]]:
-    """Apply the variables that make the file's policy stricter. Return it with a notice for each ignored variable."""
+    """Apply variables that make the file's policy stricter. Return the policy, and a notice per ignored variable."""
     ignored = []
     for field in policy_fields():
         name = PREFIX + field.path.upper().replace(".", "_")
-        if not env.get(name):  # a client that passes variables by name passes unset variables as empty text
+        if not env.get(name):  # a client that passes variables by name passes unset variables as empty strings
             continue
         if field.by_variable is None:
             ignored.append(Notice("file_only", name, "", about=field.path))
@@ -187,7 +188,7 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
 
 def _read(file: Path, *, required: bool) -> bytes:
     try:
-        # If it is a pipe, opening must not block; if it is a device, reading must end.
+        # If the path is a pipe, opening it must not block; if it is a device, reading it must end.
         with os.fdopen(
             os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
         ) as stream:
@@ -240,7 +241,7 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 
 
 def in_short(value: object) -> str:
-    """Format a value of the policy for display."""
+    """Format a policy value for display."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not set"
     if isinstance(value, dict):

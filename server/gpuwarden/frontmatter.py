@@ -1,8 +1,8 @@
-"""Strict YAML front matter, for profiles and references alike.
+"""Parse strict YAML front matter in profiles and references.
 
-Only plain data is allowed: mappings with text keys, lists, text, whole and decimal numbers, `true`, `false`, `null`.
-Duplicate keys, anchors and tags are refused. YAML 1.1's implicit types (`no` for false, `2026-08-20` for a date,
-`1:30` for ninety) are read as text. Every error is a BadRequest that begins with `file:line:`.
+Only plain data is allowed: mappings with string keys, lists, strings, integers, decimal numbers, `true`, `false`,
+`null`. Duplicate keys, anchors and tags are refused. YAML 1.1's implicit types (`no` for false, `2026-08-20` for a
+date, `1:30` for 90) are read as strings. Every error is a BadRequest that begins with `file:line:`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.core.inputs import in_words
 
 try:
     from yaml.cyaml import CParser as Parser  # type: ignore[attr-defined]  # libyaml is eight times faster
-except ImportError:  # PyYAML was built without libyaml
+except ImportError:  # without libyaml
 
     class Parser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):  # type: ignore[no-redef]
         """Parse YAML events in pure Python."""
@@ -53,7 +53,7 @@ class FrontMatter(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsed:
-    """Plain data, and the line number of every value, keyed by its path of keys and indexes."""
+    """Plain data, and the line number of every value, keyed by the keys and indexes that lead to the value."""
 
     value: dict[str, Any]
     lines: dict[tuple[str | int, ...], int]
@@ -82,7 +82,7 @@ def load_front_matter(model: type[M], text: str, *, name: str) -> tuple[M, str, 
 
 
 def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
-    """Validate parsed data as a `model` without coercing types: `"yes"` is not a boolean. Raises BadRequest."""
+    """Validate parsed data as a `model` without type coercion, so `"yes"` is not a boolean. Raises BadRequest."""
     try:
         return model.model_validate_json(json.dumps(parsed.value), strict=True)
     except ValidationError as error:
@@ -114,7 +114,7 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
     except RecursionError as error:
         raise _wrong(name, first_line, "values are nested too deeply") from error
     except (ValueError, OverflowError) as error:  # raised by PyYAML's pure Python scanner
-        raise _wrong(name, first_line, "contains an escape of a character that does not exist") from error
+        raise _wrong(name, first_line, "contains an escape sequence for a character that does not exist") from error
     return Parsed(value, {loc: first_line + line for loc, line in lines.items()})
 
 
@@ -170,7 +170,7 @@ def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | 
         pairs: dict[str, yaml.Node] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
-                raise yaml.MarkedYAMLError(problem="a key that is not text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key that is not a string", problem_mark=key.start_mark)
             if key.value in pairs:
                 twice = f"the key {key.value!r} appears twice here"
                 raise yaml.MarkedYAMLError(problem=twice, problem_mark=key.start_mark)

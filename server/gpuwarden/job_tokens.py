@@ -1,7 +1,7 @@
-"""Tokens of single jobs, which a job's program uses to report its metrics and alerts.
+"""Tokens for individual jobs, which a job's program uses to report its metrics and alerts.
 
-Tokens are derived from the installation's key and not stored: a token proves one job id for one purpose, and the server
-needs no file to check it. A token of another installation or another job does not match.
+Tokens are derived from the installation's key and are not stored. A token proves one job id for one purpose, and the
+server checks it without reading a file. A token from another installation or for another job does not match.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuwarden.known_secrets import installation_key
 
 Purpose = Literal["metrics", "alerts"]
 PREFIXES: Final[dict[Purpose, str]] = {"metrics": "gwj", "alerts": "gwk"}
-"""First letters of a job's token (`JOB_TOKEN`) and of its key for alerts (`INTERNAL_API_KEY`)."""
+"""Prefixes of a job's token (`JOB_TOKEN`) and of its key for alerts (`INTERNAL_API_KEY`)."""
 MAX_TOKEN: Final = 256
 
 
@@ -47,5 +47,5 @@ def job_of(home: Path, token: str) -> tuple[str, Purpose] | None:
 
 @lru_cache(maxsize=16)
 def _key(home: Path, purpose: Purpose) -> bytes:
-    """Return the key of a purpose. Cached, because a server checks thousands of tokens per second."""
+    """Return the key for a purpose. It is cached, because a server checks thousands of tokens per second."""
     return installation_key(home, f"job {purpose}")

@@ -1,8 +1,8 @@
-"""Remember the secrets that jobs were given, so that a later process without them can redact them from its replies.
+"""Remember the secrets that jobs were given, so that later processes that don't have them can redact them in replies.
 
 The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and the key of this
-installation. A program that can read both files can test guesses; but it could also read the values in a shell's
-environment.
+installation. A program that can read both files can test guesses, but such a program could also read the values
+from a shell's environment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpuwarden.private import private_folder
 
 FILE: Final = "secrets.jsonl"
 MAX_BYTES: Final = 1 << 20
-"""Maximum number of bytes read from the file: enough for thousands of secrets."""
+"""Maximum number of bytes that are read from the file, which is enough for thousands of secrets."""
 
 
 def installation_key(home: Path, purpose: str) -> bytes:
-    """Return 32 bytes for one purpose, derived from a random key that never leaves this machine.
+    """Return a 32-byte key for one purpose, derived from a random key that never leaves this machine.
 
     The random key is created at first use.
     """
@@ -40,7 +40,7 @@ def installation_key(home: Path, purpose: str) -> bytes:
             out.flush()
             os.fsync(out.fileno())
         try:
-            os.link(draft, place)  # the first process wins; the others use its key
+            os.link(draft, place)  # the first process to create the file determines the key
         except FileExistsError:
             pass
         finally:
@@ -50,7 +50,7 @@ def installation_key(home: Path, purpose: str) -> bytes:
 
 
 class KnownSecrets:
-    """The digests of one state folder. Any number of processes may add to them."""
+    """The digests in one state folder. Any number of processes may add digests."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -59,7 +59,9 @@ class KnownSecrets:
         self._known: frozenset[SecretDigest] = frozenset()
 
     def remember(self, values: Iterable[str]) -> None:
-        """Add the digests of values. Raises DiskError, so that no job gets a secret that can't be redacted later."""
+        """Add the digests of values. Raises DiskError if that fails, so that no job gets a secret that can't be
+        redacted.
+        """
         try:
             key, known = self._key(), self._digests()
             new = {SecretDigest.of(key, part) for value in values for part in parts_of(value)} - known
@@ -88,7 +90,7 @@ class KnownSecrets:
         return installation_key(self.home, "secrets")
 
     def _digests(self) -> frozenset[SecretDigest]:
-        """Return the digests in the file; read it again if another process has added to it."""
+        """Return the digests in the file. Read the file again if another process has added digests."""
         try:
             info = self._file.stat()
         except OSError:

@@ -53,7 +53,7 @@ Home = Annotated[str, Field(pattern=_HOME.pattern)]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}$")]
 Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
 
-# A long string of letters and digits that contains no word counts as a key: old wandb keys are 40 hex
+# A long string of letters and digits that contains no word is treated as a key: old wandb keys are 40 hex
 # digits, and many clouds issue keys of 32 letters.
 _OPAQUE = re.compile(r"(?<![A-Za-z0-9+])(?=[A-Za-z+]*\d)(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
 _TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
@@ -104,7 +104,9 @@ class Notes(Frozen):
     platforms: dict[Annotated[str, Field(pattern=rf"^{_PLATFORM}$")], Told] = {}
 
     def of(self, platform: str) -> Told:
-        """Return the notes on a platform; for `ssh/ALIAS` fall back to those on every `ssh` machine."""
+        """Return the notes on a platform. For `ssh/ALIAS` without notes, return those on `ssh`, which apply to all
+        aliases.
+        """
         return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
 
 
@@ -138,8 +140,8 @@ def read_notes(text: str, name: str) -> Notes:
 def change(file: Path, key: str, value: str | None, check: Callable[[Notes], None]) -> None:
     """Set `key` (dotted) to `value`, or remove it if None; a fact is appended. The rest of the file stays unchanged.
 
-    The new text is validated strictly and by `check` before it replaces the old one. Raises BadRequest without any
-    change.
+    The new text is validated strictly and by `check` before it replaces the old one. Raises BadRequest, and leaves the
+    file unchanged, if the new text is not valid.
     """
     import tomlkit
 
@@ -186,7 +188,7 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
 
 
 def looks_secret(text: str) -> bool:
-    """Return whether a text contains a possible key, token or password."""
+    """Return whether a string contains a possible key, token or password."""
     return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
 
 
@@ -231,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield every string of the file with its path, and every key that looks like a secret."""
+    """Yield every string in the file with its path, and every key that looks like a secret."""
     if isinstance(value, str):
         yield loc, value
     elif isinstance(value, dict):
@@ -245,7 +247,7 @@ def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Return the line of every table and key. tomllib reports none, so this parses headings and names."""
+    """Return the line of every table and key. tomllib does not report lines, so headings and names are parsed here."""
     found: dict[tuple[str | int, ...], int] = {}
     base: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,6 +1,7 @@
-"""Identify the user on whose behalf an action is taken. An event's actor is the interface and that user: `http/alice`.
+"""Identify the user on whose behalf an action is taken. An event's actor is interface and user: `http/alice`.
 
-A process acts for the user who runs it. If it serves several users, each request acts for its sender.
+A process acts on behalf of the user who runs it. If the process serves several users, each request acts on behalf of
+its sender.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _PERSON: Final[ContextVar[str]] = ContextVar("gpuwarden_person", default="")
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Attribute all actions in this block, and in the tasks that it starts, to a user."""
+    """Attribute to a user all actions in this block and in the tasks that it starts."""
     before = _PERSON.set(person)
     try:
         yield
@@ -25,18 +26,18 @@ def acting_as(person: str) -> Iterator[None]:
 
 
 def acting(process: str) -> str:
-    """Return the current actor in a process whose own actor is `process`."""
+    """Return the current actor; `process` is the actor of the process itself."""
     person = _PERSON.get()
     return f"{process.partition('/')[0]}/{person}" if person else process
 
 
 def person_of(actor: str) -> str:
-    """Return the user of an event's actor; empty in events of older ledgers, which did not record it."""
+    """Return the user in an event's actor; empty for events from older versions, which did not record the user."""
     return actor.partition("/")[2]
 
 
 def user_here() -> str:
-    """Return the name of the user who runs this process, from the account, because any program can set a variable."""
+    """Return the name of this process's user, read from the account because any program can set a variable."""
     try:
         import pwd
 

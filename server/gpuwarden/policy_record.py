@@ -1,11 +1,12 @@
-"""Record the policy file in use, next to the ledger, and build notices if another file is named.
+"""Record the policy file in use, next to the ledger, and build notices if a variable names another file.
 
-A variable can name any file, and the program that starts a process sets its variables. So the first use records the
-file, and the recorded file stays in force until the user accepts another one at a terminal (`gpuwarden policy use`).
+An environment variable can name any file, and the program that starts a process sets its variables. So the first use
+records the file, and the recorded file stays in force until the user accepts another one at a terminal (`gpuwarden
+policy use`).
 
-A new ledger has no record. It uses the record of the account's usual ledger, if that has one. Otherwise a variable that
-names an empty folder would reset both the policy and today's spending. For the same reason, the usual ledger is
-compared with the ledgers that this account's servers used: a client may drop the variables.
+A new ledger has no record. It uses the record of the account's usual ledger, if that ledger has a record. Otherwise a
+variable that names an empty folder would reset both the policy and today's spending. For the same reason, the usual
+ledger is compared with the ledgers that this account's servers used, because a client may drop the variables.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RECORD: Final = "policy.json"
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice about the policy for the reader of a reply.
+    """One notice about the policy, for the reader of a reply.
 
     - `looser`, `file_only`: the variable `name` is ignored, and the setting `about` keeps the value `kept`.
     - `other_policy`: a variable names the policy file `name`, but the file `kept` is in force.
@@ -55,7 +56,7 @@ class Notice:
 
     @property
     def question(self) -> str:
-        """Return why all spending needs approval; empty for a mere warning."""
+        """Return the reason why all spending needs approval; empty if the notice is only a warning."""
         if self.kind == "other_policy":
             return f"the named policy file is not the recorded one: {line(self.name, 200)}"
         if self.kind == "other_ledger":
@@ -121,7 +122,7 @@ class InForce:
 class Record(Frozen):
     """The policy file in use, the digest of its text, and the time of the record.
 
-    `chosen`: the user accepted the file; it was not merely recorded at first use.
+    `chosen`: the user accepted the file; otherwise it was recorded at the first use.
     """
 
     path: str
@@ -188,7 +189,7 @@ def digest_of(content: bytes) -> str:
 
 
 def read_record(home: Path) -> Record | None:
-    """Read the record next to a ledger; None if there is none. Raises LedgerError if it can't be read."""
+    """Read the record next to a ledger; None if no record exists. Raises LedgerError if it can't be read."""
     file = home / RECORD
     try:
         return Record.model_validate_json(file.read_text("utf-8"))
@@ -231,7 +232,7 @@ def usual_homes() -> list[Path]:
 
 
 def account_home() -> Path | None:
-    """Return the home folder that the system records for this account; None if it records none."""
+    """Return the home folder that the system records for this account; None if it has no record."""
     if sys.platform == "win32":
         return None
     import pwd

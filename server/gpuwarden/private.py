@@ -1,7 +1,7 @@
-"""Create the folders and files of gpuwarden's state, which only their owner may read.
+"""Create the folders and files for gpuwarden's state, which only their owner may read.
 
-The first command to run creates the state folder, so all commands create it through this module. The umask stays
-unchanged: it applies to the whole process, including jobs and copies that other users may read.
+Any command may be the first and therefore create the state folder, so all commands use this module. The umask is not
+changed, because it applies to the whole process, including jobs and copies that other users may read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LEDGER = "ledger.db"
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder of mode 0700 with every missing parent, and return it. Raises OSError.
+    """Create a folder with mode 0700 and any missing parent folders, and return it. Raises OSError.
 
-    A state folder that an older version made readable for all is set to 0700; a folder of another user stays as it is.
+    A state folder that an older version made readable by everyone is set to 0700. Another user's folder is not changed.
     """
     missing = []
     for folder in (path, *path.parents):
@@ -26,7 +26,7 @@ def private_folder(path: Path) -> Path:
             break
         missing.append(folder)
     for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        with contextlib.suppress(FileExistsError):  # another process has just created it
             folder.mkdir(mode=0o700)
     if not missing and (path.name == STATE or (path / LEDGER).exists()):
         _close(path, 0o700)
@@ -34,14 +34,14 @@ def private_folder(path: Path) -> Path:
 
 
 def private_file(path: Path) -> None:
-    """Set one of gpuwarden's files to mode 0600 if others have access; do nothing if it does not exist."""
+    """Set one of gpuwarden's files to mode 0600 if other users have access. Do nothing if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             _close(path, 0o600)
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a file of mode 0600 atomically, flushed to disk before it replaces the old one. Raises OSError."""
+    """Write a file with mode 0600 atomically; it is flushed to disk before it replaces the old file. Raises OSError."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     raw = content.encode() if isinstance(content, str) else content
     try:
@@ -55,7 +55,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Remove all access of other users to a path. A path of another user stays unchanged."""
+    """Remove all access by other users to a path. Another user's path is not changed."""
     if os.name != "posix":
         return
     info = path.stat()

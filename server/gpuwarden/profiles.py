@@ -1,7 +1,7 @@
 """Read `profiles/*.md` strictly, and generate the tables in their prose.
 
-The code reads only a profile's front matter. The prose does not repeat these facts. It shows them in blocks that
-`render_blocks` generates:
+The code reads only a profile's front matter. The prose does not repeat the facts in the front matter; it shows them in
+blocks that `render_blocks` generates:
 
     <!-- generated:storage -->
     ...
@@ -52,7 +52,7 @@ def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
         raise NotFound(f"{id!r} is not a valid platform name", f"Platforms: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_symlink() or file.exists():  # also an unreadable file, so that its error is raised
+        if file.is_symlink() or file.exists():  # return an unreadable file too, so that its error is raised
             return file
     raise NotFound(f"unknown platform {id!r}", f"Platforms: {', '.join(profile_names(own)) or 'none'}.")
 

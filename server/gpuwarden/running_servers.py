@@ -1,9 +1,9 @@
 """List the running MCP servers of this account, each with its ledger, policy file and version.
 
-A client may drop the variables that name the ledger and the policy. Its server then uses another ledger than the user's
-shell, and the shell can't find the server's tickets. So each server registers itself in a folder of the account whose
-path no GPUWARDEN variable changes. An entry is a file that its server locks while it runs. The kernel releases the lock
-when the process ends, and the next listing removes the entry.
+A client may drop the variables that set the paths of the ledger and the policy. Its server then uses a different ledger
+from the user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in a folder
+of the account whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while it
+is running. The kernel releases the lock when the process ends, and the next listing removes the entry.
 
 The ledger folders of ended servers are remembered, so that a new ledger can be compared with the ledgers in use.
 """
@@ -28,13 +28,13 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.private import private_folder, write_private
 
 MOST: Final = 64
-"""Maximum number of entries read; an account runs fewer servers."""
+"""Maximum number of entries that are read; an account is expected to run fewer servers."""
 MOST_HOMES: Final = 16
 MOST_BYTES: Final = 20_000
 
 
 class ServerEntry(Frozen):
-    """A running server. `client` is the name from the client's configuration, empty if it has none."""
+    """A running server. `client` is the name from the client's configuration; empty if there is none."""
 
     client: str
     home: str
@@ -47,17 +47,17 @@ class ServerEntry(Frozen):
         """Return a display name: the server's client, or its process id."""
         names = {"claude": "Claude Code", "codex": "Codex", "gemini": "Gemini", "vscode": "VS Code"}
         name = names.get(self.client, line(self.client, 40).capitalize())
-        return f"{name}'s server" if name else f"The server of process {self.pid}"
+        return f"{name}'s server" if name else f"The server with process id {self.pid}"
 
 
 class HomeEntry(Frozen):
-    """A folder whose ledger a server used."""
+    """A folder with a ledger that a server has used."""
 
     home: str
 
 
 def folder() -> Path:
-    """Return the folder of the entries, in the account's state folder."""
+    """Return the folder that contains the entries, in the account's state folder."""
     return Path(platformdirs.user_state_dir("gpuwarden", appauthor=False)) / "servers"
 
 
@@ -65,7 +65,7 @@ def folder() -> Path:
 def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
     """Register this process as a server while the context is open.
 
-    If the folder is not writable or a path is not valid text, the process is not registered.
+    If the folder is not writable or a path is not valid Unicode, the process is not registered.
     """
     from filelock import FileLock, Timeout
 
@@ -84,7 +84,7 @@ def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
 
 
 def running() -> list[ServerEntry]:
-    """Return the running servers, the oldest first, and remove the entries of ended ones."""
+    """Return the running servers, the oldest first, and remove the entries of ended servers."""
     files = _newest(folder(), MOST)[::-1]
     if not files:
         return []
@@ -105,7 +105,7 @@ def running() -> list[ServerEntry]:
 
 
 def elsewhere(home: Path, policy: Path) -> list[ServerEntry]:
-    """Return the running servers that use another ledger or policy file than these."""
+    """Return the running servers that use a different ledger or policy file."""
     here = (os.path.normcase(home), os.path.normcase(policy))
     return [s for s in running() if (os.path.normcase(s.home), os.path.normcase(s.policy)) != here]
 
@@ -122,7 +122,7 @@ def remember(home: Path) -> None:
 
 
 def known_homes() -> list[Path]:
-    """Return the folders whose ledgers servers used, the latest first."""
+    """Return the folders whose ledgers were used by servers, the latest first."""
     found = []
     for file in _newest(folder() / "homes", MOST_HOMES):
         with contextlib.suppress(OSError, ValidationError):
@@ -133,7 +133,7 @@ def known_homes() -> list[Path]:
 def _newest(where: Path, most: int) -> list[Path]:
     """Return up to `most` entries of a folder by modification time, the latest first.
 
-    Links, pipes and files of other accounts are not entries. Entries removed meanwhile are skipped.
+    Links, pipes and files owned by other accounts are not entries. Entries removed in the meantime are skipped.
     """
     dated = []
     with contextlib.suppress(OSError), os.scandir(where) as entries:

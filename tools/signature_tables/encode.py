@@ -1,4 +1,4 @@
-"""Write the releases of one package as one table: each fact with the ranges of releases in which it is true.
+"""Write the releases of one package as one table that lists each fact with the ranges of releases in which it is true.
 
 The readers are in `gpuwarden.static_analysis.signatures.tables`, which describes the format.
 """
@@ -19,14 +19,14 @@ _KINDS = {"function": "f", "init": "i", "dataclass": "d", "enum": "e", "plain": 
 
 
 class _Interned(dict[Any, int]):
-    """Numbers for values, assigned in the order in which the values are added."""
+    """Maps values to numbers, which are assigned in the order in which the values are added."""
 
     def of(self, value: Hashable) -> int:
         return self.setdefault(value, len(self))
 
 
 def table(package: str, releases: Sequence[Release]) -> dict[str, Any]:
-    """Return the table of a package's releases, oldest first."""
+    """Return the table for a package's releases, which are given oldest first."""
     parameters, variants = _Interned(), _Interned()
 
     def coded(found: Definition) -> int:
@@ -59,19 +59,21 @@ def table(package: str, releases: Sequence[Release]) -> dict[str, Any]:
 
 
 def compressed(content: Mapping[str, Any]) -> bytes:
-    """Return a table as bytes; equal content gives equal bytes."""
+    """Return a table as bytes. Equal tables give equal bytes."""
     text = json.dumps(content, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     return lzma.compress(text.encode(), format=lzma.FORMAT_XZ, preset=9 | lzma.PRESET_EXTREME)
 
 
 def _parameter(parameter: Parameter, found: Definition) -> tuple[Any, ...]:
-    """Return the name, the default, the accepted values or their enum, and whether the class itself rejects others."""
+    """Return the name, the default, the accepted values or their enum, and whether the class itself rejects other
+    values.
+    """
     values: Any = parameter.choices or (parameter.kinds[0] if parameter.kinds else 0)
     return (parameter.name, parameter.default, values, int(parameter.name in found.checked and bool(parameter.kinds)))
 
 
 def _history(by_release: Sequence[Mapping[str, T]]) -> dict[str, list[list[Any]]]:
-    """Return key -> its values, as a list of [first release, last release, value]."""
+    """Map each key to its values, as a list of [first release, last release, value]."""
     runs: dict[str, list[list[Any]]] = {}
     for number, values in enumerate(by_release):
         for key, value in values.items():

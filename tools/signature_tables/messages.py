@@ -13,7 +13,7 @@ STARTS = re.compile(r"^[ \t]*(?:raise [\w.]+\(|warnings\.warn\()", re.MULTILINE)
 MAX_LINES = 30
 MAX_TEMPLATE = 300
 LEAST_WORDS = 4
-"""Minimum number of fixed words in a template: with fewer, messages can't be recognized reliably."""
+"""Minimum number of fixed words in a template. With fewer words, messages can't be recognized reliably."""
 HOLE = "{}"
 _FORMAT = re.compile(r"\{[^{}]*\}|%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?[sdrfgi]")
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 def read_messages(text: str) -> set[Message]:
-    """Return the messages of a module. Each statement is parsed alone, in a tenth of the time to parse the module."""
+    """Return the messages in a module. Parsing each statement separately takes a tenth of the time."""
     return {message for found in STARTS.finditer(text) if (message := _message(text[found.start() :]))}
 
 

@@ -66,7 +66,7 @@ class Module:
 
 
 def exported_only(name: str, text: str) -> Module:
-    """Return an open module of which only `__all__` is read."""
+    """Return an open module for which only `__all__` is read."""
     found = re.search(r"^__all__\s*=\s*(\[[^\]]*\])", text, re.MULTILINE)
     try:
         exported = [e for e in ast.literal_eval(found[1]) if isinstance(e, str)] if found else None
@@ -217,7 +217,7 @@ class _Reader:
         return ".".join([*kept, *([node.module] if node.module else [])])
 
     def _qualified(self, node: ast.AST) -> str:
-        """Return the qualified name of a dotted expression, an empty string for anything else."""
+        """Return the qualified name of a dotted expression, or an empty string for anything else."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -409,7 +409,7 @@ def _deprecations(builders: list[ast.FunctionDef], parameters: set[str]) -> dict
         if not any(isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) for s in branch.body):
             continue
         if isinstance(branch.test, ast.Compare) and isinstance(branch.test.ops[0], ast.Eq | ast.In):
-            continue  # only one value of the parameter is deprecated, not the parameter
+            continue  # only one value of the parameter is deprecated, not the parameter itself
         tested = {
             n.attr if isinstance(n, ast.Attribute) else n.id
             for n in ast.walk(branch.test)

@@ -15,7 +15,9 @@ _HOPS = 12
 
 @dataclass
 class Release:
-    """One release: its modules (true if the module is open), the names that each binds, and the definitions."""
+    """One release: its modules (true if a module may have further names), the names that each module binds, and the
+    definitions.
+    """
 
     version: str
     requires: list[str]
@@ -25,7 +27,7 @@ class Release:
 
 
 def resolve(version: str, read: dict[str, Module], present: set[str], requires: list[str]) -> Release:
-    """Return a release with every star import and every chain of imports followed to its end."""
+    """Return a release in which all star imports and chains of imports are resolved."""
     for module in read.values():
         _expand(module, read, set())
     definitions = {f"{m.name}.{n}": d for m in read.values() for n, d in m.definitions.items()}
@@ -52,7 +54,9 @@ def _patches(root: Module) -> bool:
 
 
 def follow(target: str, read: dict[str, Module]) -> str:
-    """Return the end of a chain of imports: the name of a definition, of a module, or of another package's object."""
+    """Return the target of a chain of imports: the name of a definition, of a module, or of another package's
+    object.
+    """
     for _ in range(_HOPS):
         owner, _, name = target.rpartition(".")
         if target in read or owner not in read:
@@ -87,7 +91,7 @@ def _expand(module: Module, read: dict[str, Module], busy: set[str]) -> None:
 def _with_enum(
     parameter: Parameter, read: dict[str, Module], definitions: dict[str, Definition], key: str
 ) -> Parameter:
-    """Return a parameter with the enum that its annotation names, without enum if it names none or several."""
+    """Return a parameter with the enum in its annotation; without an enum if the annotation names none or several."""
     ends = [follow(kind, read) for kind in parameter.kinds]
     known = [e for e in ends if (e not in definitions or definitions[e].kind == "enum")]
     known = [e for e in known if e.partition(".")[0] in PACKAGES - {"torch"}]

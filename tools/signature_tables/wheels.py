@@ -79,7 +79,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 def python_files(package: str, path: Path, left_out: re.Pattern[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each Python file of a package, a key of its path and digest, and its text."""
+    """Yield each Python file in a package with a key made from its path and digest, and its text."""
     roots = ROOTS.get(package, (package,))
     for file, content in files_of(path).items():
         of_package = file.partition("/")[0] in roots and file.endswith(".py")

@@ -1,4 +1,4 @@
-"""Read the names of a library's release from the sources in its wheel, without installing or running it."""
+"""Read the names in a library's release from the sources in its wheel, without installing or running the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Release:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """Return dotted module -> its path in the wheel."""
+        """Map each module's dotted name to its path in the wheel."""
         with zipfile.ZipFile(self.wheel) as wheel:
             paths = [name for name in wheel.namelist() if name.endswith(".py")]
         return {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in paths}
@@ -46,7 +46,7 @@ class Release:
 
     @cached_property
     def definitions(self) -> dict[str, list[str]]:
-        """Return the name of each class and function -> the modules that define it."""
+        """Map the name of each class and function to the modules that define it."""
         found: dict[str, list[str]] = {}
         pattern = re.compile(rb"^(?:class|(?:async )?def) (\w+)", re.MULTILINE)
         with zipfile.ZipFile(self.wheel) as wheel:
@@ -68,7 +68,9 @@ class Library:
         return self.releases.get(MODULES.get(module.partition(".")[0], ""))
 
     def find(self, module: str, name: str) -> Definition | None:
-        """Return the module and the statement that define a name that can be imported from a module, or None."""
+        """Return the module and the statement that define a name, which can be imported from `module`; None if not
+        found.
+        """
         if (module, name) not in self._found:
             self._found[module, name] = self._search(module, name, set())
         return self._found[module, name]
@@ -103,11 +105,11 @@ class Library:
         return next((there for where in open_imports if (there := self._search(where, name, seen))), None)
 
     def _lazy(self, release: Release, module: str, tree: ast.Module, name: str) -> Definition | None:
-        """Return the definition of a name that a package imports lazily, from a table of strings."""
+        """Return the definition of a name that a package imports lazily, using a table of strings."""
         text = ast.dump(tree)
         below = [m for m in release.definitions.get(name, ()) if m.startswith(f"{module}.")]
         named = f"value='{name}'" in text
-        # transformers lists the contents of `models` from its folders.
+        # transformers builds the list of names in `models` from the folders.
         walked = "define_import_structure" in text
         for where in below:
             inner = where.removeprefix(f"{module}.")
@@ -118,7 +120,7 @@ class Library:
         return None
 
     def has(self, use: Use) -> bool | None:
-        """Return whether the releases contain the used name, or None if this is unknown."""
+        """Return whether the releases contain the used name; None if unknown."""
         release, found = self.release_of(use.module), self.find(use.module, use.name)
         if release is None:
             return None
@@ -140,7 +142,7 @@ class Library:
         return _fits(self.parameters(module, node), use.keyword)
 
     def members(self, module: str, node: ast.stmt) -> dict[str, tuple[str, ast.AST]]:
-        """Return the methods and attributes of a class; OPEN stands for those of a base that can't be read."""
+        """Return the methods and attributes of a class. OPEN stands for members of a base class that can't be read."""
         found: dict[str, tuple[str, ast.AST]] = {}
         for where, line in reversed(list(self.line(module, node))):
             if line is None:
@@ -156,7 +158,7 @@ class Library:
         return found
 
     def line(self, module: str, node: ast.stmt) -> Iterator[tuple[str, ast.ClassDef | None]]:
-        """Yield a class and its bases, nearest first; None for a base that can't be read."""
+        """Yield a class and its base classes, nearest first; None for a base class that can't be read."""
         if not isinstance(node, ast.ClassDef):
             return
         yield module, node

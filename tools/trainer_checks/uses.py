@@ -66,7 +66,7 @@ def _called(
 
 
 def _keywords(call: ast.Call, around: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """Yield a call's keywords, including the keys of a mapping that a function of the script returns or fills."""
+    """Yield a call's keywords, including the keys of a mapping that a function in the script returns or fills."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg

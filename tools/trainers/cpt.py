@@ -17,7 +17,7 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
-"""Continue pre-training a language model on plain texts (CPT).
+"""Continue pre-training a language model on plain text (CPT).
 
 Rows: `text`. Texts are joined and cut into blocks of max_length tokens, so no row is too long.
 

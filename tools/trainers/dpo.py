@@ -48,7 +48,7 @@ class DpoSettings(TextSettings):
     """Direct preference optimization."""
 
     learning_rate: float = option(5e-6, "peak learning rate", least=0, most=1)
-    beta: float = option(0.1, "how closely to stay with the reference model", least=0)
+    beta: float = option(0.1, "how closely to follow the reference model", least=0)
 
 
 def build(settings: DpoSettings, plan: Plan, data: Data) -> Any:
@@ -70,7 +70,7 @@ def build(settings: DpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
 
 

@@ -64,7 +64,7 @@ class ClassificationSettings(PictureSettings):
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
-    """Return the accuracy, and the mean of the accuracies of the classes."""
+    """Return the accuracy, and the mean of the per-class accuracies."""
     import numpy as np
 
     said, true = prediction.predictions.argmax(-1), prediction.label_ids
@@ -109,7 +109,7 @@ def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
 
 
 def write_model(folder: Path) -> None:
-    """Save the random model of a smoke run with its processor."""
+    """Save the randomly initialized model for a smoke run, with its processor."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
@@ -119,7 +119,7 @@ def write_model(folder: Path) -> None:
 
 
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"image": picture, "label": color}
 
 

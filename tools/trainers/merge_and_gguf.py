@@ -17,12 +17,12 @@
 # ///
 """Merge an adapter into its base model, and write GGUF files for llama.cpp.
 
-llama.cpp is built with CMake for the CPU, which needs no GPU and works in every image; `--llama-cpp FOLDER` uses an
-existing source tree, with or without a build. Every file is read back to check its tensors and their types.
+llama.cpp is built with CMake for the CPU, so the build needs no GPU and works in every image; `--llama-cpp FOLDER` uses
+an existing source tree, with or without a build. Every file is read back to check its tensors and their types.
 
     uv run merge_and_gguf.py --model out/final --types Q4_K_M,Q8_0
 
-Exit codes: 0 done, 2 invalid settings, 3 problem of the model or its tokenizer, 4 out of memory, 6 machine or access
+Exit codes: 0 done, 2 invalid settings, 3 problem with the model or its tokenizer, 4 out of memory, 6 machine or access
 problem, 7 push failed. `--help` lists the settings. Each setting is also a key of `--config FILE` and an environment
 variable TRAIN_NAME.
 """
@@ -61,14 +61,14 @@ class GgufSettings(Checked):
 
     smoke: bool = option(False, "convert an adapter of a tiny random model, to try the script and the machine")
     model: str = option("", "adapter or model: folder or Hub id")
-    base: str = option("", "base model of an adapter; empty: the one that its config names")
+    base: str = option("", "base model of an adapter; empty: the one in the adapter's config")
     out: str = option("out", "output folder")
     types: str = option("Q4_K_M,Q8_0", "GGUF types, comma-separated")
     fallback: bool = option(False, "accept tensors of another type if the model's sizes don't allow the requested type")
     llama_cpp: str = option("", "folder with llama.cpp's source; empty: download it")
     llama_cpp_build: str = option("", "folder for its build; empty: build-cpu below its source")
-    pre_tokenizer: str = option("", "pre-tokenizer of llama.cpp for a tokenizer that it doesn't know, such as gpt-2")
-    jobs: int = option(4, "compilers that run in parallel", least=1)
+    pre_tokenizer: str = option("", "pre-tokenizer to use for a tokenizer that llama.cpp doesn't know, such as gpt-2")
+    jobs: int = option(4, "number of parallel compilers", least=1)
     hub_model_id: str = option("", "Hub repo to push the files to, owner/name; needs HF_TOKEN")
 
     def check(self) -> None:
@@ -107,7 +107,7 @@ def call(words: list[str], what: str, **more: Any) -> str:
 
 
 def need_programs() -> None:
-    """Install the programs that a build needs if this process has permission; else raise Stop."""
+    """Install the programs that a build needs if this process has permission; otherwise raise Stop."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return
@@ -281,7 +281,7 @@ def publish(settings: GgufSettings) -> None:
 
 
 def write_adapter(folder: Path) -> None:
-    """Save the random model of a smoke run and an adapter for it."""
+    """Save a random model for a smoke run, and an adapter for this model."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -21,8 +21,8 @@
 # ///
 """Fine-tune an object-detection model.
 
-Rows: `image` + `objects` with `bbox` (x, y, width, height in pixels) and `category` (numbers or names). A COCO folder
-works too: pictures next to one *annotations*.json. Mean average precision is computed with pycocotools.
+Rows: `image` + `objects` with `bbox` (x, y, width, height in pixels) and `category` (numbers or names). A COCO folder,
+with pictures next to one *annotations*.json, also works. Mean average precision is computed with pycocotools.
 
     uv run object_detection.py --model PekingU/rtdetr_v2_r18vd --dataset pictures --epochs 10
 
@@ -66,13 +66,13 @@ MOST = 100
 class DetectionSettings(PictureSettings):
     """Object detection."""
 
-    objective: str = option("eval_map", "metric that ranks checkpoints and is written to result.json")
+    objective: str = option("eval_map", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
     boxes: str = option("refuse", "boxes that extend beyond their picture", choices=("refuse", "clip"))
 
 
 def categories(rows: Any) -> list[Any]:
-    """Return the category of every object. The field is called `category` or `categories`."""
+    """Return the category of every object. The field is named `category` or `categories`."""
     first = rows[0]["objects"]
     name = "category" if "category" in first else "categories" if "categories" in first else ""
     if "bbox" not in first or not name:
@@ -88,15 +88,15 @@ def check_boxes(settings: DetectionSettings, rows: Any, source: str) -> None:
         width, height = row["image"].size
         for box in row["objects"]["bbox"]:
             if len(box) != 4:
-                message = f"{source}, row {index + 1}: the box {box} is not four numbers"
-                raise Stop(Exit.DATA, message, "correct it: boxes are x, y, width, height in pixels")
+                message = f"{source}, row {index + 1}: the box {box} does not have four numbers"
+                raise Stop(Exit.DATA, message, "correct the box: x, y, width, height in pixels")
             x, y, w, h = box
             if w <= 0 or h <= 0:
                 raise Stop(Exit.DATA, f"{source}, row {index + 1}: the box {[x, y, w, h]} is empty", "remove it")
             outside = x < -SLACK or y < -SLACK or x + w > width + SLACK or y + h > height + SLACK
             if outside and settings.boxes == "refuse":
                 message = f"{source}, row {index + 1}: the box {[x, y, w, h]} exceeds the picture of {width} x {height}"
-                raise Stop(Exit.DATA, message, "correct it (boxes are x, y, width, height), or pass --boxes clip")
+                raise Stop(Exit.DATA, message, "correct the box (x, y, width, height), or pass --boxes clip")
 
 
 def precision(truth: list[dict[str, Any]], found: list[dict[str, Any]], names: list[str]) -> dict[str, float]:
@@ -129,9 +129,9 @@ def precision(truth: list[dict[str, Any]], found: list[dict[str, Any]], names: l
 
 
 def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int) -> list[dict[str, Any]]:
-    """Return the objects that a model found in the pictures of a batch, best first, at most 100 in each.
+    """Return the objects that a model found in the pictures of a batch: at most 100 per picture, the best first.
 
-    logits: (pictures, queries, classes or classes + 1). boxes: center x, center y, width, height as shares of the
+    logits: (pictures, queries, classes or classes + 1). boxes: center x, center y, width and height, relative to the
     picture's size.
     """
     found = []
@@ -147,7 +147,7 @@ def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int
 def judge(
     prediction: Any, truth: list[dict[str, Any]], sizes: list[tuple[int, int]], names: list[str]
 ) -> dict[str, float]:
-    """Return the precision of an evaluation, whose batches are in the order of the rows.
+    """Return the precision of an evaluation. Its batches are in the order of the rows.
 
     The labels in `prediction` are not used, because accelerate truncates their tensors to the size of the last batch if
     that batch is smaller.
@@ -180,7 +180,7 @@ def true_objects(rows: Any, names: list[str], field: str) -> tuple[list[dict[str
 
 
 def outputs(values: Any, labels: Any) -> Any:
-    """Return the logits and the boxes among the outputs of a detection model."""
+    """Return the logits and the boxes from the outputs of a detection model."""
     tensors = [v for v in values if getattr(v, "ndim", 0) == 3]
     boxes = next(n for n, v in enumerate(tensors) if v.shape[-1] == 4 and n)
     return tensors[boxes - 1], tensors[boxes]
@@ -246,7 +246,7 @@ def build(settings: DetectionSettings, plan: Plan, data: Data) -> Any:
 
 
 def write_model(folder: Path) -> None:
-    """Save the random model of a smoke run with its processor."""
+    """Save a random model with its processor, for a smoke run."""
     import torch
     from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 
@@ -258,7 +258,7 @@ def write_model(folder: Path) -> None:
 
 
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"image": picture, "objects": {"bbox": [box], "category": [color]}}
 
 

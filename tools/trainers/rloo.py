@@ -19,8 +19,8 @@
 # ///
 """Improve a language model by reinforcement learning from a reward model or function (RLOO).
 
-Rows: `prompt`, and the columns that the rewards read. Use this method for RLHF: TRL 1.16 has removed PPO, and
-REINFORCE with a leave-one-out baseline replaces it. Train the reward model with reward.py.
+Rows: `prompt`, and the columns that the rewards read. Use this method for RLHF: TRL 1.16 removed PPO, and REINFORCE
+with a leave-one-out baseline is its replacement. Train the reward model with reward.py.
 
     uv run rloo.py --model Qwen/Qwen3-0.6B --dataset questions.jsonl --reward answer --steps 200
 
@@ -49,8 +49,8 @@ ALSO = (ALL, "answer")
 class RlooSettings(OnlineSettings):
     """REINFORCE leave-one-out."""
 
-    generations: int = option(4, "answers to each prompt, compared with each other", least=2)
-    beta: float = option(0.05, "weight of the distance to the reference model", least=0)
+    generations: int = option(4, "number of answers per prompt, which are compared with each other", least=2)
+    beta: float = option(0.05, "weight of the penalty for the distance to the reference model", least=0)
 
 
 def build(settings: RlooSettings, plan: Plan, data: Data) -> Any:
@@ -73,7 +73,7 @@ def build(settings: RlooSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"prompt": turn("user", text), "answer": text[0]}
 
 

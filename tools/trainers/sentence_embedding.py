@@ -54,7 +54,7 @@ class EmbeddingSettings(Settings):
 
 
 def check(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row with a value that is not text, or a score that is not from 0 to 1."""
+    """Raise Stop at the first row with a value that is not a string, or with a score outside the range 0 to 1."""
     for index in sample(rows):
         for name in names:
             value = rows[index][name]
@@ -120,7 +120,7 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
 
 
 def write_model(folder: Path, seed: int) -> None:
-    """Save the random model of a smoke run with its tokenizer."""
+    """Save a random model for a smoke run, with its tokenizer."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -131,7 +131,7 @@ def write_model(folder: Path, seed: int) -> None:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"anchor": text, "positive": text[::2]}
 
 

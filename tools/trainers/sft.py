@@ -85,7 +85,7 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"messages": turn("user", text) + turn("assistant", text[::-1])}
 
 

@@ -1,11 +1,11 @@
 """Call a dstack server over its REST API: models for the relevant parts of its replies, and one method per request.
 
-dstack's Python package is not used. Its client sets no time limit, repeats a request after a lost connection, even one
-that starts a run, and reserves ports and opens SSH tunnels on its own.
+dstack's Python package is not used. Its client has no time limit for requests, reserves ports and opens SSH tunnels on
+its own, and repeats requests after a lost connection, even those that start a run.
 
 Requests omit the client version, so the server replies in its newest format. A server older than `OLDEST` is rejected,
-because its API differs. dstack returns an empty list for a project that the token can't read, so before an empty list
-is accepted, another request checks that the project is accessible.
+because its API differs. dstack returns an empty list for a project that the token can't read, so another request checks
+that the project is accessible before an empty list is accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.providers._http import Api, ApiClient, ApiResponse, Ident, Respon
 
 T = TypeVar("T")
 OLDEST: Final = (0, 21)
-"""The oldest supported version of the server. Since this version, runs start only in fleets."""
+"""The oldest supported server version. Since this version, runs can be started only in fleets."""
 PAGE: Final = 100
 MAX_PAGES: Final = 100
 JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
@@ -48,7 +48,7 @@ class Offer(ResponseModel):
 
 
 class JobPlan(ResponseModel):
-    """The offers for one job of a run, in the order that dstack tries them."""
+    """The offers for one job in a run, in the order in which dstack tries them."""
 
     offers: tuple[Offer, ...]
 
@@ -61,7 +61,7 @@ class Plan(ResponseModel):
 
 
 class Provisioned(ResponseModel):
-    """The machine of a submission. `instance_id` is the cloud's id for the machine."""
+    """The machine that a submission uses. `instance_id` is the cloud's id for the machine."""
 
     backend: str
     instance_id: str
@@ -139,7 +139,7 @@ class Run(ResponseModel):
 
     @property
     def machine(self) -> Provisioned | None:
-        """Return the machine of the newest submission."""
+        """Return the newest submission's machine."""
         return self.submissions[-1].job_provisioning_data if self.submissions else None
 
 
@@ -158,7 +158,7 @@ class FleetInstance(ResponseModel):
 
 
 class Fleet(ResponseModel):
-    """A group of machines that runs are started on."""
+    """A group of machines on which runs are started."""
 
     name: str
     instances: tuple[FleetInstance, ...]
@@ -173,13 +173,13 @@ class Gateway(ResponseModel):
 
 
 class LogEvent(ResponseModel):
-    """An entry of the log, encoded in base64."""
+    """A log entry, encoded in base64."""
 
     message: str
 
 
 class Logs(ResponseModel):
-    """One page of a log. `next_token` is None on the last one."""
+    """One page of a log. `next_token` is None on the last page."""
 
     logs: tuple[LogEvent, ...]
     next_token: str | None = None
@@ -194,11 +194,11 @@ class _User(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Return the error for a reply that contains one of dstack's error codes; None for any other reply."""
+    """Return the error if a reply contains one of dstack's error codes; otherwise None."""
     if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
-        return NotFound(f"dstack did not find the object: {said}")
+        return NotFound(f"dstack did not find the requested object: {said}")
     if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
-        return NotFound("the dstack server has no such project", "Run `dstack project list` to see the names.")
+        return NotFound("the dstack server has no such project", "Run `dstack project list` to list the projects.")
     if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
         return AuthFailed(
             f"dstack refused the token: {said}", "Check DSTACK_TOKEN, and that its user is a member of the project."
@@ -217,7 +217,7 @@ API: Final = Api(
 
 
 class DstackServer:
-    """A client for one server, with the token of one user."""
+    """A client for one server that uses one user's token."""
 
     def __init__(self, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self._client = ApiClient(API, clock, os.environ if env is None else env)
@@ -229,7 +229,7 @@ class DstackServer:
         return self._client.url
 
     def digest(self, salt: str) -> str:
-        """Return a salted digest of the token in use and its address."""
+        """Return a salted digest of the token and the server's address."""
         return self._client.digest(salt)
 
     async def _ask(self, path: str, shape: type[T], body: Mapping[str, Any], *, safe: bool = True) -> T:
@@ -237,7 +237,7 @@ class DstackServer:
         return _told(await self._client.ask("POST", path, shape, body=dict(body), safe=safe))
 
     async def version(self) -> str:
-        """Return the server's version, requested once. Raises NotSupported for one that is too old."""
+        """Return the server's version, which is requested only once. Raises NotSupported if it is too old."""
         if not self._version:
             path = "/api/server/get_info"
             found = _told(await self._client.ask("POST", path, _Info, body={}, safe=True)).server_version or "dev"
@@ -250,13 +250,13 @@ class DstackServer:
             if parts is None and found != "dev":
                 raise BadReply(
                     f"the dstack server reports the unknown version {line(found, 40)}",
-                    "Check that a dstack server answers at this address.",
+                    "Check that a dstack server is running at this address.",
                 )
             self._version = found
         return self._version
 
     async def user(self) -> str:
-        """Return the name of the token's user."""
+        """Return the name of the user to whom the token belongs."""
         return (await self._ask("/api/users/get_my_user", _User, {})).username
 
     async def run_named(self, project: str, name: str) -> Run | None:
@@ -264,7 +264,7 @@ class DstackServer:
         return await self._one(project, {"run_name": name})
 
     async def run_with_id(self, project: str, ident: str) -> Run | None:
-        """Return a run by its id, including deleted runs; None if the project never had it."""
+        """Return the run with this id, even if it was deleted; None if the project never had such a run."""
         return await self._one(project, {"id": ident})
 
     async def _one(self, project: str, body: Mapping[str, str]) -> Run | None:
@@ -275,7 +275,7 @@ class DstackServer:
                 raise
             return None
         if body not in ({"run_name": run.run_spec.run_name}, {"id": run.id}):
-            raise BadReply("dstack returned a different run than requested", "Try again.")
+            raise BadReply("dstack returned a different run from the requested one", "Try again.")
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
@@ -287,10 +287,10 @@ class DstackServer:
             found += rows
             if len(rows) < PAGE or (since is not None and (epoch(rows[-1].submitted_at) or since) < since):
                 if not found:
-                    await self.fleets(project)  # raises if the project is not accessible, so that its list is empty
+                    await self.fleets(project)  # raises if the list is empty because the project is not accessible
                 return found
             page |= {"prev_submitted_at": rows[-1].submitted_at, "prev_run_id": rows[-1].id}
-        raise BadReply(f"dstack lists more than {PAGE * MAX_PAGES:,} runs", "Delete old runs of the project.")
+        raise BadReply(f"dstack lists more than {PAGE * MAX_PAGES:,} runs", "Delete old runs in the project.")
 
     async def plan(self, project: str, spec: Mapping[str, Any]) -> Plan:
         """Return dstack's plan for a run, without starting it."""
@@ -299,7 +299,7 @@ class DstackServer:
         )
 
     async def apply(self, project: str, spec: Mapping[str, Any]) -> Run:
-        """Start a run. dstack rejects an active run's name, and deletes the record of an ended run of that name."""
+        """Start a run. dstack rejects an active run's name. If an ended run has the name, its record is deleted."""
         body = {"plan": {"run_spec": dict(spec), "current_resource": None}, "force": False}
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
@@ -325,7 +325,7 @@ class DstackServer:
 
 
 def _told(answer: Answer[T]) -> T:
-    """Return the server's reply. Raises Unreachable if there is none, or if its format is unknown."""
+    """Return the server's reply. Raises Unreachable if there is no reply or its format is unknown."""
     if isinstance(answer, Known):
         return answer.value
     raise Unreachable(answer.why, "The request may have been carried out; the next call will check.")

@@ -56,14 +56,14 @@ def read_options(options: object) -> DstackOptions:
 
 
 def run_name(token: str) -> str:
-    """Return the name of a token's run: dstack allows at most 41 lowercase letters, digits and dashes."""
+    """Return the name of a token's run. dstack allows at most 41 lowercase letters, digits and dashes."""
     if re.fullmatch(r"[a-z0-9-]{1,36}", token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:36]}"
 
 
 def project_of(platform: str) -> str:
-    """Return the project in a platform's name. Raises BadRequest for one that dstack would not allow."""
+    """Return the project in a platform's name. Raises BadRequest for a name that dstack does not allow."""
     project = platform.partition("/")[2]
     if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,49}", project) is None:
         raise BadRequest(f"{line(platform, 80)} does not name a valid dstack project", "Write dstack/PROJECT.")

@@ -1,6 +1,6 @@
-"""Shared base of the backends whose engine starts jobs on machines that share a file system with a reachable host.
+"""Shared base class for backends whose engine starts jobs on machines that share a file system with a reachable host.
 
-The runner's verbs, and all files, go through the backend of that host. The engine determines the state of a job.
+That host's backend runs the runner's verbs and transfers all files. The engine determines the state of a job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EngineBackend(RunnerBackend):
     """
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
-        """Return the backend of the host that has access to a target's run folders."""
+        """Return the backend for the host that has access to a target's run folders."""
         raise NotImplementedError
 
     async def listed(self, handle: Handle) -> Answer[bool]:
@@ -35,7 +35,7 @@ class EngineBackend(RunnerBackend):
         return await self.files(place).handle_of(place, token)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token if the engine lists it or its run folder has a status."""
+        """Return the job with a token if the engine lists the job or its run folder has a status."""
         try:
             handle = await self.handle_of(place, token)
             listed, seen = await self.listed(handle), await self._look([handle])
@@ -54,7 +54,7 @@ class EngineBackend(RunnerBackend):
         await self.files(handle.place).put_file(handle, name, content)
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file's bytes from `offset`."""
+        """Stream a file's bytes, starting at `offset`."""
         return self.files(handle.place).read(handle, artifact, offset)
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
@@ -63,7 +63,7 @@ class EngineBackend(RunnerBackend):
 
 
 def found(handle: Handle, status: Mapping[str, Any], listed: bool) -> Answer[Handle | None]:
-    """Return the job of a token, from the engine's list and the poll of its run folder."""
+    """Return the job with a token, as described by the engine's list and the poll of its run folder."""
     if status.get("folder") == "unreadable":
         return Unknown(line(status.get("why")))
     ran = status.get("folder") == "present" and status.get("token") == handle.token

@@ -54,7 +54,7 @@ class Volume(Frozen):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the volume in the format of the Hub's API."""
+        """Return the volume in the Hub API's format."""
         body: dict[str, Any] = {"type": self.type, "source": self.source, "mountPath": self.mount}
         body |= {"readOnly": not self.writable}
         body |= {"path": self.path} if self.path else {}
@@ -107,12 +107,14 @@ class HfJobsOptions(Frozen):
     @model_validator(mode="after")
     def _one_image(self) -> HfJobsOptions:
         if self.image and self.space:
-            raise ValueError("give image or space, not both")
+            raise ValueError("specify image or space, not both")
         return self
 
 
 def read_options(spec: JobSpec) -> HfJobsOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. If they are invalid, raises BadRequest, which describes the problem and lists the
+    options.
+    """
     try:
         return HfJobsOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -133,7 +135,9 @@ def settle(spec: JobSpec) -> JobSpec:
     outputs = []
     for output in spec.outputs:
         if output.startswith(f"{BUCKETS}/") and not _BUCKET_OUTPUT.fullmatch(output):
-            raise BadRequest(f"the output {line(output, 100)} lacks a bucket", f"Name {BUCKETS}/OWNER/NAME/FOLDER.")
+            raise BadRequest(
+                f"the output {line(output, 100)} has an incomplete bucket name", f"Specify {BUCKETS}/OWNER/NAME/FOLDER."
+            )
         home = next((v for v in mounted if f"{output}/".startswith(f"{v.mount}/")), None)
         if home is not None:
             inner = "/".join(part for part in (home.path, output.removeprefix(home.mount).strip("/")) if part)

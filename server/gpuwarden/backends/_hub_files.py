@@ -20,14 +20,14 @@ MAX_HASHED = 32 << 20  # a repo's non-LFS files are small; for LFS files, the Hu
 
 
 class HubFiles:
-    """Lists and hashes files. The sha256 of a file in a bucket is cached by the xet hash that the Hub lists."""
+    """Lists and hashes files. The sha256 of a file in a bucket is cached under the xet hash that the Hub lists."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._digests: dict[str, str] = {}
 
     async def manifest(self, hub: HubClient, paths: Iterable[str], *, digests: bool) -> Manifest:
-        """Return the files at `paths`. Paths inside the container count as missing: the container was deleted."""
+        """Return the files at `paths`. Paths inside the deleted container count as missing."""
         files: list[Artifact] = []
         missing: list[str] = []
         for path in paths:
@@ -65,7 +65,7 @@ class HubFiles:
             if item.get("type") != "file":
                 continue
             if not isinstance(name, str) or not isinstance(size, int) or not isinstance(xet, str):
-                raise BadReply(f"the Hub listed a file of {bucket} in an unknown format", "Try again.")
+                raise BadReply(f"the Hub's list of {bucket} has a file in an unknown format", "Try again.")
             if not _inside(name, inner):
                 continue
             full = f"/hub/{kind}/{bucket}/{name}"
@@ -84,7 +84,7 @@ class HubFiles:
 
 
 class HubOutputs:
-    """File access for a backend that deletes the container with its job: only outputs on the Hub can be read."""
+    """File access for a backend that deletes a job's container, so that only outputs on the Hub can be read."""
 
     def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
         self._clock, self._config = clock, config
@@ -99,7 +99,9 @@ class HubOutputs:
             return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return these files with sha256 digests: from the Hub for LFS files, computed here for others."""
+        """Return these files with sha256 digests. The Hub reports the digests of LFS files; those of other files are
+        computed here.
+        """
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=True)
 
@@ -110,7 +112,7 @@ class HubOutputs:
                 yield chunk
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return an empty disclosure, because the container runs only this job."""
+        """Return a disclosure without other files or processes, because the container runs only this job."""
         return Disclosure()
 
 

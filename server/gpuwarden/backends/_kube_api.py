@@ -114,7 +114,7 @@ class KubeApi:
             every = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", "")
             own = next((claim for claim in every if claim["metadata"]["uid"] == uid), None)
             if own is None:
-                raise NotFound(f"the claim {uid}, which has the job's files, is not in {self.namespace}")
+                raise NotFound(f"the claim {uid}, which contains the job's files, is not in {self.namespace}")
             return own
         found = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", RUNS)
         if len(found) != 1:
@@ -124,7 +124,7 @@ class KubeApi:
         return found[0]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return all jobs with gpuwarden's label, in one list."""
+        """Return all jobs with gpuwarden's label."""
         return self._list(self.batch.list_namespaced_job, "JobList", JOB)
 
     def pods(self) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ class KubeApi:
             if not about.get("continue"):
                 return rows
             more = {"_continue": str(about["continue"])}
-        raise BadReply(f"the cluster's {kind} has too many pages", "Delete old jobs of gpuwarden in the cluster.")
+        raise BadReply(f"the cluster's {kind} has too many pages", "Delete old gpuwarden jobs in the cluster.")
 
     def _one(self, ask: Callable[..., Any], name: str, kind: str) -> dict[str, Any] | None:
         try:
@@ -252,7 +252,7 @@ class KubeApi:
 
 
 def _whole(response: Any) -> bytes:
-    """Read a reply to its end. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
+    """Read a complete reply. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
     raw, end = bytearray(), time.monotonic() + REPLY_S
     for piece in response.stream(1 << 20):
         raw += piece
@@ -272,7 +272,7 @@ def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bo
 
 
 def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a part of an object, {} if it is absent. Raises BadReply for a part of another type."""
+    """Return a nested object, {} if it is absent. Raises BadReply if the value has another type."""
     found = whole.get(key)
     if found is not None and not isinstance(found, dict):
         raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
@@ -280,7 +280,7 @@ def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the rows of a part of an object, [] if it is absent. Raises BadReply for rows of another type."""
+    """Return a nested list of objects, [] if it is absent. Raises BadReply if the value has another type."""
     found = whole.get(key)
     if found is not None and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
         raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
@@ -288,7 +288,7 @@ def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _is_object(found: object) -> bool:
-    """Return whether this is an object of a cluster whose parts have the expected types."""
+    """Return whether this is a Kubernetes object whose parts have the expected types."""
     if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
         return False
     about = found["metadata"]

@@ -18,12 +18,14 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Handle
 
 MOST_TASKS: Final = 1_000
-"""Maximum number of tasks: the tokens, folders and secrets of all tasks must fit into one object of the cluster."""
+"""Maximum number of tasks: the tokens, folders and secrets of all tasks must fit into one Kubernetes object."""
 MOST_SECRETS: Final = 900_000
 TASKS: Final = "gpuwarden.dev/tasks"
 ORDER: Final = "/var/run/gpuwarden/order"
 CANCELED: Final = 130
-"""The runner's exit code for a canceled index. It ends the index; after 143, the cluster would restart the index."""
+"""The runner's exit code for a canceled index. This code ends the index, whereas the cluster would restart it after
+exit code 143.
+"""
 INDEX: Final = "JOB_COMPLETION_INDEX"
 """The variable that the job controller sets in the containers of an Indexed Job."""
 _START: Final = """shift $((2 * JOB_COMPLETION_INDEX)) || exit 2
@@ -44,7 +46,7 @@ def check_array(tasks: Sequence[ArrayTask]) -> None:
     if len(tasks) > MOST_TASKS:
         raise BadRequest(f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split it up.")
     if sum(len(json.dumps(dict(task.secrets))) for task in tasks) > MOST_SECRETS:
-        raise BadRequest("the secrets of an array are too large for one secret of a cluster", "Split the array up.")
+        raise BadRequest("the secrets of an array are too large for a single Kubernetes secret", "Split the array up.")
 
 
 def _asked(task: ArrayTask) -> tuple[Manifest, int]:
@@ -53,7 +55,9 @@ def _asked(task: ArrayTask) -> tuple[Manifest, int]:
 
 
 def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
-    """Return the secrets of an array's job by index; empty if no task has secrets, or if not all tasks are given."""
+    """Return the secrets of an array's job, keyed by index; empty if no task has secrets, or if some tasks are not
+    given.
+    """
     given = {task.token: task.secrets for task in tasks}
     tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
     if not any(given.values()) or not given.keys() >= set(tokens):

@@ -1,7 +1,7 @@
 """Run commands in a pod with the interface of `remote.ssh.link`, so that files and the runner work as on any machine.
 
-Each command has a WebSocket to the API server. Frames are read one at a time, so that a large file never accumulates
-in memory.
+Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never held in
+memory completely.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ SEND_S: Final = 60.0
 START_S: Final = 180.0
 LOOK_S: Final = 0.2
 MOST_IN_URL: Final = 2_000
-"""Maximum bytes of a command in the URL, which proxies limit to 8 KiB; a longer command is sent over stdin."""
+"""Maximum size in bytes of a command that is sent in the URL, as proxies limit URLs to 8 KiB.
+
+A longer command is sent over stdin.
+"""
 MOST_LEAVING: Final = 6
-"""Maximum number of terminating pods for files: pods on a lost node keep terminating until the node is deleted."""
+"""Maximum number of file access pods that may be terminating.
+
+On a lost node, pods keep terminating until the node is deleted.
+"""
 
 
 class PodChannel:
@@ -54,7 +60,7 @@ class PodChannel:
         self._told(lambda: self._opened.close_channel(STDIN))
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read available bytes of stdout into `buffer`; return their number, 0 at the end of stdout."""
+        """Read available bytes of stdout into `buffer`. Return the number of bytes, which is 0 at the end of stdout."""
         while not self._out:
             if self._ended or self._status is not None:
                 return 0
@@ -67,7 +73,7 @@ class PodChannel:
         return count
 
     def errors(self) -> bytes:
-        """Return the bytes of stderr since the last call."""
+        """Return the bytes that were written to stderr since the last call."""
         said, self._err = bytes(self._err), bytearray()
         return said
 
@@ -95,7 +101,7 @@ class PodChannel:
             self._socket.shutdown()
 
     def _frame(self, wait_s: float) -> None:
-        """Read one frame. Raises TimeoutError after `wait_s` without one."""
+        """Read one frame. Raises TimeoutError if no frame arrives within `wait_s` seconds."""
         from websocket import ABNF, WebSocketException, WebSocketTimeoutException
 
         self._socket.settimeout(max(wait_s, 0.001))
@@ -126,7 +132,7 @@ class PodChannel:
             self._status = found if isinstance(found, dict) else {"message": "the status is not JSON"}
 
     def _told(self, send: Any) -> None:
-        """Raise ConnectionError for the errors of a lost WebSocket."""
+        """Raise ConnectionError for errors that indicate a lost WebSocket connection."""
         from websocket import WebSocketException
 
         try:
@@ -136,18 +142,18 @@ class PodChannel:
 
 
 def claim_key(claim: dict[str, Any]) -> HostKey:
-    """Return a claim's uid in the form of a host key. Unlike its name, the uid is never reused."""
+    """Return a volume claim's uid in the form of a host key. Unlike the claim's name, the uid is never reused."""
     uid = base64.b64encode(str(claim["metadata"]["uid"]).encode()).decode()
     return HostKey(f"kubernetes-claim {uid}", first_contact=True)
 
 
 def claim_uid(pin: str | None) -> str:
-    """Return the uid of the claim that a key identifies; "" without a key."""
+    """Return the uid of the claim that a key identifies, or "" without a key."""
     return base64.b64decode(pin.partition(" ")[2]).decode() if pin else ""
 
 
 class PodConnection:
-    """A ready pod for a claim's files. The pod is created if necessary."""
+    """A ready pod that gives access to a claim's files. The pod is created if necessary."""
 
     def __init__(self, api: KubeApi, mount: str, pin: str | None) -> None:
         claim = api.claim(claim_uid(pin))
@@ -176,10 +182,13 @@ class PodConnection:
 
 
 def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
-    """Return the name of the pod for files once it runs. A terminating pod is skipped: its node may be lost."""
+    """Return the name of the file access pod once it runs.
+
+    A terminating pod is skipped, because its node may be lost.
+    """
     wanted = manifests.files_manifest(claim, mount)
     first, end = str(wanted["metadata"]["name"]), time.monotonic() + START_S
-    names, why = [first, *(f"{first}-{n}" for n in range(2, MOST_LEAVING))], "all pods of that name are terminating"
+    names, why = [first, *(f"{first}-{n}" for n in range(2, MOST_LEAVING))], "all pods with that name are terminating"
     while time.monotonic() < end:
         pods = ((name, api.pod(name)) for name in names)
         name, pod = next(
@@ -194,7 +203,7 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
             continue
         about, status = pod["metadata"], part_of(pod, "status")
         if part_of(about, "annotations").get(manifests.RUN_DIR) != mount:
-            raise Conflict(f"the pod {name} mounts another folder than {mount}", "Delete it, then try again.")
+            raise Conflict(f"the pod {name} does not mount {mount}", "Delete it, then try again.")
         if status.get("phase") == "Running":
             return name
         if str(status.get("phase")) in {"Succeeded", "Failed"}:
@@ -207,7 +216,7 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
 
 
 def waits_for(pod: Mapping[str, Any]) -> str:
-    """Return the reason that the cluster gives for a waiting pod; "" if the pod is not waiting."""
+    """Return the cluster's reason why a pod is waiting, or "" if the pod is not waiting."""
     status = part_of(pod, "status")
     for container in rows_in(status, "containerStatuses"):
         waiting = part_of(part_of(container, "state"), "waiting")

@@ -1,6 +1,6 @@
 """Derive the Python version and the packages of a public image from its name.
 
-No image is downloaded. Only the names of some widely used images, whose tags contain their versions, are known.
+No image is downloaded. Only some widely used images whose tags contain their versions are recognized.
 """
 
 from __future__ import annotations

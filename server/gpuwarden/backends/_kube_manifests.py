@@ -1,4 +1,4 @@
-"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod for the claim's files.
+"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod that accesses the claim.
 
 An object's name contains the token. Its annotations repeat the token and the run folder, because another tool may use
 the same name.
@@ -19,23 +19,23 @@ from gpuwarden.remote.ssh.shell_quote import quote
 
 OWNER: Final = {"app.kubernetes.io/managed-by": "gpuwarden"}
 JOB: Final = "gpuwarden.dev/job"
-"""The label of a job and of its pods; its value is the name that all attempts share."""
+"""The label on a job and its pods. Its value is the name that all attempts share."""
 ATTEMPT: Final = "gpuwarden.dev/attempt"
 TOKEN: Final = "gpuwarden.dev/token"  # noqa: S105 - the name of an annotation
 RUN_DIR: Final = "gpuwarden.dev/run-folder"
 RUNS: Final = "gpuwarden.dev/runs"
-"""The label with which the user selects the claim for run folders."""
+"""The label with which the user marks the volume claim for run folders."""
 FILES_IMAGE: Final = "gpuwarden.dev/image"
 USER: Final = "gpuwarden.dev/user"
 KUEUE: Final = "kueue.x-k8s.io/queue-name"
 MAIN: Final = "job"
 POD_ID: Final = "GPUWARDEN_POD"
-"""The variable with which the runner distinguishes the pods of a job."""
+"""The variable by which the runner distinguishes the pods of a job."""
 SAVE_S: Final = 60
 KEPT_S: Final = 7 * 86400
-"""Seconds for which the cluster keeps an ended job."""
+"""The number of seconds for which the cluster keeps an ended job."""
 FILES_S: Final = 4 * 3600
-"""Lifetime in seconds of the pod for files; it is recreated when needed."""
+"""Lifetime in seconds of the pod for file access; the pod is recreated when needed."""
 INTERRUPTED: Final = 143
 """The runner's exit code after an interruption."""
 
@@ -55,7 +55,7 @@ def job_manifest(
 ) -> Manifest:
     """Return the job of one attempt.
 
-    The cluster restarts its pod after an interruption, as often as the job allows, but not after a failure of the job.
+    The cluster restarts its pod after an interruption, as often as the job allows, but not after the job itself failed.
     """
     stem = stem_of(token)
     runner_request = json.dumps({"attempt": attempt, "id": POD_ID})
@@ -66,8 +66,8 @@ def job_manifest(
     if secret:
         own = {"secretKeyRef": {"name": f"{stem}-a{attempt}", "key": "order"}}
         container["env"].append({"name": "GPUWARDEN_ORDER", "valueFrom": own})
-    # A later attempt is already a restart by gpuwarden: if the cluster also restarted it, the two limits would
-    # multiply.
+    # A later attempt is already a restart by gpuwarden. If the cluster also restarted it, the number of restarts could
+    # reach the product of both limits.
     restarts = {"backoffLimit": spec.max_restarts if attempt == 1 else 0, "podFailurePolicy": policy("FailJob")}
     labels = {**OWNER, JOB: stem, ATTEMPT: str(attempt)}
     return whole_job(spec, f"{stem}-a{attempt}", labels, {TOKEN: token, RUN_DIR: run_dir}, pod, restarts)
@@ -76,7 +76,7 @@ def job_manifest(
 def whole_job(
     spec: JobSpec, name: str, labels: Mapping[str, str], notes: Mapping[str, str], pod: Manifest, more: Manifest
 ) -> Manifest:
-    """Return a job with this pod. `more` contains its restart settings."""
+    """Return a job that runs this pod. `more` contains the job's restart settings."""
     queue = read_options(spec).queue
     return {
         "apiVersion": "batch/v1",
@@ -97,14 +97,14 @@ def whole_job(
 
 
 def policy(action: str) -> Manifest:
-    """Return the policy that restarts an interrupted pod, and applies `action` if the job fails."""
+    """Return the policy that restarts an interrupted pod and applies `action` if the job itself fails."""
     ends = {"containerName": MAIN, "operator": "NotIn", "values": [0, INTERRUPTED]}
     taken = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return {"rules": [taken, {"action": action, "onExitCodes": ends}]}
 
 
 def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod of a job, without its command."""
+    """Return a job's pod, without the command."""
     options = read_options(spec)
     labels = dict(pair.split("=", 1) for pair in options.node_selector)
     if spec.gpu and spec.gpu.lower() not in ANY_GPU:
@@ -139,7 +139,7 @@ def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def _shared(claim: Mapping[str, Any]) -> Manifest:
-    """Return the settings shared by both kinds of pods: the claim, its user, and no credentials for the cluster."""
+    """Return the settings of all pods, which mount the claim, run as its user and get no cluster credentials."""
     user = str(claim["metadata"].get("annotations", {}).get(USER, ""))
     as_user = {"runAsUser": int(user), "runAsNonRoot": user != "0", "fsGroup": int(user)} if user.isdecimal() else {}
     return {
@@ -175,7 +175,7 @@ def _resources(spec: JobSpec) -> Manifest:
 
 
 def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manifest:
-    """Return the secret of a job. The cluster deletes the secret together with the job."""
+    """Return a job's secret. The cluster deletes the secret together with the job."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     return {
         "apiVersion": "v1",
@@ -187,7 +187,7 @@ def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manife
 
 
 def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod for the claim's files. It requests few resources, and exits by itself."""
+    """Return the pod for access to the claim's files. It requests few resources and exits by itself."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -217,5 +217,5 @@ def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def files_name(claim: Mapping[str, Any]) -> str:
-    """Return the name of the pod for a claim's files."""
+    """Return the name of the pod for access to a claim's files."""
     return f"gpuwarden-files-{hashlib.sha256(str(claim['metadata']['uid']).encode()).hexdigest()[:10]}"

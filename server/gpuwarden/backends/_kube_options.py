@@ -12,7 +12,7 @@ from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
 
 IMAGE: Final = "python:3.12-slim"
-"""The image of the pod that reads and writes files, unless the claim names another."""
+"""The image of the pod that reads and writes files, unless the claim specifies another image."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 ROOM_S: Final = 240
 """Seconds by which the pod's time limit exceeds the job's: the time to start and to save."""

@@ -52,12 +52,14 @@ class _Task:
 
 
 def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
-    """Return whether a job of the cluster belongs to a handle, alone or as a task of an array."""
+    """Return whether a job in the cluster belongs to a handle, alone or as a task of an array."""
     return any((task.token, task.run_dir) == (handle.token, handle.run_dir) for task in _tasks(job))
 
 
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
-    """Yield the tasks of a job, one if it is not an array. Raises BadReply for an array in an unknown format."""
+    """Yield the tasks of a job; a job that is not an array has one. Raises BadReply for an array in an unknown
+    format.
+    """
     notes = part_of(job["metadata"], "annotations")
     if TASKS not in notes:
         attempt = str(part_of(job["metadata"], "labels").get(ATTEMPT))
@@ -75,7 +77,7 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
 def rows_of(
     jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], handles: Iterable[Handle]
 ) -> dict[str, KubeRow]:
-    """Return token -> the row of the handle's newest attempt."""
+    """Return a mapping from each token to the row of the handle's newest attempt."""
     known = {(h.token, h.run_dir) for h in handles}
     owned: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
@@ -154,7 +156,7 @@ def _row(
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the sort key of a pod: its creation time in whole seconds, then whether it has not ended."""
+    """Return the sort key of a pod: its creation time in whole seconds, then whether the pod has yet to end."""
     return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
@@ -169,7 +171,7 @@ def _state_of_index(
     index: int,
     ends: Mapping[str, frozenset[int]],
 ) -> tuple[str, str]:
-    """Return the state of one task of an array, and why it is waiting."""
+    """Return the state of one task in an array, and the reason why it is waiting."""
     if index in ends["completed"] or any(_phase(pod) == "Succeeded" for pod in pods):
         return "COMPLETED", ""
     if index in ends["failed"]:
@@ -181,7 +183,7 @@ def _state_of_index(
 
 
 def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return the state of a job, and why it is waiting."""
+    """Return the state of a job, and the reason why it is waiting."""
     rows = rows_in(part_of(job, "status"), "conditions")
     conditions = {str(row.get("type")): row for row in rows if row.get("status") == "True"}
     if "Complete" in conditions:

@@ -72,7 +72,7 @@ def address(place: Place) -> tuple[str, int]:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine: one of its addresses can be bound. False if it has no address."""
+    """Return whether a host is this machine, which is the case if one of its addresses can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # UnicodeError: an invalid DNS name
@@ -113,7 +113,7 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
                     raw += piece
                     if len(raw) > MAX_REPLY:
                         raise BadReply(
-                            f"Ray's reply is longer than {MAX_REPLY >> 20} MiB", "It was ignored; try again."
+                            f"Ray's reply is longer than {MAX_REPLY >> 20} MiB", "The reply was ignored; try again."
                         )
     except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
         why = f"Ray does not answer at {host}:{port} ({type(error).__name__})"
@@ -121,7 +121,7 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
     if reply.status_code in {401, 403}:
         raise AuthFailed(
             f"Ray at {host}:{port} requires a token",
-            "Set RAY_AUTH_TOKEN; it is sent only over TLS or to this machine, so use an SSH tunnel to the cluster.",
+            "Set RAY_AUTH_TOKEN. It is sent only over TLS or to this machine; for other clusters, use an SSH tunnel.",
         )
     try:
         return reply.status_code, json.loads(raw)
@@ -132,8 +132,9 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
 def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Row]:
     """Return the last attempt of each of these jobs, by stem. `folders` contains their run folders.
 
-    A job belongs to gpuwarden only if both its metadata and its id match the folder: another user could copy one of
-    them. All other fields of other jobs are ignored, so an invalid one can't make gpuwarden's jobs unreadable.
+    A job belongs to gpuwarden only if both its metadata and its id match the folder, because another user could copy
+    one of the two. All other fields of other jobs are ignored, so an invalid one can't make gpuwarden's jobs
+    unreadable.
     """
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
@@ -189,7 +190,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
 
 
 def last_line(text: object) -> str:
-    """Return the last line of a message from Ray. It names the cause, after a log or a traceback."""
+    """Return the last line of a message from Ray, which names the cause. A log or a traceback may precede it."""
     lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
     return line(lines[-1] if lines else "no reason given", 300)
 
@@ -207,9 +208,7 @@ def read_limits(
     if parts is None:
         raise BadReply("Ray's dashboard reports no version", "Check that Ray answers at this address.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
-        raise NotSupported(
-            f"Ray {line(number, 40)} is too old: gpuwarden needs its exit codes", "Use Ray 2.8 or newer."
-        )
+        raise NotSupported(f"Ray {line(number, 40)} is too old: it does not report exit codes", "Use Ray 2.8 or newer.")
     # Without an autoscaler, Ray's monitor reports a made-up type for each node. Only such a report proves that no node
     # will be added. It appears some seconds after the head node starts, and never with KubeRay.
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
@@ -236,7 +235,7 @@ def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
 
 
 def _part(value: object, *names: str) -> object:
-    """Return a value inside nested objects, or None."""
+    """Return a value from nested objects, or None if it is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

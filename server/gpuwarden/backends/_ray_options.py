@@ -1,4 +1,4 @@
-"""Convert a job for Ray: its options, its runtime environment from the script's header, and its entrypoint."""
+"""Convert a job for Ray, with its options, its runtime environment from the script's header, and its entrypoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from gpuwarden.remote.ssh.shell_quote import quote
 from gpuwarden.static_analysis.script import read_header
 
 STOP_WAIT_S: Final = 3_700
-"""Seconds that Ray waits after SIGTERM. The runner's grace is at most an hour, so it kills the command earlier."""
+"""Seconds that Ray waits after SIGTERM.
+
+The runner's grace period is at most an hour, so the runner kills the command earlier.
+"""
 NO_FOLDER: Final = 97
 PYTHON: Final = "python3"
-"""The interpreter on a node: the one in the runtime environment, otherwise the one on Ray's own PATH."""
+"""The interpreter on a node, from the runtime environment if there is one, otherwise from Ray's own PATH."""
 _ANY_GPU: Final = frozenset({"gpu", "any"})
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
@@ -35,7 +38,7 @@ class RayOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> RayOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. Raises BadRequest, which states the problem and lists the options."""
     try:
         return RayOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -47,7 +50,7 @@ def read_options(spec: JobSpec) -> RayOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the resource request to Ray."""
+    """Return the resources to request from Ray."""
     options = read_options(spec)
     return Asked(
         cpus=int(-(-options.cpus // 1)) if options.cpus else None,
@@ -58,7 +61,10 @@ def asked_of(spec: JobSpec) -> Asked:
 
 
 def runtime_env(spec: JobSpec) -> dict[str, Any]:
-    """Return the runtime environment with the header's dependencies. It contains no secret: Ray displays it."""
+    """Return the runtime environment with the header's dependencies.
+
+    It contains no secrets, because Ray displays it.
+    """
     header = read_header(spec.script) if spec.script is not None else None
     packages = list(header.dependencies) if header else []
     pip = {"pip": {"packages": packages, "pip_check": False}} if packages else {}
@@ -70,7 +76,7 @@ def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -
     options, asked = read_options(spec), asked_of(spec)
     resources = dict(options.resources)
     if asked.gpu:
-        resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # with this resource, Ray chooses nodes by GPU type
+        resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # Ray uses this resource to choose nodes by GPU type
     given: Mapping[str, Any] = {
         "entrypoint_num_cpus": options.cpus,
         "entrypoint_num_gpus": asked.gpus or None,
@@ -87,7 +93,7 @@ def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -
 
 
 def secrets_name(attempt: int | None) -> str:
-    """Return the name of the file with an attempt's secrets, or a pattern for the files of all attempts."""
+    """Return the name of the file with an attempt's secrets, or a pattern that matches the files of all attempts."""
     return f"secrets.{attempt or '*'}.json"
 
 

@@ -1,4 +1,4 @@
-"""Shared base of the backends that run jobs through the runner. They differ only in transport."""
+"""The shared base of the backends that run jobs through the runner. These backends differ only in transport."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # for a verb that returns immediately
-STOP_S = 15.0  # longest wait for a stop; a job with a longer grace is then still saving
+STOP_S = 15.0  # maximum wait for a stop; a job with a longer grace period may still be saving
 SILENCE_S = 120.0  # for a slow verb, which sends a progress line every few seconds
 MAX_REPLY = 256 << 20
-MAX_LINES = 210_000  # at most 200,000 lines for files, and the progress lines
+MAX_LINES = 210_000  # up to 200,000 lines for files, plus the progress lines
 SHORT = 1 << 20
 
 
@@ -80,7 +80,7 @@ class RunnerBackend:
         return lines[0]
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token, None if it was never launched there."""
+        """Return the job for a token, or None if it was never launched on the target."""
         try:
             handle = await self.handle_of(place, token)
             seen = (await self._look([handle]))[handle.run_dir]
@@ -93,7 +93,7 @@ class RunnerBackend:
         return Known(handle if launched else None)
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one call."""
+        """Observe all jobs on a target with one call."""
         if not handles:
             return {}
         jobs = await self._look(handles)
@@ -114,7 +114,7 @@ class RunnerBackend:
         try:
             return LogChunk(**{k: reply.get(k) for k in ("text", "next", "size", "truncated")})  # type: ignore[arg-type]
         except ValidationError as error:
-            raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Try again.") from error
+            raise BadReply(f"the runner's log reply has {error.error_count()} invalid fields", "Try again.") from error
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
         """Return a limited number of bytes of each spool file of a job, starting at its cursor."""
@@ -144,7 +144,7 @@ class RunnerBackend:
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return the uploaded archive's findings by output. The machine reports them; they are not verified."""
+        """Run the uploaded checker on the machine, and return its findings by output. The findings are not verified."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
         request |= {"structure": level is Level.STRUCTURE, **self.mapping(handle.place)}
@@ -163,7 +163,7 @@ class RunnerBackend:
         raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return processes and new files that do not belong to a declared job or output."""
+        """Return the processes and new files that do not belong to a declared job or output."""
         request = {**launch.marked(handle.place), **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
@@ -178,7 +178,7 @@ class RunnerBackend:
         await self.ask(handle.place, "hold", handle.run_dir, {})
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a missing job. Returns PENDING during a long grace."""
+        """End the job's process group. Never raises for a missing job. Returns PENDING during a long grace period."""
         wait_s = min(grace_s + 5, STOP_S)
         request = {"grace_s": grace_s, "wait_s": wait_s, "token": handle.token}
         reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=wait_s + CALL_S)
@@ -189,7 +189,7 @@ class RunnerBackend:
 
 
 class MachineBackend(RunnerBackend):
-    """A backend whose runner is on the job's own machine, not on a machine of an engine."""
+    """A backend whose runner is on the job's own machine, not on a machine that an engine manages."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
         """Run read-only commands on the machine, and return the output of each by its name."""
@@ -202,7 +202,7 @@ class MachineBackend(RunnerBackend):
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:
-    """Return a verb's parsed lines. Long output is parsed in a thread, since that takes seconds."""
+    """Return a verb's parsed lines. Long output is parsed in a thread, because parsing it takes seconds."""
     if len(raw) < SHORT:
         return _parsed(raw)
     return await to_thread.run_sync(_parsed, raw)

@@ -1,7 +1,7 @@
-"""Build the task of a managed job of SkyPilot: its name, and a command that contains gpuwarden's runner.
+"""Build the task for a SkyPilot managed job: its name, and a command that contains gpuwarden's runner.
 
-gpuwarden can't connect to its machines. The command contains the runner, the archive that seals checkpoints and the
-job's script, and unpacks them on each machine that the controller rents.
+gpuwarden can't connect to the machines of a managed job. Therefore the command contains the runner, the archive that
+seals checkpoints, and the job's script, and unpacks all of them on each machine that the controller rents.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from gpuwarden.remote.sky.rows import task
 from gpuwarden.static_analysis.script import start_header
 
 MAX_FILES: Final = 640 << 10
-"""Maximum size in bytes of the packed files, mostly gpuwarden's own. SkyPilot stores the command with every job."""
+"""Maximum size in bytes of the packed files, most of which belong to gpuwarden. SkyPilot stores the command with every
+job.
+"""
 ATTEMPT: Final = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 FOLDER: Final = "/GPUWARDEN_RUN_FOLDER"
-"""A placeholder for the run folder, replaced on the machine: the home folder there is not known in advance."""
+"""A placeholder for the run folder, replaced on the machine because its home folder is not known in advance."""
 RUN_ID: Final = "SKYPILOT_INTERNAL_JOB_ID"
-"""The variable with which the runner distinguishes the starts of a job on one machine."""
+"""The environment variable by which the runner distinguishes repeated starts of a job on the same machine."""
 _RUN = """\
 set -eu
 export PATH="$HOME/.local/bin:$PATH"
@@ -58,13 +60,13 @@ def stem_of(place: Place, token: str) -> str:
 
 
 def named(name: str) -> tuple[str, int]:
-    """Return the stem and the attempt of a managed job's name; the stem is empty if gpuwarden did not submit it."""
+    """Return the stem and the attempt in a managed job's name; the stem is empty if the job is not gpuwarden's."""
     found = ATTEMPT.fullmatch(name)
     return (found[1], int(found[2])) if found else ("", 0)
 
 
 def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
-    """Return the machine part of the task. SkyPilot does not restart a command that fails by itself."""
+    """Return the resources section of the task. SkyPilot does not restart a job whose command fails on its own."""
     asked = Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -76,9 +78,9 @@ def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
 
 
 def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
-    """Return the shell script that unpacks the runner and the job's files, and starts the runner.
+    """Return the shell script that unpacks the runner and the job's files and starts the runner.
 
-    Raises BadRequest for a script that is too long for it.
+    Raises BadRequest if the job's script is too long to include.
     """
     stem = stem_of(place, token)
     interpreter = ("uv", *uv_run(spec.script)) if spec.script and start_header(spec.script) else ("python3",)
@@ -88,7 +90,7 @@ def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
     if len(packed) > MAX_FILES:
         raise BadRequest(
             f"the script is too long for a managed job: {len(packed):,} bytes packed, more than {MAX_FILES:,}",
-            "Upload it to a repo or another URL, and run that with `uv run`.",
+            "Upload the script to a repo or another URL, and run it from there with `uv run`.",
         )
     store = StoreAddress.parse(spec.artifact_store) if spec.artifact_store else None
     return _RUN.format(

@@ -1,6 +1,6 @@
 """Read a cluster's limits from `scontrol show config`, `scontrol show partition`, `sinfo` and its accounting.
 
-The output format of these commands has not changed for many versions. Missing values stay unknown.
+The output format of these commands has not changed for many versions. Missing values are treated as unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.core.sanitize import line
 OLDEST: Final = (21, 8)
 """The first version whose `squeue` supports JSON."""
 REQUEUE_S: Final = 120.0
-"""Munge's credentials expire after two minutes by default; a requeued job can't start before they expire."""
+"""Munge credentials expire after two minutes by default. A requeued job can't start before they expire."""
 SHORTEST_S: Final = 5.0
 """Slurm ignores a shorter credential lifetime and uses its default."""
 _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
@@ -30,7 +30,7 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 
 
 def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
-    """Return the limits that are in the agent's reply.
+    """Parse the limits in the node agent's reply.
 
     Raises a `WardenError` if the reply is missing or invalid, or if Slurm is too old.
     """
@@ -39,7 +39,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
     version = config.get("SLURM_VERSION", "")
     parts = re.match(r"(\d+)\.(\d+)", version)
     if parts is None:
-        raise BadReply("Slurm's configuration has no version", "Check that these commands are Slurm's.")
+        raise BadReply("Slurm's configuration has no version", "Check that these commands belong to Slurm.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
         raise NotSupported(
             f"Slurm {line(version, 40)} is too old: gpuwarden needs 21.08 or newer",
@@ -67,7 +67,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
 
 @dataclass(frozen=True)
 class _Policy:
-    """The limits of Slurm's accounting for a job; all unknown for a cluster without accounting."""
+    """The limits for a job in Slurm's accounting. All are unknown for a cluster without accounting."""
 
     accounts: tuple[str, ...] | None = None
     qos: tuple[str, ...] | None = None
@@ -75,7 +75,10 @@ class _Policy:
     unread: str = ""
 
     def explains(self, refusal: str, asked: Asked) -> bool:
-        """Return whether the known accounts, QOS or limits explain Slurm's refusal, whose text contains no numbers."""
+        """Return whether the known accounts, QOS or limits explain Slurm's refusal.
+
+        The text of the refusal contains no numbers.
+        """
         return any(
             text in refusal and known
             for text, known in (
@@ -112,7 +115,7 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
 
 
 def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
-    """Return the QOS of a job: the requested one, or the default of its association; "" if unknown."""
+    """Return the QOS of a job: the requested one or the default of its association, or "" if unknown."""
     if asked.qos:
         return asked.qos
     account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
@@ -124,7 +127,7 @@ def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Tabl
 
 
 def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
-    """Return which accounting queries failed, with Slurm's error."""
+    """Return a description of the accounting queries that failed, with Slurm's error."""
     answers = (found.get(part) for part in silent)
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
@@ -133,7 +136,7 @@ def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:
-    """Return the rows that `sacctmgr` printed; None if its output is missing or has an unknown format."""
+    """Return the rows that `sacctmgr` printed, or None if its output is missing or has an unknown format."""
     rows = [row.split("|") for row in text.splitlines() if row.strip()] if text is not None else None
     return rows if rows is not None and all(len(row) == columns for row in rows) else None
 
@@ -149,7 +152,7 @@ def _text(found: Mapping[str, Any], part: str) -> str:
 
 
 def _optional(found: Mapping[str, Any], part: str) -> str | None:
-    """Return the output of an optional command, None if it failed."""
+    """Return the output of an optional command, or None if the command failed."""
     done = found.get(part)
     answered = isinstance(done, Mapping) and done.get("rc") == 0 and isinstance(done.get("out"), str)
     return str(done["out"]) if answered and isinstance(done, Mapping) else None
@@ -187,7 +190,7 @@ def _queue(row: Mapping[str, str], config: Mapping[str, str], preemption: str, m
 
 
 def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
-    """Return partition -> the maximum resources of one machine."""
+    """Return, for each partition, the maximum resources of one machine."""
     found: dict[str, dict[str, Any]] = {}
     for row in (text or "").splitlines():
         fields = row.split("|")
@@ -209,7 +212,7 @@ def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
 
 
 def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:
-    """Return the distinct values of one column, whose cells may be lists; None without rows."""
+    """Return the distinct values of one column, whose cells may be lists, or None without rows."""
     if rows is None:
         return None
     values = (value for row in rows for value in row[column].split(","))
@@ -221,7 +224,10 @@ def _admitted(text: str | None) -> tuple[str, ...] | None:
 
 
 def _whole(text: str | None) -> int | None:
-    """Parse the number at the start of a text: None if there is none, `UNLIMITED` for the word UNLIMITED."""
+    """Parse the number at the start of a string.
+
+    Return None if there is no number, and `UNLIMITED` for the word UNLIMITED.
+    """
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
     found = re.match(r"\d{1,15}\b", text or "")
@@ -229,7 +235,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def requeue_delay(auth: str) -> float:
-    """Return the seconds until a requeued job can start, which is when its old credential expires."""
+    """Return the number of seconds until a requeued job can start, which is when its old credential expires."""
     found = re.search(r"\bcred_expire=(\d{1,6})\b", auth)
     expires = float(found[1]) if found else REQUEUE_S
     return (expires if expires >= SHORTEST_S else REQUEUE_S) + 1

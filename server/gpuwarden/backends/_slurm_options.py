@@ -21,7 +21,8 @@ WARNING_S: Final = 120
 """Seconds between the warning and the end of the allocation. Slurm checks every 30 seconds and may warn a minute
 early."""
 ROOM_S: Final = WARNING_S + 120
-"""Seconds by which the allocation exceeds the job's time limit: to start, to save, and to end before the warning."""
+"""Seconds by which the allocation exceeds the job's time limit: time to start, to save, and to end before the
+warning."""
 NO_MODULE: Final = 98
 NO_TASK: Final = 97
 TASK: Final = "GPUWARDEN_ENGINE_JOB"
@@ -86,7 +87,7 @@ def asked_of(spec: JobSpec) -> Asked:
 
 
 def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
-    """Return the type and number of the GPUs of one machine, "" for any type."""
+    """Return the type and number of the GPUs in one machine; the type "" means any type."""
     if options.gres is not None:
         for part in options.gres.split(","):
             if found := re.fullmatch(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?", part):

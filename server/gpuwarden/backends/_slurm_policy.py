@@ -62,7 +62,7 @@ class Table:
 
 
 def read_table(text: str, user: str, uid: int) -> Table | None:
-    """Parse the table of `scontrol -o show assoc_mgr`; None for a text in an unknown format."""
+    """Parse the table of `scontrol -o show assoc_mgr`; None if the format is unknown."""
     if "Association Records" not in text:
         return None
     associations, qos = [], dict[str, Mapping[str, str]]()
@@ -161,7 +161,7 @@ def _of(owner: str, limits: Mapping[str, str], used: Mapping[str, str]) -> Itera
 
 
 def _resources(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the limits in a text such as `cpu=6(2),mem=4G,gres/gpu:a100=N(0)`, in which N means no limit."""
+    """Yield the limits in a string such as `cpu=6(2),mem=4G,gres/gpu:a100=N(0)`, in which N means no limit."""
     for part in text.split(","):
         resource, _, value = part.partition("=")
         number = _number(value)
@@ -170,7 +170,7 @@ def _resources(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _number(text: str) -> tuple[int, int] | None:
-    """Parse a limit and its usage from a text such as `5(2)`; None if there is no limit."""
+    """Parse a limit and its usage from a string such as `5(2)`; None if there is no limit."""
     found = _NUMBER.fullmatch(text)
     return (int(int(found[1]) * _UNITS[found[2]]), int(found[3] or 0)) if found else None
 

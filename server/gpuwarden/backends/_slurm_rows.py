@@ -28,7 +28,7 @@ _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
 
 @dataclass(frozen=True)
 class Row:
-    """One job of Slurm. `stem` and `attempt` come from its name, which gpuwarden assigned."""
+    """One Slurm job. `stem` and `attempt` come from its name, which gpuwarden assigned."""
 
     stem: str
     attempt: int

@@ -1,4 +1,6 @@
-"""Choose how a script is started on an SSH machine: with the machine's Python, or with uv, uploaded if necessary."""
+"""Choose how a script is started on an SSH machine: with the machine's Python, or with uv, which is uploaded if
+necessary.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class SshStart:
         return readiness(needs, answer, Uv.THERE if "uv" in self.host.tools else brought), arch
 
     async def interpreter(self, spec: JobSpec) -> Sequence[str]:
-        """Return the interpreter's argument list: uv for a header with requirements, otherwise the machine's Python.
+        """Return the interpreter's argument list. The interpreter is uv for a header with requirements, otherwise the
+        machine's Python.
 
         Raises BadRequest if the machine lacks requirements of the header, and uv is neither installed nor allowed.
         """

@@ -5,8 +5,8 @@ reply arrives and `BadReply` if the reply can't be parsed; neither changes the c
 
 Every backend guarantees the following, and `tests/kits/contract_backend.py` checks it for each:
 
-- `submit` starts a token's attempt once, however often and from wherever it is called. The engine's own record of the
-  job contains the token, so that the next call finds a job whose reply was lost.
+- `submit` starts a token's attempt once, no matter how often and from which machine it is called. The engine's own
+  record of the job contains the token, so that the next call finds a job whose reply was lost.
 - `find` returns Known(None) only if the engine sent a complete reply that does not contain the job.
 - `poll` requests all jobs of a target in one list, not one by one.
 - If an engine is down, is too old or sends an unexpected reply, the result is Unknown, `Unreachable` or `BadReply`. An
@@ -62,12 +62,12 @@ class Backend(Protocol):
 
     name: str
     takes_inputs: bool
-    """Whether files can be copied into a job's working folder before the job starts."""
+    """Whether files can be copied to a job's working folder before the job starts."""
     seals: bool
     """Whether gpuwarden's sealer runs alongside the jobs and gets `GPUWARDEN_SEAL_KEY`, which the jobs don't get."""
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return the problems of a target, before a job is sent to it."""
+        """Return the problems with a target. Called before a job is sent to the target."""
         ...
 
     async def submit(
@@ -82,8 +82,8 @@ class Backend(Protocol):
     ) -> Handle:
         """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
-        `inputs` maps paths in the working folder to local files. They are copied before the first start and never
-        changed after it. If a call is interrupted, the files that have arrived are kept, and the next call copies the
+        `inputs` maps paths in the working folder to local files. These files are copied before the first start and not
+        changed after that. If a call is interrupted, the files that have arrived are kept, and the next call copies the
         other files.
         """
         ...
@@ -117,10 +117,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group: signal it, wait for the grace, kill it. Never raises for a job that does not
-        exist.
+        """End the job's process group: signal it, wait for the grace period, then kill it. Never raises for a job
+        that does not exist.
 
-        Returns PENDING while the job is still saving; a repeated call does not change the grace.
+        Returns PENDING while the job is still saving; a repeated call does not change the grace period.
         """
         ...
 
@@ -139,7 +139,7 @@ class HandleSource:
 
 @runtime_checkable
 class Sealer(Backend, Protocol):
-    """A backend that sends many small files as one stream, and whose machine hashes files while sending them."""
+    """A backend whose machine sends many small files as one stream, and hashes files while sending them."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Return a stream in the format of `remote.transfer.file_bundle`; unreadable files are omitted."""
@@ -169,14 +169,14 @@ class Fetcher(Sealer, Protocol):
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A backend that can examine checkpoints on the machine, so that they need not be downloaded."""
+    """A backend that can examine checkpoints on the machine, so that they do not have to be downloaded."""
 
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
         """Return the findings of `checkpoints.archive` by output. The machine reports them; they are not verified.
 
-        `against` is a path on that machine, like the outputs.
+        `against` and the outputs are paths on that machine.
         """
         ...
 
@@ -201,10 +201,10 @@ class Spooling(Protocol):
 
 @runtime_checkable
 class Parking(Protocol):
-    """A backend whose machines can self-stop when no client connects; `Place.park` contains the settings."""
+    """A backend whose machines can stop themselves if no client connects; `Place.park` contains the settings."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Start the self-stop timer on a machine that was restarted."""
+        """Start the self-stop timer on a restarted machine."""
         ...
 
     async def hold(self, handle: Handle) -> None:
@@ -232,7 +232,7 @@ class Confining(Backend, Protocol):
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it can't be started.
 
-        `rehearsed`: the job's absolute paths are those of a machine in a rehearsal.
+        `rehearsed` is true if the job's absolute paths are paths on a machine in a rehearsal.
         """
         ...
 
@@ -263,7 +263,7 @@ class Supplying(Backend, Protocol):
 
 @runtime_checkable
 class Bounded(Backend, Protocol):
-    """A backend of an engine with queues and limits. The submit gate reads the limits before it submits a job."""
+    """A backend for an engine with queues and limits. The submit gate reads the limits before it submits a job."""
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
         """Return the limits that apply to this job. Raises a `WardenError` if the engine does not report them."""
@@ -272,7 +272,7 @@ class Bounded(Backend, Protocol):
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """One job of an array, with the arguments of `submit` for a single job."""
+    """One job in an array, with the arguments that `submit` takes for a single job."""
 
     spec: JobSpec
     token: str
@@ -283,22 +283,23 @@ class ArrayTask:
 
 @runtime_checkable
 class Arrayed(Bounded, Protocol):
-    """A backend of an engine that starts many jobs in one request, such as a Slurm array or a Kubernetes Indexed Job.
+    """A backend for an engine that starts many jobs in one request, such as a Slurm array or a Kubernetes Indexed Job.
 
-    Every task is an ordinary job: its handle is polled, read and stopped separately, `find` finds it by its own token,
-    and its interruption or its restart by the engine does not affect the other tasks. Only `submit_array` handles the
-    tasks as an array.
+    Every task is an ordinary job: it is polled, read and stopped separately through its handle, `find` finds it by its
+    own token, and an interruption or a restart by the engine does not affect the other tasks. Only `submit_array`
+    handles the tasks as an array.
     """
 
     async def submit_array(
         self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
     ) -> dict[str, Handle]:
-        """Submit the tasks as one array, of which the engine runs `at_once` at a time; return their handles by token.
+        """Submit the tasks as one array, and return their handles by token. The engine runs `at_once` tasks at a time.
 
-        Returns immediately. The array is sent once for each `token`: after a lost reply the next call finds it. A task
-        starts once for its token and attempt. If `submit` was called for it first, the array omits it and returns its
-        handle; a later `submit` finds the task of the array. A repeated call may omit tasks of the first call, but
-        must not add any. After `Unreachable` or `BadReply` the array may have been sent.
+        Returns immediately. The array is sent once for each `token`: after a lost reply, the next call finds it. A task
+        starts once for its token and attempt. If `submit` was already called for a task, the array omits the task and
+        the handle of the existing job is returned; a later `submit` finds the task in the array. A repeated call may
+        omit tasks from the first call, but must not add any. After `Unreachable` or `BadReply`, the array may have been
+        sent.
 
         Raises BadRequest, before anything is sent, if there are no tasks, if two tasks have the same token, if their
         requests to the engine differ, or if there are more tasks than the engine allows.
@@ -365,7 +366,7 @@ class FetchedSource(SealingSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Return the source of a job's files. The machine hashes files while sending them if the backend supports it."""
+    """Return the source of a job's files. The machine hashes files while sending them if the backend supports that."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 
@@ -378,7 +379,9 @@ async def list_artifacts(backend: Backend, handle: Handle, paths: Iterable[str])
 async def artifacts(
     backend: Backend, handle: Handle, paths: Iterable[str], dest: Path
 ) -> AsyncIterator[tuple[Manifest, Source]]:
-    """Return the manifest to receive into `dest` and its source, in one request if `dest` is still empty."""
+    """Yield the manifest of the files to receive into `dest`, and their source. If `dest` is empty, one request gets
+    both.
+    """
     if isinstance(backend, Fetcher) and not await to_thread.run_sync(lambda: dest.is_dir() and any(dest.iterdir())):
         async with backend.fetch(handle, paths) as (listed, bundle):
             yield listed, FetchedSource(backend, handle, Begun(listed.files, bundle))

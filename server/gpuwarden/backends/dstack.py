@@ -1,4 +1,4 @@
-"""Run jobs as tasks of dstack, in one project of a server: `dstack/PROJECT`.
+"""Run jobs as dstack tasks, in one project of a dstack server: `dstack/PROJECT`.
 
 A token's run is named after the token, and its tags contain the token, the attempt and the lease. dstack has one run
 per name: applying a specification with the name of an ended run deletes that run's record and starts a new run. So
@@ -44,7 +44,7 @@ MOST_PAGES: Final = 1_000
 """Maximum pages of a log in one call, in case a server always announces another page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
-"""A job whose grace is shorter than this is aborted, without dstack's own grace."""
+"""A job with a grace period shorter than this is aborted, without dstack's own grace period."""
 
 
 def create(clock: Clock) -> DstackBackend:
@@ -53,7 +53,7 @@ def create(clock: Clock) -> DstackBackend:
 
 
 class DstackBackend(HubOutputs):
-    """Run jobs as tasks of dstack."""
+    """Run jobs as dstack tasks."""
 
     name = "dstack"
     takes_inputs = False
@@ -65,7 +65,7 @@ class DstackBackend(HubOutputs):
         self._servers: list[DstackServer] = []
 
     def _server(self) -> DstackServer:
-        """Return the server from the environment. Raises BadRequest for an address that would leak the token."""
+        """Return the server that the environment names. Raises BadRequest for an address that would leak the token."""
         if not self._servers:
             self._servers.append(DstackServer(self._clock, self._env))
         return self._servers[0]
@@ -143,7 +143,7 @@ class DstackBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/runs/{project}/{run.id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the run of a token, None if the project has no run with the token's name."""
+        """Return the run of a token, or None if the project has no run with the token's name."""
         try:
             project = project_of(place.platform)
             run = await self._ours(project, token)
@@ -207,7 +207,7 @@ class DstackBackend(HubOutputs):
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Stop the run. Returns PENDING until dstack reports that it has ended.
 
-        dstack's grace is the same for all runs: it signals the command, and kills it some seconds later.
+        dstack's grace period is the same for all runs: dstack signals the command, and kills it some seconds later.
         """
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)

@@ -158,7 +158,7 @@ class HfJobsBackend(HubOutputs):
         return Known(None if newest is None else self._handle(place, token, owner, str(newest["id"])))
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a namespace with one list of live jobs; jobs missing from it are requested one by one.
+        """Observe all jobs of a namespace. Live jobs are read with one list request; others are requested one by one.
 
         A job that can't be read is omitted.
         """
@@ -276,7 +276,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _first(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the oldest job, which is gpuwarden's; newer ones are manual reruns by a user with the same labels."""
+    """Return the oldest job, which is gpuwarden's; newer jobs with the same labels are manual reruns by a user."""
     return min(found, key=lambda job: jobs.moment(job.get("createdAt")) or 0.0)
 
 

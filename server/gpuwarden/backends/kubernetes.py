@@ -1,12 +1,13 @@
-"""Run jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
+"""Run jobs as Kubernetes Jobs, in the namespace of a context in the user's kubeconfig.
 
-Run folders are on one claim of that namespace, because a pod's own disk is lost whenever the pod is replaced. The user
-selects the claim with the label `gpuwarden.dev/runs`. The runner is the container's command. A small pod that mounts
-the same claim provides access to the files before a job starts and after it has ended. The cluster determines the state
-of a job; the runner's status describes the result of the command.
+Run folders are on one persistent volume claim in that namespace, because a pod's own disk is lost whenever the pod is
+replaced. The user selects the claim with the label `gpuwarden.dev/runs`. The runner is the container's command. A small
+pod that mounts the same claim provides access to the files before a job starts and after it has ended. The cluster
+determines the state of a job; the runner's status describes the result of the command.
 
 A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with
-equal requests can be the indexes of one Indexed Job, an array; each is found, observed and stopped separately.
+identical requests can run as an array: one Indexed Job with an index for each job. Each job is found, observed and
+stopped separately.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 LOOK_S: Final = 0.3
 AT_ONCE: Final = 8
-"""Number of run folders of an array that are filled concurrently."""
+"""Maximum number of an array's run folders that are filled concurrently."""
 SHARED: Final = "ReadWriteMany"
 _CHECKED: Final = "check"
 _NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "the job was stopped before it started"}
@@ -84,7 +85,7 @@ class _ClaimFiles(SshBackend):
 
 
 class KubernetesBackend(EngineBackend):
-    """Run jobs as Jobs of a Kubernetes cluster."""
+    """Runs jobs on one Kubernetes cluster."""
 
     name = "kubernetes"
 
@@ -113,7 +114,7 @@ class KubernetesBackend(EngineBackend):
             api.close()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec unchanged. Raises BadRequest for an option that Kubernetes does not have."""
+        """Return the spec unchanged. Raises BadRequest for an option that the Kubernetes backend does not support."""
         read_options(spec)
         return spec
 
@@ -122,12 +123,16 @@ class KubernetesBackend(EngineBackend):
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Check that the namespace grants the rights and has a claim for run folders that every node can mount."""
+        """Check that the user has the required rights in the namespace, and that its claim for run folders can be
+        mounted by every node.
+        """
         try:
             missing = await self._there(place, lambda api: api.missing_rights())
             if missing:
                 said = f"the cluster does not allow this user to {', '.join(missing)} in the namespace of {place.host}"
-                return [_unusable(said, "Ask its administrator for the rights in docs/kubernetes-rights.yaml.")]
+                return [
+                    _unusable(said, "Ask the cluster's administrator for the rights in docs/kubernetes-rights.yaml.")
+                ]
             claim = await self._there(place, lambda api: api.claim())
         except (BadRequest, NotFound, AuthFailed) as error:
             return [_unusable(error.message, *error.next_steps)]
@@ -135,7 +140,8 @@ class KubernetesBackend(EngineBackend):
         if SHARED in modes:
             pinned = place.model_copy(update={"host_key": claim_key(claim).line})
             found = [f for f in await self._files.check(pinned) if not f.rule.startswith("PF-GPU")]
-            return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]  # the job gets its own pod
+            # the PF-HOST findings are about the pod for files, but the job gets its own pod
+            return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]
         name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
         said = (
             f"the claim {name} is {given or 'without an access mode'}: a job's pod and the pod for its files may be on"
@@ -144,7 +150,9 @@ class KubernetesBackend(EngineBackend):
         return [_unusable(said, f"Choose a claim that is {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Let the cluster check this job in a dry run. The user has no right to read the cluster's nodes."""
+        """Let the cluster check this job in a dry run. The nodes are not read, because the user has no right to list
+        them.
+        """
 
         def ask(api: KubeApi) -> EngineLimits:
             folder = f"{place.run_root}/gw-{_CHECKED}"
@@ -165,7 +173,9 @@ class KubernetesBackend(EngineBackend):
         return await self._there(place, ask)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the job's image does not meet, according to its name. Nodes can't be read."""
+        """Return the requirements that the job's image does not meet, according to the image's name. The nodes are not
+        read.
+        """
         return image_readiness(needs.image, needs)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -198,7 +208,7 @@ class KubernetesBackend(EngineBackend):
     async def submit_array(
         self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
     ) -> dict[str, Handle]:
-        """Create one Indexed Job for the tasks that have not been started, or adopt the array of this token."""
+        """Create one Indexed Job for the tasks that have not been started, or adopt the array with this token."""
         arrays.check_array(tasks)
         handles = {task.token: await self.handle_of(place, task.token) for task in tasks}
         rows, ran = await self._started(list(handles.values()), {task.token: task.attempt for task in tasks})
@@ -262,7 +272,7 @@ class KubernetesBackend(EngineBackend):
     async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
         """Write a job's files to its run folder. Return its handle, and the name of the runner's file there."""
         handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
-        # The pod for files has another environment and other interpreters than the job's image.
+        # The environment and the interpreters of the pod for files differ from those of the job's image.
         env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
         words = ready.spec["argv"]
         argv = words if task.spec.script is None else ["python3", *words[-1 - len(task.spec.args) :]]
@@ -271,14 +281,14 @@ class KubernetesBackend(EngineBackend):
         return handle, ready.runner
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle for a token; its `place` names the claim, on which the job's files stay."""
+        """Return the handle for a token. The handle's `place` names the claim that stores the job's files."""
         key = place.host_key or await self._there(place, lambda api: claim_key(api.claim()).line)
         return await self._files.handle_of(place.model_copy(update={"host_key": key}), token)
 
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one list of jobs, one of pods, and one poll of their run folders."""
+        """Observe all jobs of a target with one request for jobs, one for pods, and one poll of the run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -289,11 +299,11 @@ class KubernetesBackend(EngineBackend):
         return {h.token: observation(seen[h.run_dir], _settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
-        """Return whether the cluster lists a job of this handle."""
+        """Return whether the cluster lists a job for this handle."""
         return Known(handle.token in await self._rows([handle]))
 
     async def _rows(self, handles: Sequence[Handle]) -> dict[str, KubeRow]:
-        """Return token -> the cluster's row of the job."""
+        """Return the cluster's row for each job, keyed by token."""
         jobs, pods = await self._there(handles[0].place, lambda api: (api.jobs(), api.pods()))
         return rows_of(jobs, pods, handles)
 
@@ -361,7 +371,7 @@ def _unusable(said: str, *cure: str | NextStep) -> Finding:
 
 
 def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
-    """Mark a waiting task's row as canceled if its run folder records the cancellation: its pod will exit."""
+    """Mark a waiting task's row as canceled if its run folder records the cancellation, because its pod will exit."""
     if row is None or row.index is None or not row.waits:
         return row
     whose = (status.get("token"), status.get("attempt"))

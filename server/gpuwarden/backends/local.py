@@ -57,7 +57,7 @@ def create(clock: Clock) -> LocalBackend:
 
 
 class LocalBackend(MachineBackend):
-    """Run jobs as processes of this machine."""
+    """Run jobs as processes on this machine."""
 
     name = "local"
 
@@ -76,12 +76,12 @@ class LocalBackend(MachineBackend):
         return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it can't be started here."""
+        """Raise `NoSandbox` if the job would run without a sandbox, or BadRequest if it can't be started here."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
         elif not self._policy().unsandboxed:
-            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
+            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so it can't run jobs", HOW_TO_ALLOW)
         if rehearsed:  # outside a rehearsal, a rule reports a missing interpreter together with other findings
             self.interpreter(spec)
 
@@ -103,7 +103,7 @@ class LocalBackend(MachineBackend):
         program = shutil.which(needs.program, path=whole.get("PATH")) if needs.modules else None
         if program:
             ask = partial(modules_not_found, found, self._allowed, _run_root(place), program, needs.modules)
-            with contextlib.suppress(OSError, BadRequest):  # without a result, no module counts as missing
+            with contextlib.suppress(OSError, BadRequest):  # if the check has no result, no module counts as missing
                 answer["modules"] = await anyio.to_thread.run_sync(ask, env, needs.env)
         return readiness(needs, answer, network=network)
 
@@ -141,12 +141,12 @@ class LocalBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Copy the inputs into the working folder before the first start only: later, the job may have changed them."""
+        """Copy the inputs into the working folder, but only before the first start, because the job may change them."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {})
         await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the arguments before the path of the job's script. Raises BadRequest if it can't be started."""
+        """Return the arguments before the path of the job's script. Raises BadRequest if the script can't start."""
         words = interpreter_for(spec.script) if spec.script is not None else ()
         if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
             raise BadRequest(
@@ -177,7 +177,9 @@ class LocalBackend(MachineBackend):
         }
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping, limited to paths that a sandboxed job may write to: an output may be a symbolic link."""
+        """Return the mapping without paths that a sandboxed job may not write to, because an output may be a symbolic
+        link.
+        """
         if place.root or detect().kind is Kind.NONE:
             return place.mapping
         return {**place.mapping, "within": [boxes.real(path) for path in self._allowed.paths]}
@@ -247,7 +249,7 @@ def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
             raise BadRequest(
-                f"a job on this machine can't write to {path}: it runs in a sandbox",
+                f"a job on this machine can't write to {path}, because the job runs in a sandbox",
                 "Write into the working folder, or ask the user to add the folder to [local] paths in the policy.",
             )
 
@@ -271,7 +273,7 @@ def _run_root(place: Place) -> Path:
 
 
 def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Write files under content-addressed names. The folder of an instance that was deleted is never recreated."""
+    """Write files under content-addressed names. The folder of a deleted instance is never recreated."""
     base = Path(place.root or "/")
     if not _present(place):
         raise Unreachable(f"the instance's folder {base} does not exist", do(Action.LIST_INSTANCES))
@@ -297,7 +299,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
-    """Copy the inputs into the working folder before the first start only: later, the job may have changed them."""
+    """Copy the inputs into the working folder, but only before the first start, because the job may change them."""
     if any((run_dir / sign).exists() for sign in launch.STARTED):
         return
     work, part = run_dir / "work", run_dir / "input.part"
@@ -360,7 +362,7 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
         return  # the runner ended early; its reply contains the reason
     except TimeoutError as error:
-        raise Unreachable("the runner does not read its request", "Try again.") from error
+        raise Unreachable("the runner did not read its request", "Try again.") from error
 
 
 async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
@@ -380,7 +382,7 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 def _kill(process: Process) -> None:
     """Kill the process of a verb whose reply is no longer needed.
 
-    Uses the pid: `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
+    Uses the pid because `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,13 +1,13 @@
 """Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
-The run folder is on a path that this machine and every node share. The runner is the job's entrypoint: it works on the
-node as on any machine, and its files are read here. If only a store is shared, `keep` uploads the outputs from within
-the job. One request for Ray's job list returns the state of all jobs. A node's process id means nothing on this
-machine, so the runner's status describes the command, and Ray determines whether the job can still run.
+The run folder is on a path that this machine and every node share. The runner is the job's entrypoint. It works on the
+node as on any other machine, and its files are read on this machine. If only a store is shared, `keep` uploads the
+outputs from within the job. One request for Ray's job list returns the state of all jobs. A node's process id means
+nothing on this machine, so the runner's status describes the command, and Ray determines whether the job can still run.
 
-The submission id contains the token and the attempt, so Ray itself starts each attempt once. The job's metadata names
-its run folder. Ray does not restart a job: if its node is lost, the job counts as preempted, and the next attempt
-continues in the same folder.
+The submission id contains the token and the attempt, so Ray starts each attempt only once. The job's metadata contains
+the path of its run folder. Ray does not restart a job: if its node is lost, the job counts as preempted, and the next
+attempt continues in the same folder.
 
 | variable | meaning |
 |---|---|
@@ -57,12 +57,14 @@ def create(clock: Clock) -> RayBackend:
 
 
 class _SharedFolder(LocalBackend):
-    """Access to a cluster's files, on the path that it shares with this machine."""
+    """Access to a cluster's files, through the path that the cluster shares with this machine."""
 
     name = "ray"
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the interpreter to run on a node; the runtime environment provides the header's dependencies."""
+        """Return the interpreter to use on a node; Ray's runtime environment provides the dependencies in the script
+        header.
+        """
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
@@ -86,7 +88,7 @@ class RayBackend(EngineBackend):
         return self._files
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy that can allow jobs without a sandbox next to gpuwarden's own files."""
+        """Set the policy, which may allow jobs without a sandbox, and the paths of gpuwarden's own files."""
         self._policy, self._hidden = policy, tuple(hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
@@ -95,13 +97,15 @@ class RayBackend(EngineBackend):
         await self._allow("" if target == "local" else target)
 
     async def _allow(self, host: str, run_dir: str = "") -> None:
-        """Raise `NoSandbox` for jobs that could change the user's policy: on this machine, or on its storage."""
+        """Raise `NoSandbox` for jobs that could change the user's policy, because they use this machine or its storage,
+        unless the policy allows them.
+        """
         if self._policy().unsandboxed:
             return
         here = not host or await to_thread.run_sync(is_here, host)
         if here or (run_dir and await to_thread.run_sync(_same_storage, run_dir, self._hidden)):
             raise NoSandbox(
-                "jobs of this Ray cluster run without a sandbox and could write to gpuwarden's own files",
+                "jobs on this Ray cluster run without a sandbox and could write to gpuwarden's own files",
                 (
                     "Use a cluster of other machines, and a shared path on separate storage.",
                     do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
@@ -129,11 +133,11 @@ class RayBackend(EngineBackend):
         return read_limits(version, nodes, cluster, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return requirements that the cluster certainly does not meet: a header's Python version, files on the shared
-        path.
+        """Return requirements that the cluster definitely does not meet: the Python version in a script header, or
+        files on the shared path.
 
-        Ray installs a header's packages into an environment that it creates with its own Python. The Python version for
-        programs without packages, and other software on the nodes, are unknown.
+        Ray installs the packages in a script header into an environment that it creates with its own Python. The Python
+        version for programs without packages, and other software on the nodes, are unknown.
         """
         shared = [path for path in needs.files if path.startswith(f"{place.run_root.rstrip('/')}/")]
         gone = await to_thread.run_sync(lambda: tuple(path for path in shared if not os.path.lexists(path)))
@@ -158,9 +162,11 @@ class RayBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt the job with its id. Secrets are passed in a private file of the run folder.
+        """Submit the attempt, or adopt the job that already has its id. Secrets are passed in a private file in the run
+        folder.
 
-        The job's entrypoint reads that file and removes it; Ray itself would show the secrets in its list of jobs.
+        The job's entrypoint reads that file and removes it. If secrets were passed through Ray, its list of jobs would
+        show them.
         """
         handle, stem = await self.handle_of(place, token), launch.run_name(token)
         await self._allow(address(place)[0], handle.run_dir)
@@ -187,7 +193,7 @@ class RayBackend(EngineBackend):
             await to_thread.run_sync(_forget_secrets, handle, attempt)
         if taken:
             raise Conflict(
-                f"another tool's job in Ray has the id {ident}; nothing was started",
+                f"a Ray job from another tool has the id {ident}; nothing was started",
                 "Delete that job in Ray, then submit again.",
             )
         if status == 400:
@@ -199,7 +205,7 @@ class RayBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one list from Ray and one poll of their run folders."""
+        """Observe all jobs of a target with one request for Ray's job list and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -213,16 +219,16 @@ class RayBackend(EngineBackend):
         return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in handles}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
-        """Return whether Ray lists a job of this handle."""
+        """Return whether Ray lists a job for this handle."""
         return Known(launch.run_name(handle.token) in await self._rows([handle]))
 
     async def _rows(self, handles: Sequence[Handle]) -> dict[str, Row]:
-        """Return Ray's row of each job's last attempt, by the name that all its attempts share."""
+        """Return Ray's entry for each job's last attempt, keyed by the name that all attempts of the job share."""
         folders = {launch.run_name(h.token): h.run_dir for h in handles}
         return rows_of(*await ask(handles[0].place, "GET", JOBS), folders)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: Ray sends SIGTERM, and the runner kills the command after the grace in `stop.json`."""
+        """End the job: Ray sends SIGTERM, and the runner kills the command after the grace period in `stop.json`."""
         stem, asked = launch.run_name(handle.token), False
         with anyio.move_on_after(min(grace_s + 5, STOP_S)):
             while (row := (await self._rows([handle])).get(stem)) is not None and not row.over:
@@ -230,7 +236,7 @@ class RayBackend(EngineBackend):
                     await to_thread.run_sync(_order_stop, handle, grace_s)
                     asked = await self._end(handle, row)
                 await self._clock.sleep(STOP_LOOK_S)
-            await to_thread.run_sync(_forget_secrets, handle)  # including those of a submission that Ray never received
+            await to_thread.run_sync(_forget_secrets, handle)  # also if Ray never received the submission
             return StopResult.STOPPED if asked else StopResult.GONE
         return StopResult.PENDING
 
@@ -242,7 +248,7 @@ class RayBackend(EngineBackend):
             return bool(said["stopped"])
         if status >= 500:
             raise Unreachable(f"Ray did not confirm the stop: {last_line(said)}", do(Action.CHECK))
-        raise BadReply("Ray's reply to stopping a job has an unknown format", do(Action.CHECK))
+        raise BadReply("Ray's reply to the stop request has an unknown format", do(Action.CHECK))
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
@@ -251,7 +257,7 @@ def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
 
 
 def _order_stop(handle: Handle, grace_s: float) -> None:
-    """Write the grace to `stop.json` unless an earlier call did. Ray ends the job even without this file."""
+    """Write the grace period to `stop.json` unless an earlier call did. Ray ends the job even without this file."""
     path = Path(handle.run_dir) / "stop.json"
     with suppress(OSError):
         if path.parent.is_dir() and not os.path.lexists(path):
@@ -259,9 +265,9 @@ def _order_stop(handle: Handle, grace_s: float) -> None:
 
 
 def _forget_secrets(handle: Handle, attempt: int | None = None) -> None:
-    """Remove the secrets of one attempt, or of all, if the entrypoint never read them."""
+    """Remove secrets that no entrypoint has read, for one attempt or for all attempts."""
     for path in Path(handle.run_dir).glob(options.secrets_name(attempt)):
-        with suppress(OSError):  # the job can write to its run folder, so the path may be a folder
+        with suppress(OSError):  # the path may be a folder, because the job can write to its run folder
             path.unlink()
 
 

@@ -150,7 +150,7 @@ class SkyBackend(SshBackend):
         return LogChunk.cut(raw, cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job. The runner stops a running job, with its grace; SkyPilot cancels a job that is not running."""
+        """End the job. The runner stops a running job after a grace period; SkyPilot cancels any other job."""
         row = await self._row(handle)
         if row is not None and row.over:
             return StopResult.GONE

@@ -1,4 +1,4 @@
-"""Run jobs as managed jobs of SkyPilot: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
+"""Run jobs as SkyPilot managed jobs: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
 
 SkyPilot's jobs controller rents a machine for the job, rents another one if the machine is preempted, and terminates it
 when the job ends. gpuwarden can't connect to these machines: it only reads the controller's queue and the job's log,
@@ -59,9 +59,9 @@ STATES: Final[dict[str, tuple[Job, Code]]] = {
     "FAILED_NO_RESOURCE": (Job.FAILED, Code.NOT_STARTED),
     "FAILED_CONTROLLER": (Job.FAILED, Code.PLATFORM_REPORT),
 }
-"""State and reason of a job, by SkyPilot's `ManagedJobStatus`."""
+"""Maps SkyPilot's `ManagedJobStatus` to the state and the reason of a job."""
 _EXIT: Final = re.compile(r"exit codes? \[?(\d{1,3})\b")
-_AWAY: Final = "the machine of a managed job can't be reached from here"
+_AWAY: Final = "the machine of a managed job can't be reached from this machine"
 
 
 def create(clock: Clock) -> SkyJobsBackend:
@@ -81,13 +81,12 @@ class SkyJobsBackend:
         self._sky = sky or SkyClient()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec without the `managed` option. Raises BadRequest for an option that SkyPilot does not have."""
+        """Return the spec without the `managed` option. Raises BadRequest for options that SkyPilot does not have."""
         read_options(spec.options)
         return spec.model_copy(update={"options": {k: v for k, v in spec.options.items() if k != "managed"}})
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how many times the controller may start the command; restarts after interruptions are counted
-        separately.
+        """Return how many times the controller may start the command, not counting restarts after interruptions.
 
         The controller itself has no limit; gpuwarden cancels a job that was started more often.
         """
@@ -115,7 +114,7 @@ class SkyJobsBackend:
     ) -> Handle:
         """Submit the attempt's managed job, or adopt the job with its name or the job of a later attempt.
 
-        Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
+        Secrets are passed as SkyPilot task secrets, which SkyPilot masks and its API server stores.
         """
         if inputs:
             raise NotSupported("a managed job can't receive input files", "Put them into a dataset on the Hub.")
@@ -142,7 +141,7 @@ class SkyJobsBackend:
         return Handle(backend=self.name, token=token, run_dir=f"/managed/{stem_of(place, token)}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token if the controller lists it or SkyPilot is submitting it."""
+        """Return the job with this token if the controller lists it or SkyPilot is submitting it."""
         stem = stem_of(place, token)
         try:
             queue = await self._queue(stem)
@@ -161,7 +160,7 @@ class SkyJobsBackend:
         return {handle.token: _observed(queue, _stem(handle)) for handle in handles}
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log of the newest start from a byte cursor; a negative cursor counts from its current end.
+        """Read the log of the newest start from a byte cursor; a negative cursor counts from the log's current end.
 
         The log is empty while the job has no machine, because SkyPilot does not return a log until there is one.
         """
@@ -201,7 +200,7 @@ class SkyJobsBackend:
     # ------------------------------------------------------------------------------------------------------- files
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Raise Unreachable: the job's files are only in its artifact store."""
+        """Raise Unreachable, because the job's files are available only in its artifact store."""
         raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has terminated.")
 
     manifest = list_files
@@ -212,7 +211,7 @@ class SkyJobsBackend:
         yield b""
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return an empty disclosure: the machine is rented for this job, and terminated when it ends."""
+        """Return an empty disclosure, because the machine is rented only for this job and is terminated after it."""
         return Disclosure()
 
 
@@ -221,7 +220,7 @@ def _stem(handle: Handle) -> str:
 
 
 def _of(stem: str, name: str) -> tuple[int, ...]:
-    """Return a tuple of the attempt number in a job's name; an empty tuple for the name of another job."""
+    """Return the attempt number in a job's name as a one-element tuple; an empty tuple if the name is another job's."""
     found, attempt = named(name)
     return (attempt,) if found == stem else ()
 
@@ -233,7 +232,7 @@ def newest(queue: ManagedQueue, stem: str) -> ManagedJob | None:
 
 
 def _observed(queue: ManagedQueue, stem: str) -> Observation:
-    """Return the observation of a job that is queued, is being submitted, or was rejected."""
+    """Return the observation of a job that is queued or being submitted, or that was rejected."""
     job = newest(queue, stem)
     sent = [number for name in queue.sent for number in _of(stem, name)]
     if sent and (job is None or max(sent) > named(job.name)[1]):

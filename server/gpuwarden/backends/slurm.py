@@ -1,10 +1,10 @@
-"""Run jobs as batch jobs of Slurm, on a cluster that is reached over SSH or whose login node is this machine.
+"""Run jobs as Slurm batch jobs, on a cluster that is reached over SSH or whose login node is this machine.
 
 The run folder is on a file system that the login node and the compute nodes share. The runner is the batch script: it
-works in the allocation as on any machine, and its files are read on the login node. The state of a job comes from
-Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The process id of a
-command on another node can't be checked here, so the runner's status describes the command, and Slurm determines
-whether the job can still run.
+works in an allocation as it does on any machine, and its files are read on the login node. The state of a job comes
+from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The process id
+of a command on another node can't be checked here, so the state of the command is read from the runner's status, and
+Slurm determines whether the job can still run.
 
 A job's name in Slurm contains the token and the attempt. Jobs are found by that name, never by Slurm's number. The
 tasks of a job array share one name, so each task's run folder names the array, and the array's folder contains the list
@@ -50,7 +50,7 @@ from gpuwarden.remote.host.any_python import ANY_PYTHON, python_command
 from gpuwarden.remote.ssh.host_keys import HostKey
 
 ASK_S: Final = 150.0
-"""Time limit of the agent; each Slurm command has its own, shorter limit."""
+"""Time limit for the agent; each Slurm command has its own, shorter limit."""
 STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 _LOADER: Final = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'slurm_agent.py', 'exec'))"
@@ -62,7 +62,7 @@ def create(clock: Clock) -> SlurmBackend:
 
 
 class _LoginNode(LocalBackend):
-    """Access to the files of a cluster whose login node is this machine. Its jobs do not run in the sandbox."""
+    """Access to files on a cluster whose login node is this machine. The cluster's jobs do not run in the sandbox."""
 
     name = "slurm"
 
@@ -72,13 +72,13 @@ class _LoginNode(LocalBackend):
 
 
 class _FarLoginNode(SshBackend):
-    """Access to the files of a cluster over SSH."""
+    """Access to files on a cluster over SSH."""
 
     name = "slurm"
 
 
 class SlurmBackend(EngineBackend):
-    """Run jobs as batch jobs of a Slurm cluster."""
+    """Runs jobs as batch jobs on a Slurm cluster."""
 
     name = "slurm"
 
@@ -93,21 +93,22 @@ class SlurmBackend(EngineBackend):
         await self._far.aclose()
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
-        """Return the backend for the files: local, or over SSH."""
+        """Return the backend that reads and writes the files, locally or over SSH."""
         return self._far if place.host else self._here
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy that can allow jobs without a sandbox next to gpuwarden's own files."""
+        """Set the policy, which can allow jobs without a sandbox on the machine with gpuwarden's own files."""
         self._policy = policy
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` for a cluster whose login node is this machine, unless the policy allows it.
 
-        Its jobs run as this user, with this home folder and without a sandbox: they could change the user's policy.
+        The cluster's jobs run as this user, with this home folder and without a sandbox, so they could change the
+        policy.
         """
         if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
-                "jobs of this machine's own Slurm run without a sandbox and can write to its home folder, including"
+                "jobs in this machine's own Slurm run without a sandbox and can write to the home folder, including"
                 " gpuwarden's files",
                 (
                     "Run gpuwarden on another machine and name the cluster as slurm/HOST.",
@@ -116,7 +117,7 @@ class SlurmBackend(EngineBackend):
             )
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec unchanged. Raises BadRequest for an option that Slurm does not have."""
+        """Return the spec unchanged. Raises BadRequest for an option that Slurm does not support."""
         options.read_options(spec)
         return spec
 
@@ -135,12 +136,12 @@ class SlurmBackend(EngineBackend):
         return await self._here.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Request the cluster's limits, and Slurm's own check of this job."""
+        """Request the cluster's limits, and let Slurm check this job."""
         found = await self._ask(place, "limits", args=options.arguments(spec))
         return read_limits(found, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the login node does not meet; its interpreter or uv starts scripts on the nodes.
+        """Return the requirements that the login node does not meet. Its Python or uv starts the scripts on the nodes.
 
         A missing command may still exist on the compute nodes, through modules or local disks.
         """
@@ -161,7 +162,7 @@ class SlurmBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt the job with its name. Secrets are passed in `sbatch`'s environment."""
+        """Submit the attempt, or adopt an existing job with its name. Secrets are passed in `sbatch`'s environment."""
         near = self.files(place)
         handle, ready = await near.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}
@@ -184,7 +185,7 @@ class SlurmBackend(EngineBackend):
     async def submit_array(
         self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
     ) -> dict[str, Handle]:
-        """Submit the tasks as one job array. One call sends all their files except the inputs."""
+        """Submit the tasks as one job array. One call sends all of their files except the inputs."""
         check_tasks(tasks, lambda task: options.array_request(task.spec, task.attempt))
         near, first, python = self.files(place), tasks[0], await self._python(place)
         home = await near.handle_of(place, token)
@@ -222,7 +223,7 @@ class SlurmBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one list from Slurm and one poll of their run folders.
+        """Observe all jobs on a target with one list from Slurm and one poll of their run folders.
 
         While accounting is down, jobs that are only in accounting are omitted.
         """
@@ -244,16 +245,16 @@ class SlurmBackend(EngineBackend):
         return Unknown(blind[name]) if name in blind else Known(name in rows)
 
     async def _rows(self, handles: Sequence[Handle]) -> tuple[dict[str, Row], dict[str, str]]:
-        """Return Slurm's newest row of each job, by the name that all its attempts share.
+        """Return Slurm's newest row for each job, by the name that all attempts of the job share.
 
-        Also return, for each job that may exist although it has no row, the reason: accounting does not respond, or the
+        Also return the reason for each job that may exist although it has no row: accounting does not respond, or the
         job is being submitted, possibly by a process that has since died.
         """
         folders = {launch.run_name(h.token): h.run_dir for h in handles}
         reply = await self._ask(handles[0].place, "jobs", folders=folders)
         queue, accounting = reply.get("queue"), reply.get("accounting")
         if not isinstance(queue, dict):
-            raise BadReply("the reply about Slurm's queue can't be parsed", "Try again.")
+            raise BadReply("the list of jobs in Slurm's queue can't be parsed", "Try again.")
         if queue.get("rows") is None:
             raise Unreachable(f"Slurm does not list its jobs: {line(queue.get('err') or 'no reason given')}", TOO_OLD)
         rows, blind = newest(queue_rows(queue)), dict[str, str]()
@@ -270,7 +271,7 @@ class SlurmBackend(EngineBackend):
         return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: cancel a waiting job immediately; signal a running one, and cancel it after its grace."""
+        """End the job: cancel a waiting job immediately; signal a running job, and cancel it after its grace period."""
         reply = await self._ask(
             handle.place,
             "stop",

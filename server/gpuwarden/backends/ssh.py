@@ -1,8 +1,8 @@
-"""Run jobs on a machine behind SSH, through the runner that is uploaded there.
+"""Run jobs on a machine over SSH, with the runner that is uploaded to the machine.
 
 The runner is stored in the run root under the digest of its content, so the runner of a live run never changes. All
-jobs of an instance are polled with one exec on one reused connection. Every handle contains the host key of the first
-connection; from then on no other key is accepted.
+jobs on an instance are polled with one command on one reused connection. Every handle contains the host key of the
+first connection; from then on no other key is accepted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Machine:
 
 
 class SshBackend(MachineBackend):
-    """Run jobs as processes of a machine behind SSH."""
+    """Run jobs as processes on a machine that is reached over SSH."""
 
     name = "ssh"
 
@@ -98,7 +98,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """Check the host key of a new machine, and whether the machine is fit for a job. Takes a minute at most."""
+        """Check the host key of a new machine, and whether the machine can run a job. This takes a minute at most."""
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
@@ -116,7 +116,7 @@ class SshBackend(MachineBackend):
         message = (
             f"this is the first connection to {place.host}: from now on, only its host key {key.fingerprint} is trusted"
         )
-        compare = "Compare it with the provider's console if the key is shown there."
+        compare = "Compare the key with the one in the provider's console, if it is shown there."
         return [_host(Severity.INFO, message, compare), *fitness]
 
     async def host_key(self, place: Place) -> HostKey:
@@ -178,7 +178,7 @@ class SshBackend(MachineBackend):
         return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
 
     async def prepare(self, spec: JobSpec, place: Place, token: str) -> tuple[Handle, launch.Launch]:
-        """Return the job's handle and files. The job's PATH is that of the machine's own shell."""
+        """Return the job's handle and files. The job's PATH is the one from the machine's own shell."""
         handle = await self.handle_of(place, token)
         host = await self.host_info(place)
         ready = launch.prepare(spec, place, handle.run_dir, await (await self._start(place)).interpreter(spec))
@@ -196,7 +196,7 @@ class SshBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Upload the inputs before the first start only: later, the job may have changed them."""
+        """Upload the inputs, but only before the first start, because the job may change them."""
         machine, host = await self._at(handle.place), await self.host_info(handle.place)
         signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
         if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
@@ -269,9 +269,9 @@ class SshBackend(MachineBackend):
         raise _no_runner()
 
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
-        """Pass one file's bytes from `offset` to `take`.
+        """Call `take` with one file's bytes, starting at `offset`.
 
-        The machine hashes a whole file while sending it, unless its digest is known from the save.
+        The machine hashes a whole file while sending it, unless the file's digest was recorded when it was saved.
         """
         request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
@@ -317,7 +317,7 @@ class SshBackend(MachineBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """Poll through the runner process that is kept running for polls; start it if necessary."""
+        """Poll through the runner process that is kept running for polls; start this process if necessary."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -331,7 +331,7 @@ class SshBackend(MachineBackend):
     ) -> tuple[_Machine, list[str]]:
         """Return the machine, and the argument list that runs a verb of the shared runner.
 
-        On a machine that has not been probed, the command itself finds a Python.
+        On a machine that has not been probed, the command itself finds a Python interpreter.
         """
         machine = await self._at(place)
         runner = await self._runner_path(place, near or run_dir)
@@ -349,7 +349,9 @@ class SshBackend(MachineBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """Return the machine of a target. All its jobs share one connection, pinned to the target's host key."""
+        """Return the machine for a target. All jobs on the machine share one connection, pinned to the target's host
+        key.
+        """
         if not place.host:
             raise BadRequest(
                 f"the target on {place.platform} has no host to connect to", "Check that the instance has booted."
@@ -426,7 +428,7 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
 
 
 def _raise_for(failed: CommandFailed) -> None:
-    """Raise the runner's own error if it is the last line of stderr, otherwise the command's failure."""
+    """Raise the runner's own error if the last line of stderr contains it, or else an error for the failed command."""
     last = failed.err.strip().rpartition(b"\n")[2]
     if last.startswith(b"{"):
         launch.raise_for(parse(last))

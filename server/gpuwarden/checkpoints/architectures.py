@@ -36,7 +36,9 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """An architecture's tensors: `once` occur once, `each` in each layer, `may` are optional. Shapes are symbols."""
+    """An architecture's tensors: `once` occur once, `each` in each layer, `may` are optional. Shapes are given as
+    symbols.
+    """
 
     prefixes: Tuple[str, ...]  # noqa: UP006
     layers: str
@@ -143,7 +145,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if quantized(config):
-        said.unproved.append("whether the tensors have the config's shapes: they are quantized")
+        said.unproved.append("whether the tensors have the config's shapes, because they are quantized")
         return said
     _types(tensors, said)
     if family is None:

@@ -34,7 +34,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
-# These modules are not in the archive: they need other packages, or never run on the machine.
+# Not in the archive: modules that need other packages or never run on the machine.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
@@ -45,7 +45,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """Return the zipapp. Its bytes are reproducible, because its file name contains their digest."""
+    """Return the zipapp. Its bytes must be reproducible, because its file name contains their digest."""
     package = Path(__file__).resolve().parent.parent
     files = [package / "__init__.py", *(package / "core" / n for n in _CORE)]
     files += [p for p in sorted((package / "checkpoints").rglob("*.py")) if p.name not in _HOME]
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
-    ask.add_argument("--structure", action="store_true", help="read only headers, not the bytes")
+    ask.add_argument("--structure", action="store_true", help="read only headers, not the data")
     ask.add_argument("--load", action="store_true", help="also load undamaged files")
-    ask.add_argument("--resume", action="store_true", help="same as --load; what a resume needs is always reported")
+    ask.add_argument("--resume", action="store_true", help="same as --load; resume requirements are always reported")
     ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--seconds", type=float, default=86_400.0, help="maximum duration of an examination")
@@ -79,11 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a file is sealed")
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two examinations")
     ask.add_argument("--once", action="store_true", help="wait --quiet seconds once, then exit")
-    ask.add_argument("--attached", action="store_true", help="at the end of stdin, examine once more and exit")
+    ask.add_argument("--attached", action="store_true", help="when stdin ends, examine once more and exit")
     ask.add_argument("--parts", action="store_true", help="also record the digests of the upload parts of large files")
-    ask.add_argument(
-        "--keyed", action="store_true", help="sign the lines of the log with a key, the first line of stdin"
-    )
+    ask.add_argument("--keyed", action="store_true", help="sign the log lines with the key in the first line of stdin")
     args = ask.parse_args(argv)
     if args.verb == "seal":
         return _seal(args)
@@ -114,7 +112,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         environment = args.log.parent / "work/.venv/bin/python" if args.log else ""
         load(found, good, budget=budget, child=child_with_torch(str(environment)))
     compared = None
-    wanted = args.against and comparable(found)  # Some outputs contain no model, such as a log.
+    wanted = args.against and comparable(found)  # Some outputs, such as logs, contain no model.
     if wanted and not args.against.exists():
         compared = Compared(doubts=["the path to compare with does not exist on the machine"])
     elif wanted:
@@ -136,7 +134,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
-    """Return a function that opens files and charges their reads to the budget."""
+    """Return a function that opens files and counts their reads against the budget."""
 
     def opened(path: Path, name: str) -> Source:
         source = Source(path, name)
@@ -147,20 +145,22 @@ def _counted(budget: Budget) -> Callable[[Path, str], Source]:
 
 
 def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Return some fields, with lists limited to 10 items of 300 characters."""
+    """Return selected fields, with lists limited to 10 items of 300 characters."""
     values = {k: fields[k] for k in keys}
     return {k: [short(t, 300) for t in v[:10]] if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _seal(args: argparse.Namespace) -> int:
-    """Seal finished files under the paths: twice with `--once`, until stdin ends with `--attached`, or forever."""
+    """Seal finished files under the paths: in two passes with `--once`, until stdin ends with `--attached`, else
+    forever.
+    """
     lowest_priority()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
     digests += (manifest.PARTS,) if args.parts else ()
     key = bytearray()
     if args.keyed:
         hide_memory()
-        # Read one byte at a time, so that the input after the key stays unread.
+        # Read one byte at a time, so that the input after the key is not consumed.
         while len(key) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
             key += byte
     sealers = [Sealer(path, args.quiet, digests, log=args.log, key=bytes(key)) for path in args.paths]

@@ -81,7 +81,7 @@ def comparable(found: Findings) -> bool:
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """Return a model's tensors by name; if there are several checkpoints of a run, those of the newest one."""
+    """Return a model's tensors by name. If there are several checkpoints of a run, use the newest one."""
     several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
     last = found.newest() if several else None
     newest = last.path if last else ""
@@ -104,7 +104,7 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
     """Compare with an earlier checkpoint of the run: require a higher step, the same tensors, and different weights."""
     step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
     if step is None or last is None:
-        said.doubts.append("the step of at least one of the two is unknown")
+        said.doubts.append("the step of at least one of the two checkpoints is unknown")
     elif step <= last:
         said.problems.append(f"is at step {step}, but the earlier checkpoint is at step {last}")
     else:
@@ -146,7 +146,7 @@ def _progress(now: Findings, before: Findings, said: Compared) -> None:
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
-    """Check that every adapted module exists in the base, with the dimensions that A and B need."""
+    """Check that every adapted module exists in the base, with the dimensions that its A and B matrices need."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"
@@ -157,8 +157,8 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
             said.problems.append(f"has a scalar instead of a matrix for {module}")
         elif set(ab) == {"A", "B"}:
             rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
-            if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # Some layers store it transposed.
-                said.problems.append(f"does not fit {name} of shape {target.tensor.shape}")
+            if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # Some layers are stored transposed.
+                said.problems.append(f"does not match {name}, which has the shape {target.tensor.shape}")
         if len(said.problems) > 5:
             return
     if found and not said.problems:

@@ -31,10 +31,10 @@ _ALIASES = {
 # Architectures whose conversion is fully known, so that any mismatch is a problem.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
-# Allowed relative error of types to which the library can't quantise: twice the error of normally distributed weights.
+# Allowed relative errors for types that the library can't quantise to: twice the error of normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # times the library's own quantisation error, because weighted quantisation has a larger one
+_MORE = 1.6  # factor on the library's own quantisation error; weighted quantisation has a larger error
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
@@ -118,7 +118,7 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
 def tensors(
     meta: Mapping[str, Any], config: Mapping[str, Any], new: Mapping[str, Stored], old: Mapping[str, Stored]
 ) -> Converted:
-    """Compare names and values of tensors. If most names are unknown, only add a warning."""
+    """Compare tensor names and values. If most names are unknown, only add a warning."""
     said = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
         said.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
@@ -129,15 +129,15 @@ def tensors(
     named = work.names(old, blocks if isinstance(blocks, int) else 0)
     if 2 * len(named) <= len(old):
         said.warnings.append(
-            f"the values were not compared: the source's tensor names are not those of a known {kind or 'model'}"
+            f"the values were not compared: the source's tensor names don't belong to a known {kind or 'model'} layout"
         )
         return said
     strange = [name for name in old if name not in named]
     if strange:
-        said.doubts.append(f"{len(strange):,} tensors of the source have no known name in a GGUF file: {some(strange)}")
+        said.doubts.append(f"{len(strange):,} source tensors have no known name in a GGUF file: {some(strange)}")
     lost = [n for n, (to, _) in named.items() if to not in new]
     if lost:
-        said.problems.append(f"lacks {len(lost):,} tensors of the source: {some(lost)}")
+        said.problems.append(f"lacks {len(lost):,} source tensors: {some(lost)}")
     extra = [n for n in new if n not in {to for to, _ in named.values()} and n not in _MADE]
     if extra:
         said.warnings.append(f"has {len(extra):,} tensors that the source lacks: {some(extra)}")
@@ -164,7 +164,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Map each known source name to the name in the GGUF file and the number of the expert."""
+        """Map each known source name to the name in the GGUF file and the expert's number."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -178,7 +178,7 @@ class _Comparison:
         return found
 
     def compare(self, name: str, theirs: Stored, to: str, expert: int) -> None:
-        """Compare some rows of a tensor, or all of a small one."""
+        """Compare some rows of a tensor, or all rows of a small tensor."""
         np, ours = self.numpy, self.new[to]
         shape, mine = _matrix(theirs.tensor), _matrix(ours.tensor)
         turned = mine != shape and mine == shape[::-1]
@@ -202,7 +202,7 @@ class _Comparison:
         self.settle(name, ours.tensor.dtype, errors)
 
     def settle(self, name: str, dtype: str, errors: dict[str, tuple[float, float]]) -> None:
-        """Record whether the expected form of the source matches, a different form, or no form."""
+        """Record whether the tensor matches the expected form of the source, another form, or none."""
         fits = {label for label, (error, most) in errors.items() if error <= most}
         expected = "turned" if "turned" in errors and self.kind in _PERMUTED else "plain"
         if expected in fits or (fits and self.kind not in _UNDERSTOOD) or fits == {"plus one"}:
@@ -212,12 +212,12 @@ class _Comparison:
         elif fits:
             self.unturned.append(name)
         elif self.kind in _UNDERSTOOD:
-            self.wrong.append(f"{name} ({errors[expected][0]:.1%} off, {errors[expected][1]:.1%} allowed for {dtype})")
+            self.wrong.append(f"{name} (error {errors[expected][0]:.1%}, limit {errors[expected][1]:.1%} for {dtype})")
         else:
             self.unsure.append(name)
 
     def candidates(self, name: str, theirs: Stored, rows: Any, *, turned: bool) -> dict[str, Any]:
-        """Return the values that a converter may write for these rows of the source, by the name of the conversion."""
+        """Return the values that a converter may write for these source rows, keyed by the name of the conversion."""
         np = self.numpy
         if turned:
             return {"plain": np.ascontiguousarray(self.rows(theirs, np.arange(theirs.tensor.shape[0]))[:, rows].T)}

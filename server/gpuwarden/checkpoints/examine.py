@@ -32,7 +32,7 @@ from gpuwarden.checkpoints.tree import Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, data_arrays, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
-NO_SEAL = "whether the bytes are those that were saved: no digest was recorded"
+NO_SEAL = "whether the bytes are those that were saved, because no digest was recorded"
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Exceptions that a reader may raise for untrusted data.
 GAVE_UP = (
@@ -43,7 +43,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def examine(path: Path, ask: Ask) -> Findings:
-    """Examine a file, or everything in a folder. Never raises for bad content."""
+    """Examine a file, or all files in a folder. Invalid content is never raised as an error."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
     unreadable, manifests = Anatomy("manifest"), 0
@@ -72,7 +72,7 @@ def examine(path: Path, ask: Ask) -> Findings:
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
-    """Examine every file of a tree, then check its folders with the layouts."""
+    """Examine every file in a tree, then check its folders with the layouts."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open, content=ask.content)
     ours = ask.ours(tree)
     for folder in tree.folders if ours else ():
@@ -113,7 +113,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
-    """Return the sizes and digests in the manifests that were written inside the tree at save time."""
+    """Return the sizes and digests in the manifests that were written into the tree when it was saved."""
     # In a Hub cache, the name of a large file's blob is its SHA-256.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
@@ -151,7 +151,7 @@ def judge(found: Findings) -> None:
                 if not plugin.claims(folder):
                     continue
                 judgement = plugin.judge(folder, found)
-            except (Broken, Doubtful, *GAVE_UP) as why:  # The content is bad, or a file was removed meanwhile.
+            except (Broken, Doubtful, *GAVE_UP) as why:  # Invalid content, or a file was removed meanwhile.
                 judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be checked: {short(why, 80)}"])
             if not isinstance(judgement, Judgement):
                 fault = f"could not be checked: its layout returned {short(judgement)}"
@@ -212,7 +212,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
             "is left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING
         )
     elif anatomy.opaque and not entry.sealed:
-        entry.doubt("only a digest recorded at save time could prove it, and none was compared", Cause.UNSEALED)
+        entry.doubt("only a digest recorded at save time could prove the file, and none was compared", Cause.UNSEALED)
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
@@ -246,8 +246,9 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
-    """Read all bytes once: compare checksums and recorded digests, and search for values that are not finite."""
-    # For a manifest from the caller, the strongest digest is compared. One next to the files reveals only damage.
+    """Read all bytes once: compare checksums and recorded digests, and search for NaN and infinity."""
+    # For a manifest from the caller, the strongest digest is compared. A manifest next to the files can reveal only
+    # damage.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")
@@ -264,7 +265,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     compared = [n for n in recorded if n in seen.digests]
     wrong = [n for n in compared if seen.digests[n] != recorded[n]]
     if wrong:
-        entry.refute(f"its {wrong[0]} differs from the manifest: these are not the bytes that were saved")
+        entry.refute(f"its {wrong[0]} differs from the manifest: the bytes are not those that were saved")
     elif compared:
         entry.sealed = True
         entry.proved.append(f"its {compared[0]} matches the manifest")

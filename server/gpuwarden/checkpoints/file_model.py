@@ -1,4 +1,7 @@
-"""Define the findings of a reader about one file: tensors, spans with checksums, problems. Standard library only."""
+"""Define the findings of a reader about one file: tensors, spans with checksums and problems.
+
+Uses only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile. The message explains how; `cause` must be one that refutes the file."""
+    """The file is definitely damaged or malicious.
+
+    The message explains how; `cause` must be a cause that refutes a file.
+    """
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
         super().__init__(why)
@@ -20,7 +26,7 @@ class Broken(Exception):
 
 
 class Doubtful(Exception):
-    """It is unknown whether the file is intact; the message explains why. Such a file is never proven."""
+    """It can't be determined whether the file is intact; the message explains why. Such a file is never proven."""
 
     def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         super().__init__(why)
@@ -33,25 +39,25 @@ class Unread(Doubtful):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the work that a hostile file can cause. Sizes are in bytes.
+    """Limits on the work that a malicious file can cause. Sizes are in bytes.
 
     The limits apply to work and not to time, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # safetensors' own cap
     json: int = 64 << 20
-    containers: int = 2_000_000  # lists and objects in one JSON text; two bytes of text take 60 bytes of memory
+    containers: int = 2_000_000  # lists and objects per JSON text, as 2 bytes of text need 60 bytes of memory
     pickle: int = 64 << 20
     opcodes: int = 4_000_000
-    names: int = 20_000  # distinct names that one pickle imports
+    names: int = 20_000  # number of distinct names that one pickle imports
     tensors: int = 500_000
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
     lines: int = 5_000_000  # of JSON
-    unpacked: int = 1 << 30  # bytes decompressed from one file;
-    unpack_ratio: int = 20  # this many times the file's size is allowed if that is more
-    inflate_ratio: int = 1100  # the maximum of deflate is 1032:1
+    unpacked: int = 1 << 30  # limit on the bytes decompressed from one file
+    unpack_ratio: int = 20  # a larger limit applies if this factor times the file's size is more
+    inflate_ratio: int = 1100  # the maximum compression ratio of deflate is 1032:1
 
 
 _POSSIBLE = ("inflate_ratio", "depth")  # limits that no legitimate file exceeds
@@ -61,10 +67,10 @@ NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: the bits per element, and its bit patterns that are not finite.
+    """An element type with its number of bits and the bit patterns that represent non-finite values.
 
-    `top` is the smallest pattern with a clear sign bit that is Inf or NaN; None for types without such patterns.
-    `nan` is the NaN pattern of the types that have only one.
+    `top` is the smallest pattern with a clear sign bit that is Inf or NaN, or None for types without such patterns.
+    `nan` is the NaN pattern of a type that has only one NaN pattern.
     """
 
     bits: int
@@ -73,7 +79,7 @@ class DType:
     nan: int | None = None
 
 
-# The names are those of safetensors; readers of other formats translate their names.
+# The type names are those of safetensors; readers of other formats translate their names.
 DTYPES: dict[str, DType] = {
     "F64": DType(64, "f", top=0x7FF0_0000_0000_0000),
     "F32": DType(32, "f", top=0x7F80_0000),
@@ -102,7 +108,7 @@ DTYPES: dict[str, DType] = {
     "BOOL": DType(8, "b"),
 }
 PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
-# ggml's quantised types: bytes per block, the type of its scales, and their offsets in the block.
+# ggml's quantized types, with the bytes per block, the type of the scales, and their offsets in the block.
 BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
     "Q1_0": (18, "F16", (0,)), "Q4_0": (18, "F16", (0,)), "Q4_1": (20, "F16", (0, 2)), "Q5_0": (22, "F16", (0,)),
     "Q5_1": (24, "F16", (0, 2)), "Q8_0": (34, "F16", (0,)), "Q2_K": (84, "F16", (80, 82)), "Q3_K": (110, "F16", (108,)),
@@ -117,7 +123,7 @@ BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: `start` is the byte offset of its first element in the file, `extent` its size in bytes.
+    """One tensor. `start` is the byte offset of its first element in the file, and `extent` is its size in bytes.
 
     `stride` counts elements; None means row-major without gaps. `start` is -1 if the bytes are compressed.
     """
@@ -140,7 +146,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Span:
-    """The bytes [start, end) of the file, for which the file contains a CRC-32."""
+    """A byte range [start, end) for which the file contains a CRC-32."""
 
     label: str
     start: int
@@ -161,15 +167,15 @@ class Anatomy(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # Data for the layouts: parsed JSON, the nodes of a pickle, the metadata of safetensors.
+    # Data for the layouts, such as parsed JSON, the nodes of a pickle or safetensors metadata.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
-    # The format has nothing that can be checked; only a matching recorded digest can prove the file.
+    # The format contains nothing that can be checked, so only a matching recorded digest can prove the file.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format for data or weights; `values/data_arrays.py` tells them apart.
+    # Arrays with NaN or infinity in a format for data or weights; `values/data_arrays.py` tells data and weights apart.
     not_finite: list[str] = field(default_factory=list)
-    # Checks that read the complete file. They run only at level content, and may raise Broken or add findings.
+    # Checks that read the complete file. They run only at the level `content`, and may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -177,9 +183,9 @@ PARAMETER = re.compile(
     r"(?:.*[./])?(?:\w*weight|(?:\w+_)?bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+|pos_embed"
     r"|\w+_token|A_log)"
 )
-"""The names of trained parameters, and of their optimizer's moments."""
+"""The keys under which trained parameters, and the moments of their optimizer, are saved."""
 MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
-"""The usual keys of the model in a training state file."""
+"""The usual keys for the model in a training state file."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
 
@@ -187,8 +193,8 @@ _BRIEF.maxlevel = 2
 def short(text: object, limit: int = 120) -> str:
     """Return untrusted text as one printable line of bounded length.
 
-    Only the outer levels of a container are included, because a container may contain itself, or the same list a
-    billion times.
+    Only the outer levels of a container are included, because a container may contain itself, or may contain the same
+    list a billion times.
     """
     whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
     line = whole[: limit + 1]
@@ -198,12 +204,12 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Return the name of a tensor or a module with its numbers replaced by #, so that it is the same in every layer."""
+    """Replace the numbers in the name of a tensor or a module by #, so that the name is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 
 def some(names: Any, limit: int = 3) -> str:
-    """Return the first few names of a list, and the number of the remaining ones."""
+    """Return the first few names in a list and the number of remaining names."""
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
     more = len(listed) - limit

@@ -1,4 +1,4 @@
-"""Define the findings of an examination. Standard library only; `verify.py` turns them into a `Report`."""
+"""Define the findings of an examination, which `verify.py` converts to a `Report`. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 
 
 def temporary(path: str) -> bool:
-    """Return true if a path or one of its folders is named like a temporary file of an unfinished save."""
+    """Return true if a path, or one of its folders, has a name that unfinished saves use for temporary files."""
     return any(
         p.endswith(_TEMPORARY)
         or p.startswith(("tmp-", ".tmp", "tmp_"))
@@ -61,7 +61,7 @@ class Expected:
 
 @dataclass
 class Judgement(Evidence):
-    """The findings of a layout about one folder. The default cause of a problem is a contradiction between files."""
+    """A layout's findings about one folder. The default cause of a problem is a contradiction between files."""
 
     usual = (Cause.CONTRADICTION, Cause.UNREAD)
 
@@ -73,17 +73,17 @@ class Judgement(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     checkpoint: bool = False
-    # Why training can't resume from it; the folder may be intact for other uses.
+    # Reasons why training can't resume from the folder, which may be intact for other uses.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # Omitted checks, each with the way to make it. They do not affect the verdict.
+    # Omitted checks, each with instructions for making it. They do not affect the verdict.
     unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Findings(Evidence):
-    """The findings under one path. `problems` and `doubts` are those that concern more than one file or folder."""
+    """The findings under one path. `problems` and `doubts` contain those that concern more than one file or folder."""
 
     root: Path
     entries: dict[str, Entry]
@@ -95,7 +95,7 @@ class Findings(Evidence):
     # Number of valid manifests next to the files.
     manifests: int = 0
     open: Callable[[Path, str], Source] = Source
-    # Whether the bytes of the tensors were read; if so, layouts may read some of them again.
+    # True if the tensors' bytes were read; layouts may then read some of them again.
     content: bool = False
     problems: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Findings(Evidence):
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
-        """Return the checkpoint with the highest step, preferably one that is proven and can be resumed."""
+        """Return the checkpoint with the highest step; checkpoints that are proven and can be resumed are preferred."""
 
         def rank(judgement: Judgement) -> tuple[int, bool, bool]:
             parts = (judgement, *self.within(judgement.path))
@@ -123,12 +123,12 @@ class Findings(Evidence):
         return max((j for j in self.judgements if j.checkpoint and j.step is not None), key=rank, default=None)
 
     def parsed(self, path: str) -> Any:
-        """Return a file's parsed content, such as JSON or the nodes of a pickle, or None."""
+        """Return a file's parsed content, such as JSON or the nodes of a pickle; None if there is none."""
         entry = self[path]
         return entry.anatomy.content if entry and entry.anatomy else None
 
     def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
-        """Return all tensors of some files, by name."""
+        """Return all tensors in the given files, by name."""
         return {t.name: t for p in paths if (e := self[p]) and e.anatomy for t in e.anatomy.tensors}
 
 
@@ -144,16 +144,16 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Returns the files of a folder that gpuwarden itself wrote; they are not examined.
+    # Returns those files in a folder that gpuwarden itself wrote; they are not examined.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:
-        """Add the number of bytes that will be read to the total of the progress."""
+        """Add the number of bytes that will be read to the progress total."""
         if self.content and isinstance(self.progress, ByteCount):
             self.progress.expect(size)
 
     def note(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful if a limit of the budget is reached."""
+        """Count bytes that were read. Raises Doubtful if a budget limit is reached."""
         if self.progress:
             self.progress(count)
         if self.budget:

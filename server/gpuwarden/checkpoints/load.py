@@ -2,7 +2,8 @@
 
 Only files that passed every other check are loaded. The child process runs `load_child.py`; it uses torch's safe loader
 and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy arrays. A
-file that makes it crash, hang or run out of memory is reported, and a new process continues with the next file.
+file that makes the process crash, hang or run out of memory is reported, and a new process continues with the next
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpuwarden.checkpoints.file_model import short, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
-# Environment variables of the child process: only those that an interpreter needs to start, and no secrets.
+# Environment variables for the child process: only those that an interpreter needs to start, and no secrets.
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
 
 
@@ -33,10 +34,10 @@ CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
 
 
 def child_with_torch(python: str) -> list[str]:
-    """Return the command for a child process that uses the first Python with torch, or else this Python.
+    """Return the command for a child process. It uses the first Python that has torch installed, or else this Python.
 
-    The candidates are this Python, `python`, and those on the PATH, if their version is at least 3.8. The child process
-    ignores the working folder and the Python variables of the environment. It imports gpuwarden from the location of
+    The candidates are this Python, `python`, and other Pythons on the PATH, if their version is at least 3.8. The child
+    process ignores the working folder and Python's environment variables. It imports gpuwarden from the location of
     this module, which may be an archive.
     """
     ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
@@ -60,8 +61,8 @@ def child_with_torch(python: str) -> list[str]:
 class LoadLimits:
     """Limits on the child process.
 
-    `memory` is the size of its address space in bytes, to which three times the largest file is added; `start_s` is the
-    time to start, in seconds; `bytes_per_s` is the minimum speed of loading.
+    `memory` is the size of its address space in bytes, to which three times the size of the largest file is added;
+    `start_s` is the maximum time for its start in seconds; `bytes_per_s` is the minimum loading speed.
     """
 
     memory: int = 8 << 30
@@ -104,10 +105,10 @@ def load(
         }
         seconds = limits.start_s + sum(e.size for e in queue) / limits.bytes_per_s
         answers, why = run_child(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
-        for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
+        for entry, answer in zip(queue, answers):  # noqa: B905 (also runs on old Python versions)
             _settle(entry, answer)
         queue = queue[len(answers) :]
-        if queue:  # the process ended at this file; a new one continues with the next file
+        if queue:  # the process ended at this file; a new process continues with the next file
             queue.pop(0).doubt(f"could not be loaded: {why}", Cause.LIMIT)
 
 
@@ -116,7 +117,7 @@ def _inert(entry: Entry) -> bool:
 
 
 def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """Run a child process for a task. Return its results, one per file, and the reason why it ended."""
+    """Run a child process for a task. Return its results, one per file, and the reason why the process ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(

@@ -18,7 +18,7 @@ _LACKS = ("allocate memory", "can't start new thread")
 
 
 def main() -> None:
-    """Load every file of the task. An error in one file does not prevent the other files from being loaded."""
+    """Load every file in the task. An error in one file does not prevent the other files from being loaded."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(task["memory"]))
@@ -30,7 +30,7 @@ def main() -> None:
         except ImportError as why:
             answer = {"missing": str(why.name)}
         except (NotImplementedError, AttributeError, TypeError, KeyError) as why:
-            # The library does not support a type or a form, so the file may still be intact.
+            # The library does not support a data type or a format, so the file may still be intact.
             answer = {"declined": " ".join(f"{type(why).__name__}: {why}".split())[:300]}
         except Exception as why:
             text = " ".join(f"{type(why).__name__}: {why}".split())[:300]
@@ -90,14 +90,14 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
     if _has("numpy"):
         import numpy as np
 
-        # The types in random number states. transformers allows the same types when it resumes.
+        # The types that random number states contain. transformers allows the same types when it resumes a run.
         core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
         random_state = [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype]  # noqa: SLF001
         random_state += [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]
     try:
         with torch.serialization.safe_globals(random_state):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError:  # it contains a harmless name that torch's safe loader rejects
+    except pickle.UnpicklingError:  # the file contains a harmless name that torch's safe loader rejects
         return _own(path, name)
 
 
@@ -146,7 +146,7 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 keep.append(one)
             if again and not one.is_quantized:
                 continue
-            # A quantized tensor is counted each time that it occurs, but its scales and zero points only once.
+            # A quantized tensor is counted each time it occurs, but its scales and zero points only once.
             tensors += 1
             # For 4-bit types, safetensors counts elements, but torch counts bytes, each of which has two elements.
             pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1

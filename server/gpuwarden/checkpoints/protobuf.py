@@ -45,7 +45,7 @@ class Walker:
         return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-        """Yield (number, wire type, value or (start, end)) of each field between two offsets."""
+        """Yield (number, wire type, value or (start, end)) for each field between two offsets."""
         while at < end:
             self.count += 1
             if self.count > FIELDS:

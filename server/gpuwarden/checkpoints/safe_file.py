@@ -45,7 +45,9 @@ class Source:
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
         self.took: Callable[[int], None] | None = None
-        """A function that `at` calls with the number of bytes before it reads them. If it raises, nothing is read."""
+        """A function that `at` calls with the number of bytes before reading them. If it raises an error, nothing is
+        read.
+        """
 
     def at(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`. Raises Broken if the file has fewer bytes."""
@@ -138,7 +140,7 @@ class Source:
 
 
 class Window(Source):
-    """A part of a file that is read as if it were a separate file with the name `name`."""
+    """A part of a file that is read as if it were a separate file named `name`."""
 
     def __init__(self, whole: Source, offset: int, size: int, name: str = "") -> None:
         self.whole, self.offset, self.size = whole, offset, size

@@ -1,4 +1,4 @@
-"""Plan which files are read by all threads together, and which by one thread each, so that few threads are idle."""
+"""Plan which files all threads read together and which are read by one thread each, so that few threads are idle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _SLACK = 1.1
 
 
 def plan(sizes: Mapping[str, int], threads: int, least: int) -> tuple[list[str], list[str]]:
-    """Return the files that all threads read together, in order, and those that one thread each reads, largest first.
+    """Return the files that all threads read together, in order, and the files that are read by one thread each,
+    largest first.
 
-    Sharing a file has a cost. Therefore only files of at least `least` bytes are shared, and only if threads would
-    otherwise be idle for long.
+    A shared file is read a second time. Therefore only files of at least `least` bytes are shared, and only if threads
+    would otherwise be idle for long.
     """
     together: list[str] = []
     rest = sorted(sizes, key=lambda name: -sizes[name])

@@ -1,7 +1,7 @@
-"""Compare the checkpoints of one run with each other: at a higher step, every part must have advanced.
+"""Compare a run's checkpoints with each other: in a checkpoint with a higher step, every part must have advanced.
 
-A Trainer reads each part of a checkpoint separately and does not detect a part from another step. Standard library
-only.
+A Trainer reads each part of a checkpoint separately, so it does not detect that a part is from another step. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from gpuwarden.checkpoints.values import optimizer
 from gpuwarden.core.evidence import Evidence
 
 _SAMPLE = 4096
-_MOVES = 1024  # elements; rounding may leave a smaller tensor unchanged
+_MOVES = 1024  # elements; a smaller tensor may stay unchanged because of rounding
 _PIECE = 1 << 20
 _ADAPTER = "adapter_model.safetensors"
 
 
 @dataclass
 class Sibling:
-    """The steps that a checkpoint records. None means not recorded."""
+    """The steps that a checkpoint records; None for a step that is not recorded."""
 
     name: str
     step: int
     optimizer_steps: int | None
-    # Number of tensors for which the optimizer has a state.
+    # The number of tensors for which the optimizer has a state.
     trained: int
     scheduler: int | None
-    # False if all moments of the optimizer are zero.
+    # False if all optimizer moments are zero.
     moved: bool = True
 
 
 def read(folder: Folder, step: int, found: Findings) -> Sibling:
-    """Return the steps that the optimizer and the scheduler of a checkpoint record."""
+    """Return the steps that a checkpoint's optimizer and scheduler record."""
     made, trained, moved = None, 0, True
     entry = found[folder.join("optimizer.pt")]
     if entry and entry.anatomy and not entry.problems:
@@ -78,7 +78,7 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
             said.problems.append(f"its {what} is at step {later:,}, which is higher than its own step")
         elif later < earlier:
             said.doubts.append(
-                f"its {what} is at step {later:,}, in {before.name} at {earlier:,}: restarted, or from another step"
+                f"its {what} is at step {later:,}, but at {earlier:,} in {before.name}: restarted, or from another step"
             )
 
 
@@ -86,7 +86,7 @@ Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # maps a tensor's name to i
 
 
 def held(folder: Folder, found: Findings) -> Held:
-    """Return the tensors of the model or of the adapter in a checkpoint, with the paths of their files."""
+    """Return the model's or the adapter's tensors in a checkpoint, with the paths of their files."""
     names = model.weights(folder) or [n for n in (_ADAPTER,) if n in folder.files]
     made: Held = {}
     for path in map(folder.join, names):
@@ -97,7 +97,7 @@ def held(folder: Folder, found: Findings) -> Held:
 
 
 def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Judgement) -> None:
-    """Report weights that are equal at two steps: all of them, or all of one shard."""
+    """Report weights that are equal at two steps: all weights, or all weights of one shard."""
     shards: dict[str, list[str]] = {}
     for name, (path, t) in mine.items():
         other = earlier[name][1] if name in earlier else None
@@ -111,13 +111,13 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
         line = f"all of its large weights are equal to those of {before.name}"
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
-        line = f"{files} has the weights of {before.name}, but the other shards have changed"
+        line = f"{files} has the same weights as in {before.name}, but the other shards have changed"
     if not now.moved and not before.moved:
         said.warnings.append(
             f"{line}: every gradient was zero, for example because all completions had the same reward"
         )
         return
-    # If every tensor has moments, the optimizer must have changed every tensor between two steps.
+    # If the optimizer has moments for every tensor, it must have changed every tensor between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):
         said.problems.append(f"{line}, although its optimizer has trained them")

@@ -19,7 +19,7 @@ _RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 
 
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Add what prevents an exact resume to `said.resume`, and the passed checks to `said.proved`."""
+    """Add the problems that prevent an exact resume to `said.resume`, and the passed checks to `said.proved`."""
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
     # DeepSpeed and FSDP keep the optimizer in a separate folder.
     elsewhere = any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
@@ -42,7 +42,7 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     without = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
     if without:
         said.resume.append(
-            f"has no rng_state of the ranks {some(without)}, so their data order and dropout would differ"
+            f"has no rng_state for the ranks {some(without)}, so their data order and dropout would differ"
         )
     if "optimizer.pt" in folder.files:
         _optimizer(folder, found, said)

@@ -1,4 +1,4 @@
-"""List the files in a folder, without following links to files outside of it. Standard library only."""
+"""List the files in a folder without following links to files outside of the folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.safe_file import kind
 
 @dataclass
 class Folder:
-    """One folder of the tree: its files with their sizes, and its subfolders. `odd` describes the remaining entries."""
+    """One folder in the tree: its files with their sizes, and its subfolders. `odd` describes all other entries."""
 
     path: Path
     rel: str
@@ -32,8 +32,8 @@ class Folder:
 class Tree:
     """The files and folders under one path. `doubts` lists the folders that could not be listed.
 
-    `aliases` are links to other entries of the tree. `blobs` are files of a Hub cache, in which a snapshot consists of
-    links to files in the folder `blobs`. Links to other locations outside of the tree are not followed.
+    `aliases` are links to other entries of the tree. `blobs` are files in a Hub cache, where a snapshot consists of
+    links to files in the folder `blobs`. Links to any other location outside of the tree are not followed.
     """
 
     root: Path
@@ -50,12 +50,12 @@ class Tree:
 
     @property
     def blob_folder(self) -> Path | None:
-        """Return models--x--y/blobs if the root is models--x--y/snapshots/<revision> or is inside it, or else None."""
+        """Return models--x--y/blobs for a root in models--x--y/snapshots/<revision>; None for any other root."""
         snapshots = next((p for p in (self.root, *self.root.parents) if p.name == "snapshots"), None)
         return snapshots.parent / "blobs" if snapshots else None
 
     def beside(self, folder: Folder) -> list[Folder]:
-        """Return the siblings of a folder, at most a thousand, because this may be called for each folder."""
+        """Return at most a thousand siblings of a folder; limited because this may be called for each folder."""
         above: Folder | None = self.top
         for part in folder.rel.split("/")[:-1]:
             above = above.folders.get(part) if above else None
@@ -86,7 +86,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
     while stack:
         folder, depth = stack.pop()
         if budget and budget.spent:
-            tree.doubts.append(f"not every folder was listed: {budget.spent}")
+            tree.doubts.append(f"some folders were not listed: {budget.spent}")
             return tree
         try:
             with os.scandir(folder.path) as scan:
@@ -113,7 +113,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
 
 
 def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
-    """Add an entry to its folder, or a link to the tree. Return the folder if the entry is one, or else None."""
+    """Add an entry to its folder, or a link to the tree. If the entry is a folder, return it; otherwise None."""
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)

@@ -3,8 +3,8 @@
 Each level proves:
 
 - `structure`: every file is complete according to its format, shards match the index, and no file is missing. For the
-  most used architectures, the config, tensors and tokenizer match. All parts of a checkpoint have its step.
-  Only headers are read, in milliseconds. A changed byte inside a tensor goes undetected.
+  most used architectures, the config, tensors and tokenizer match. All parts of a checkpoint are at the same step.
+  Only headers are read, which takes milliseconds. A changed byte inside a tensor goes undetected.
 - `content`: in addition, every CRC and every recorded digest matches, and all values are finite. If neither the
   format nor a manifest has a checksum, a changed byte goes undetected if the value stays finite; `not_checked` says so.
 - `load`: in addition, the tensors can be loaded, and the installed transformers can build the architecture of the
@@ -61,11 +61,12 @@ def verify(
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or the folder with all outputs of a run.
 
-    The files are compared with `manifest`, which lists `path` as `under`. If it is None, a manifest next to the
-    checkpoint is used if one was written at save time. `expected` has the sizes and digests of some of the files from
-    another source. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or the
-    source of a GGUF file. It is a path or the findings of an examination. `progress` is called with numbers of bytes
-    read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or NotFound.
+    The files are compared with `manifest`, in which `path` has the name `under`. If `manifest` is None, a manifest next
+    to the checkpoint is used if one was written at save time. `expected` contains sizes and digests of some of the
+    files, from another source. `against` is an earlier checkpoint that this one should differ from, the base of an
+    adapter, or the source of a GGUF file. It is a path or the findings of an examination. `progress` is called with
+    numbers of bytes read, from several threads. Invalid content never raises an exception; an invalid or missing path
+    raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -251,7 +252,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
-    """Return the findings about a file in the form of a report."""
+    """Return the findings about a file as a report."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,
@@ -298,7 +299,7 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
 
 
 def _not_checked(level: Level, found: Findings) -> list[str]:
-    """Return the checks that this level omits, each with the way to make it."""
+    """Return the checks that this level omits, each with a way to perform it."""
     lines = []
     unsealed = sum(not e.sealed for e in found.entries.values())
     if level is Level.STRUCTURE:

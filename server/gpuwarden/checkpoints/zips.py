@@ -1,7 +1,7 @@
 """Read zip archives strictly: an archive that two readers could read differently is rejected. Standard library only.
 
 `zipfile` accepts irregularities that archives of weights never have: bytes before, after and between members, two
-members with the same name, local headers that differ from the directory. With any of these, two readers may extract
+members with the same name, and local headers that differ from the directory. With any of these, two readers may extract
 different files.
 """
 
@@ -34,7 +34,7 @@ class Member:
     packed: int
     size: int
     start: int
-    # The writer omitted the CRCs, as torch does on request; all CRCs of the archive are zero.
+    # The writer omitted the CRCs, as torch does on request, so all CRCs in the archive are zero.
     unchecked: bool = False
 
 
@@ -59,7 +59,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
         head = m.start - at
         if head < _LOCAL.size + len(m.name.encode()):
             raise Broken(f"member {short(m.name, 60)} overlaps the one before it", Cause.CONTRADICTION)
-        # The header, name and extra field (64-bit sizes and padding), and the data descriptor of the previous member.
+        # Between members: header, name, extra field (64-bit sizes, padding), and the previous member's data descriptor.
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
             raise Broken(f"{head:,} bytes before member {short(m.name, 60)} belong to no member", Cause.CONTRADICTION)
         at = m.start + m.packed
@@ -72,7 +72,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
 
 
 def ends_whole(source: Source) -> bool:
-    """Return true if the archive has an end record that points into it, so that it is not cut off."""
+    """Return true if the archive has an end record that points into the archive, so the archive is not truncated."""
     try:
         end, (_, _, _, _, size, offset, comment) = _end_record(source)
     except Broken:
@@ -81,12 +81,12 @@ def ends_whole(source: Source) -> bool:
 
 
 def span(member: Member) -> Span:
-    """Return the span of a stored member, for which the archive has a CRC."""
+    """Return the span of a stored (uncompressed) member; the archive has a CRC for the span."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)
 
 
 def read(source: Source, member: Member, cap: int) -> bytes:
-    """Return the bytes of a small member, and check its CRC. Raises Doubtful if it has more than `cap` bytes."""
+    """Return the bytes of a small member, and check its CRC. Raises Doubtful if it is larger than `cap` bytes."""
     if member.size > cap:
         raise Doubtful(
             f"member {short(member.name, 60)} has {member.size:,} bytes; at most {cap:,} are read", Cause.LIMIT
@@ -111,14 +111,14 @@ def allowance(source: Source, limits: Limits) -> int:
 
 
 def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None:
-    """Raise Doubtful if the compressed members exceed the allowance of their archive."""
+    """Raise Doubtful if the compressed members exceed the archive's unpacking limit."""
     total, most = sum(m.size for m in packed), allowance(source, limits)
     if total > most:
         raise Doubtful(f"has {total:,} bytes when unpacked; at most {most:,} are unpacked", Cause.LIMIT)
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
-    """Yield a compressed member in pieces; compare its size and CRC at the end. Zip bombs do not exhaust the memory."""
+    """Yield a compressed member in pieces, so that zip bombs can't exhaust memory. Checks size and CRC at the end."""
     if member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(
             f"member {short(member.name, 60)} stores {member.size:,} bytes in {member.packed:,}, which is impossible",
@@ -131,7 +131,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         )
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
     out = b""
-    # After the last input, zlib may have more output than one call returns.
+    # After the last input, zlib may have more output left than one call returns.
     while not machine.eof and (at < member.packed or pending or out):
         if not pending and at < member.packed:
             pending = source.at(member.start + at, min(1 << 18, member.packed - at))
@@ -158,14 +158,14 @@ def _end_record(source: Source) -> tuple[int, tuple[int, ...]]:
     tail = source.at(tail_at, source.size - tail_at)
     at = tail.rfind(b"PK\5\6")
     if at < 0:
-        raise Broken("has no zip directory at its end: it is cut off or was never finished")
+        raise Broken("has no zip directory at its end, so it is truncated or was never finished")
     if len(tail) - at < _END.size:
-        raise Broken("its last zip record is cut off")
+        raise Broken("its last zip record is truncated")
     return tail_at + at, _END.unpack_from(tail, at)[1:]
 
 
 def _directory(source: Source) -> tuple[int, int, int]:
-    """Return (number of entries, size, offset) of the central directory."""
+    """Return (number of entries, size, offset) for the central directory."""
     end, (disk, first, here, count, size, offset, comment) = _end_record(source)
     after = source.size - end - _END.size
     if after:
@@ -173,7 +173,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
             raise Doubtful(f"has a zip comment of {after:,} bytes; programs that write weights add none")
         raise Broken(f"{after:,} bytes after its zip directory belong to no member", Cause.CONTRADICTION)
     if disk or first or here != count:
-        raise Doubtful("claims to be part of a set of disks")
+        raise Doubtful("is marked as part of a multi-disk archive")
     narrow = (count, size, offset)
     # torch always writes the 64-bit record, even if it is not needed.
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
@@ -197,7 +197,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
 
 
 def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, int]:
-    """Return the member that the directory lists at an offset, and the offset of the next."""
+    """Return the member whose directory entry is at an offset, and the offset of the next entry."""
     if at + _ENTRY.size > len(table):
         raise Broken("its directory ends inside an entry")
     sign, made, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, attr, offset = _ENTRY.unpack_from(
@@ -229,14 +229,14 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         raise Doubtful(f"member {short(name, 60)} uses the unsupported compression method {method}")
     start = _local(source, raw, name, offset, method)
     if start + packed > limit:
-        raise Broken(f"member {short(name, 60)} exceeds the archive's data")
+        raise Broken(f"member {short(name, 60)} extends past the archive's data")
     if method == 0 and packed != size:
         raise Broken(f"member {short(name, 60)} is stored, but its two sizes differ", Cause.CONTRADICTION)
     return Member(name, method == 0, crc, packed, size, start), stop
 
 
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
-    """Return the sizes and the offset, with 64-bit values taken from the extra field."""
+    """Return the sizes and the offset; 64-bit values are read from the extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)

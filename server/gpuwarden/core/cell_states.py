@@ -59,8 +59,8 @@ class Sighting:
 class Reconciled:
     """The plan compared with the queues and their copies.
 
-    `states` has every cell of the plan. `duplicates` are cells that completed more than once. `strangers` are folders,
-    given as job and index, of cells that are not in their queue or that have another configuration. `launchable` are
+    `states` has every cell of the plan. `duplicates` are cells that completed more than once. `strangers` are the
+    folders (job and index) of cells that are not in their queue or that have another configuration. `launchable` are
     the cells that a machine may run now.
     """
 

@@ -38,10 +38,10 @@ class SystemClock:
 
 
 class ShiftedClock:
-    """The system clock plus the number of seconds in a file, for every process that reads the file.
+    """The system clock plus a number of seconds from a file. All processes that read the file have the same time.
 
-    With this clock, a rehearsal of hours takes less real time. `sleep` waits in real time, so that processes can run. A
-    missing or unreadable file counts as 0 seconds.
+    With this clock, a rehearsal that simulates hours takes less real time. `sleep` waits in real time, so that
+    processes can run. A missing or unreadable file counts as 0 seconds.
     """
 
     def __init__(self, file: Path) -> None:
@@ -60,7 +60,8 @@ class ShiftedClock:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait according to a `Retry-After` header, in seconds or as a date; None without a header.
+    """Return the seconds to wait according to a `Retry-After` header, which has seconds or a date; None without a
+    header.
 
     A date is compared with the server's own `Date` header, because clocks differ; without that header, it is compared
     with `now`.

@@ -1,7 +1,7 @@
-"""Check a plug-in's module against its contract. Standard library only, since it is shipped to machines.
+"""Check a plug-in's module against its contract. Standard library only, because this module is shipped to machines.
 
-A contract names values with their checks, functions with their parameters, and the protocol of the class that `create`
-returns. The checks only read signatures and declarations; they never call the plug-in.
+A contract lists required values with their checks, functions with their parameters, and the protocol of the class that
+`create` returns. The checks only read signatures and declarations; they never call the plug-in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t fo
 
 
 def one_of(*choices: str) -> Value:
-    """Return the check that an attribute is one of the given strings."""
+    """Return a check that an attribute is one of the given strings."""
     return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
 
 
 def instance_of(kind: type) -> Value:
-    """Return the check that an attribute is an instance of a class."""
+    """Return a check that an attribute is an instance of a class."""
     return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
 
 
@@ -47,10 +47,10 @@ class Contract:
     product: type | None = None
     """The protocol of the object that `create` returns. If it is set, `functions` must contain `create`."""
     rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
-    """Yield faults specific to this kind of plug-in. The arguments are the module and the plug-in's name."""
+    """A function that yields errors specific to this kind of plug-in. It takes the module and the plug-in's name."""
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
-        """Return all faults of a module as sentences; an empty list if it satisfies the contract."""
+        """Return all errors in a module as sentences; an empty list if the module satisfies the contract."""
         found = []
         for key, value in self.values.items():
             if not hasattr(module, key):
@@ -94,7 +94,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def class_faults(made: type, protocol: type) -> list[str]:
-    """Return the faults of a class: missing methods, and methods whose parameters or `async` keyword differ."""
+    """Return the errors in a class: missing methods, and methods whose parameters or `async` keyword differ."""
     faults = []
     methods = inspect.getmembers(protocol, inspect.isfunction)
     for name, wanted in ((n, m) for n, m in methods if not n.startswith("_")):
@@ -135,7 +135,7 @@ def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def object_faults(made: object, protocol: type, name: str) -> list[str]:
-    """Compare an object's attributes with a protocol, and return the faults. Its `name` must be that of the plug-in."""
+    """Compare an object's attributes with a protocol, and return the errors. Its `name` must be the plug-in's name."""
     found = []
     for key, kind in typing.get_type_hints(protocol).items():
         value = getattr(made, key, None)

@@ -1,4 +1,4 @@
-"""Read credentials and endpoints from an environment, so that no HTTP client can quote a credential in an error.
+"""Read credentials and endpoints from an environment, in a way that HTTP clients never quote a credential in an error.
 
 A token that was read from a file often ends in a line break. HTTP clients reject a header with a line break, and their
 error message quotes the full header.
@@ -22,7 +22,7 @@ def credential(env: Mapping[str, str], name: str) -> str | None:
 def sendable(name: str, value: str) -> str:
     """Return a credential if it can be sent in a header.
 
-    Otherwise raise AuthFailed, with the credential's name but not its value.
+    Otherwise raise AuthFailed, with the name of the credential but not its value.
     """
     if not value.isascii() or not value.isprintable():
         raise AuthFailed(

@@ -1,4 +1,4 @@
-"""Deadlines that gpuwarden can't change: platforms' limits for instances, and when accounts' balances are used up."""
+"""Deadlines that gpuwarden can't change: platform limits on instances, and account balances that run out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""Later deadlines are ignored, because prices will have changed before then."""
+"""Deadlines further away than this are ignored, because prices will have changed by then."""
 
 
 def utc(at: float) -> str:
@@ -20,10 +20,10 @@ def utc(at: float) -> str:
 
 @dataclass(frozen=True)
 class Deadline:
-    """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
+    """A deadline for one machine: its time (in seconds since the epoch), its trigger and its effect.
 
-    `after_job`: it can't fire before the time limit of the machine's job. The deadlines that gpuwarden itself requests
-    are of this kind.
+    `after_job` is true if the deadline can't be before the time limit of the machine's job. This applies to deadlines
+    that gpuwarden itself requests.
     """
 
     at: float
@@ -49,7 +49,9 @@ class Funds:
 
     @property
     def clock(self) -> Deadline | None:
-        """Return the deadline of the balance; None if its date is unknown or far away, or nothing is billed."""
+        """Return the time when the balance is used up, as a deadline; None if it is unknown or far away, or nothing is
+        billed.
+        """
         if isinstance(self.balance, Unknown):
             return None
         left = self.balance.value.amount

@@ -1,4 +1,4 @@
-"""An engine's queues and limits, and the request for a job, as values that rules read.
+"""An engine's queues and limits, and a job's request to the engine, in the form that rules read.
 
 An engine is an existing scheduler, such as Slurm, Kubernetes or Ray. It decides where and when a job runs. A field that
 the engine did not report is None. None never means "no limit"; a field without a limit is `UNLIMITED`.
@@ -17,9 +17,9 @@ UNLIMITED: Final = 2**31
 class Queue(Frozen):
     """One queue of an engine, such as a Slurm partition. `open` is False if it accepts or starts no jobs now.
 
-    `preempts` is the effect on its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of one
-    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that the queue admits, or
-    None if it admits all; `own_qos` is the QOS whose limits apply to all of its jobs.
+    `preempts` is what happens to its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of
+    one machine by type, "" if the engine does not report the type. `accounts` and `qos` are the values that the queue
+    admits, or None if it admits all; `own_qos` is the QOS whose limits apply to all of its jobs.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Queue(Frozen):
 
 
 class Asked(Frozen):
-    """The request for a job, as sent to the engine. "" and None mean the engine's default."""
+    """A job's request to the engine. "" and None mean the engine's default."""
 
     queue: str = ""
     account: str = ""
@@ -53,7 +53,7 @@ class Asked(Frozen):
     gpu: str = ""
     gpus: int = 0
     tasks: int = 1
-    """Number of tasks of an array; 1 for a plain job."""
+    """Number of tasks in an array; 1 for a plain job."""
 
     def of_machine(self, resource: str) -> int:
         """Return the minimum amount of a resource requested per machine; 0 if the engine chooses the amount."""
@@ -66,10 +66,10 @@ class Asked(Frozen):
 class Ceiling(Frozen):
     """One limit that an engine's accounting sets on a job, and the current usage.
 
-    `kind` is the limited quantity: jobs in the queue, running jobs, seconds of one job, a resource of one job or of
-    each of its machines, or minutes of a resource, of one job or over all jobs of `owner`. `resource` is Slurm's word,
-    such as `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for the time of jobs independent of resources.
-    `used` is 0 for the limits of one job.
+    `kind` is the limited quantity: the number of queued or running jobs, the run time of a job in seconds, the amount
+    of a resource per job or per machine, or resource-minutes, for one job or for all jobs of `owner` together.
+    `resource` is Slurm's name, such as `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for run time without
+    regard to resources. `used` is 0 for limits that apply to each job separately.
     """
 
     owner: str
@@ -111,9 +111,9 @@ class Ceiling(Frozen):
 class EngineLimits(Frozen):
     """An engine's limits, read before a job is submitted. `accounts` and `qos` are the user's own, or None if unknown.
 
-    `ceilings` are the accounting limits that apply to this job. `unread` is the reason why some limits of the engine
-    are not known. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling already
-    explains the refusal better.
+    `ceilings` are the accounting limits that apply to this job. `unread` is the reason why some of the engine's limits
+    could not be read. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling
+    already explains the refusal better.
     """
 
     engine: str
@@ -124,7 +124,7 @@ class EngineLimits(Frozen):
     qos: tuple[str, ...] | None = None
     ceilings: tuple[Ceiling, ...] = ()
     max_array: int | None = None
-    """The largest number of tasks of an array."""
+    """The largest number of tasks in an array."""
     requeue_s: float | None = None
     """Seconds during which a requeued job can't start again."""
     refusal: str = ""
@@ -132,6 +132,6 @@ class EngineLimits(Frozen):
 
     @property
     def queue(self) -> Queue | None:
-        """Return the job's queue; None if the engine has no queue of that name, or no default."""
+        """Return the job's queue; None if the engine has no queue with that name, or no default queue."""
         asked = self.asked.queue
         return next((q for q in self.queues if (q.name == asked if asked else q.default)), None)

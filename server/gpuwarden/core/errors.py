@@ -6,19 +6,19 @@ WardenError              code, message, next_steps, retry
 │   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
 ├── BadRequest           the arguments are invalid
 ├── NotFound             no such job, ticket, profile, file
-├── Conflict             the state changed: an illegal transition, a used approval, another writer
+├── Conflict             the state changed: an invalid transition, a used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
-├── NoCapacity           the platform has no capacity for the request now
+├── NoCapacity           the platform currently has no capacity for the request
 ├── RateLimited          too many requests
 ├── Unreachable          no response, so nothing is known
 ├── NotSupported         this platform or build does not support the operation
-├── BadReply             a response in an unknown format; no conclusion is drawn from it
+├── BadReply             a response in an unknown format, from which nothing is concluded
 ├── LedgerError          the ledger can't be read or written
 ├── DiskError            another of gpuwarden's files can't be read or written
 └── Internal             a bug; completed actions are in the ledger
 ```
 
-A message describes the failure and its cause; `next_steps` are values that each interface renders in its own words.
+A message describes the failure and its cause. `next_steps` are values, which each interface words in its own way.
 `retry` is true if the same call may succeed later without any change.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base class of all errors: `str(error)` is the message, and `next_steps` are the fix.
+    """Base class of all errors: `str(error)` is the message, and `next_steps` are the ways to fix it.
 
     A `hint` that is a plain sentence becomes one manual step.
     """
@@ -49,17 +49,19 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """True if no request that could rent a machine was sent, so that the failed create needs no second check."""
+        """True if no request that could rent a machine was sent, so the failed create does not have to be checked
+        again.
+        """
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form for programs; `interfaces.results` has the one for replies."""
+        """Return the JSON form for programs. `interfaces.results` defines the form for replies."""
         steps = [step.as_dict() for step in self.next_steps]
         return {"ok": False, "code": self.code, "message": self.message, "next": steps, "retry": self.retry}
 
 
 @contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Mark errors raised in a block that only prepares a create, such as a search for an offer, as unsent."""
+    """Mark errors as unsent if they are raised in a block that only prepares a create, such as an offer search."""
     try:
         yield
     except WardenError as error:
@@ -90,7 +92,7 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """The named object does not exist; the search for it was complete."""
+    """The named object does not exist. It was searched for everywhere."""
 
     code = "not_found"
 
@@ -108,14 +110,14 @@ class AuthFailed(WardenError):
 
 
 class NoCapacity(WardenError):
-    """The platform has no capacity for the request now."""
+    """The platform currently has no capacity for the request."""
 
     code = "no_capacity"
     retry = True
 
 
 class RateLimited(WardenError):
-    """Too many requests; `after_s` is the number of seconds to wait, or None if the service does not give it."""
+    """Too many requests; `after_s` is the number of seconds to wait, or None if the service does not report it."""
 
     code = "rate_limited"
     retry = True
@@ -139,7 +141,7 @@ class NotSupported(WardenError):
 
 
 class BadReply(WardenError):
-    """A response in an unknown format. No conclusion is drawn from it."""
+    """A response in an unknown format, from which nothing is concluded."""
 
     code = "bad_reply"
 
@@ -175,7 +177,7 @@ class Internal(WardenError):
 
 
 def as_warden_error(error: BaseException) -> WardenError:
-    """Return any exception as a `WardenError`; an unexpected one becomes `Internal`."""
+    """Return any exception as a `WardenError`; an unexpected exception becomes `Internal`."""
     if isinstance(error, WardenError):
         return error
     return DiskError.of(error) if isinstance(error, OSError) else Internal()

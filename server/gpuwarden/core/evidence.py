@@ -1,10 +1,10 @@
-"""Derive a verdict from evidence. Standard library only, since the module is shipped to machines.
+"""Derive a verdict from evidence. Standard library only, because the module is copied to machines.
 
-- *refuted* needs positive evidence: damage, a contradiction between parts, or a name that is known to run code.
+- *refuted* requires positive evidence: damage, a contradiction between parts, or a name that is known to run code.
 - *unknown* means that something was not understood or not checked; the causes name the missing evidence.
-- *proven* means that everything was read, and that loading it can't call anything outside the allow-list.
+- *proven* means that everything was read, and that loading the file can't call anything outside the allow-list.
 
-A cause is an enum member. Sentences about a cause are for readers; no code depends on their wording.
+A cause is an enum member. The sentences about a cause are for people; no code depends on their wording.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, Tuple  # noqa: UP035  (evaluated on Pyth
 
 
 class Cause(str, Enum):  # noqa: UP042
-    """The reasons why a file or folder is not proven, most serious first. The first five refute it."""
+    """The reasons why a file or folder is not proven, most serious first. The first five refute the file or folder."""
 
     __str__ = str.__str__
 
@@ -24,7 +24,7 @@ class Cause(str, Enum):  # noqa: UP042
     """Two parts disagree: two readers would read different content, or files of one folder do not belong together."""
     NOT_FINITE = "not_finite"
     NO_RESUME = "no_resume"
-    """The checkpoint is undamaged, but a part that a resume needs is missing or does not fit."""
+    """The checkpoint is undamaged, but a part that is needed to resume is missing or does not match."""
 
     NEEDS_CODE = "needs_code"
     """Loading the file calls code that is not on the allow-list, so it can't be shown to be harmless."""
@@ -61,7 +61,7 @@ def verdict(causes: Iterable[Cause]) -> str:
 
 
 def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
-    """Return the causes that another machine reports, without those that this version does not know."""
+    """Return the causes that another machine reports. Causes that this version does not know are omitted."""
     by_text = {str(cause): cause for cause in Cause}
     return [by_text[t] for t in texts if isinstance(t, str) and t in by_text]
 
@@ -69,7 +69,7 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 class Evidence:
     """Findings about a file or folder: `problems` refute it, `doubts` leave it unknown, and `causes` classify both.
 
-    If a plug-in adds a problem or a doubt without a cause, it gets the default cause for problems or for doubts.
+    A problem or doubt that a plug-in adds without a cause gets the default cause for problems or for doubts.
     """
 
     problems: List[str]  # noqa: UP006
@@ -80,14 +80,14 @@ class Evidence:
     def refute(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
         """Add a problem, which is positive evidence. Raises ValueError for a cause that does not refute."""
         if not cause.refutes:
-            raise ValueError(f"the cause {cause} does not refute")
+            raise ValueError(f"the cause {cause} is not a refutation")
         self.problems.append(why)
         self.causes.append(cause)
 
     def doubt(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         """Add a doubt: a part that was not understood or not checked. Raises ValueError for a cause that refutes."""
         if cause.refutes:
-            raise ValueError(f"the cause {cause} refutes, so it can't be a doubt")
+            raise ValueError(f"the cause {cause} is a refutation and can't be recorded as a doubt")
         self.doubts.append(why)
         self.causes.append(cause)
 
@@ -99,7 +99,7 @@ class Evidence:
 
     @property
     def why(self) -> Tuple[Cause, ...]:  # noqa: UP006
-        """Return the causes, most serious first; problems and doubts without a cause have the default one."""
+        """Return the causes, most serious first. A problem or doubt without a cause gets the default cause."""
         refuting, doubting = self.usual
         found = list(self.causes)
         if self.problems and not any(c.refutes for c in found):
@@ -110,5 +110,5 @@ class Evidence:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict of all findings, which depends on the most serious cause."""
+        """Return the overall verdict, which the most serious cause determines."""
         return verdict(self.why)

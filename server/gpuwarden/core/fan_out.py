@@ -1,4 +1,4 @@
-"""Plans of fan-outs: create cells from a grid or a random search, and assign them to machines.
+"""Fan-out plans: create cells from a grid or a random search, and assign them to machines.
 
 All functions in this module are pure. A cell is one run with one configuration. Its index is its identity in the plan.
 The digest of its configuration shows whether a folder belongs to this cell.
@@ -42,7 +42,9 @@ class Search(Frozen):
         if not any(ends):
             choices = len(grid({name: text.split(",") for name, text in self.space.items()}))
             if choices < self.trials:
-                raise ValueError(f"the space has {choices:,} different settings; {self.trials:,} cells would collide")
+                raise ValueError(
+                    f"the space has only {choices:,} different settings, so {self.trials:,} cells would collide"
+                )
         return self
 
 
@@ -76,11 +78,11 @@ class FanOutPlan(Frozen):
         first: dict[str, int] = {}
         for cell in self.cells:
             if cell.config in first:
-                raise ValueError(f"cells {first[cell.config]} and {cell.index} collide: they are the same run")
+                raise ValueError(f"cells {first[cell.config]} and {cell.index} collide because they are the same run")
             first[cell.config] = cell.index
             weight(cell, self.weigh)
         if self.search and self.weigh:
-            raise ValueError("the cells of a search can't have weights; remove the setting to weigh by")
+            raise ValueError("the cells of a search can't have weights; remove the weight setting")
         return self
 
     @property
@@ -95,7 +97,7 @@ class FanOutPlan(Frozen):
 
 
 def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
-    """Return the digest of all inputs to a cell's result: program, arguments, variables, inputs, settings."""
+    """Return the digest of all that determines a cell's result: program, arguments, variables, inputs and settings."""
     program = [base.script, list(base.args), base.env, list(base.inputs)]
     return digest([program, dict(settings)])
 
@@ -115,10 +117,10 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, st
     """
     whole = {**axes, **({SEED: [str(n) for n in range(seeds)]} if seeds else {})}
     if seeds and SEED in axes:
-        raise ValueError("the seed is both an axis of the grid and a count of seeds; leave one of them out")
+        raise ValueError("the seed is both a grid axis and a number of seeds; omit one of the two")
     for name, values in whole.items():
         if not values or "" in values:
-            raise ValueError(f"{name} has no value or an empty value; give at least one value")
+            raise ValueError(f"{name} has no value or an empty value; specify at least one value")
         if repeated := next((value for value, count in Counter(values).items() if count > 1), None):
             raise ValueError(f"{name} has the value {repeated} twice, so cells would collide")
     if (count := math.prod(map(len, whole.values()))) > MAX_CELLS:
@@ -131,16 +133,16 @@ def plan_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object
     try:
         cells = cells_of(base, chosen)
     except ValueError as error:
-        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+        raise BadRequest(f"the plan can't be created: {first_problem(error)}") from error
     return build(FanOutPlan, {"base": base, "cells": cells, **limits})
 
 
 def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> FanOutPlan:
-    """Return the plan of a grid. Raises BadRequest if the plan is invalid or its cells collide."""
+    """Return the plan for a grid. Raises BadRequest if the plan is invalid or its cells collide."""
     try:
         chosen = grid(axes, seeds)
     except ValueError as error:
-        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+        raise BadRequest(f"the plan can't be created: {first_problem(error)}") from error
     return plan_of(base, chosen, **limits)
 
 
@@ -161,8 +163,8 @@ def bounds(text: str) -> tuple[float, float] | None:
 
 
 def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str]]:
-    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. The same seed gives the same
-    settings.
+    """Return randomly drawn settings: from ranges on a logarithmic scale, from choices with equal probability. The same
+    seed gives the same settings.
 
     Raises ValueError if the space has fewer different settings than `count`.
     """
@@ -178,7 +180,7 @@ def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str
         }
         found.setdefault(tuple(settings.values()), settings)
     if len(found) < count:
-        raise ValueError(f"the space has fewer than {count:,} different settings; use --grid")
+        raise ValueError(f"the space has fewer than {count:,} different settings; use a grid")
     return list(found.values())
 
 
@@ -229,7 +231,7 @@ def cell_spec(plan: FanOutPlan, cell: Cell) -> JobSpec:
 
 
 def representatives(plan: FanOutPlan) -> list[Cell]:
-    """Return one cell for each combination of non-numeric settings. Rules depend on names, not on numeric values."""
+    """Return one cell for each combination of non-numeric settings, because rules don't depend on numeric values."""
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
     for cell in plan.cells:

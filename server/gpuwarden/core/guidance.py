@@ -1,6 +1,6 @@
-"""Next steps as values: the MCP server renders one as a tool call, the terminal as a command to paste.
+"""Next steps as values. The MCP server renders a step as a tool call, and the terminal as a command to paste.
 
-Errors contain next steps and are part of the archive that is shipped to machines, so this module runs on Python 3.8.
+Errors contain next steps, and the errors module is copied to machines, so this module must run on Python 3.8.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Action(str, Enum):  # noqa: UP042
 OF_A_JOB = frozenset(
     {Action.CHECK, Action.CANCEL, Action.PAUSE, Action.RESUME, Action.PULL, Action.VERIFY, Action.TEARDOWN}
 )
-"""Actions with the parameter `job_id`. VERIFY may have `path` instead."""
+"""Actions with the parameter `job_id`. VERIFY may have the parameter `path` instead."""
 
 
 _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id is that of a fan-out, which represents all of its jobs."""
+    """Return whether an id is that of a fan-out, which stands for all of the fan-out's jobs."""
     return _FAN_OUT.fullmatch(name) is not None
 
 
@@ -69,7 +69,7 @@ class NextStep:
 
     `purpose` is the end of the sentence that begins with the call, such as "to copy the existing outputs".
     `alternative` marks a step to take instead of the one before it. The `text` of a MANUAL step is a sentence for the
-    user; it names no tool, option or command.
+    user, without the name of a tool, option or command.
     """
 
     action: Action
@@ -98,7 +98,7 @@ def do(action: Action, purpose: str = "", *, alternative: bool = False, **parame
 
 
 def steps(hint: Hint) -> tuple[NextStep, ...]:
-    """Return the next steps of a hint without duplicates and empty sentences."""
+    """Return the next steps of a hint, without duplicates or empty sentences."""
     parts = (hint,) if isinstance(hint, (str, NextStep)) else tuple(hint)
     found: list[NextStep] = []
     for part in parts:
@@ -109,7 +109,7 @@ def steps(hint: Hint) -> tuple[NextStep, ...]:
 
 
 def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
-    """Return next steps from their JSON form, without those whose action this version does not know."""
+    """Return next steps from their JSON form. Steps whose action this version does not know are omitted."""
     known = (row for row in rows if row.get("action") in set(Action))
     return tuple(
         NextStep(Action(r["action"]), r.get("parameters", {}), r.get("purpose", ""), bool(r.get("alternative")))
@@ -118,7 +118,7 @@ def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
 
 
 def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
-    """Return the steps; add the job's id to those that are about a job and do not name one."""
+    """Return the steps, with the job's id added to each step that is about a job and does not name one."""
     return tuple(
         NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
         if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)
@@ -133,5 +133,5 @@ def manual_text(found: Iterable[NextStep]) -> str:
 
 
 def approval(ticket: str | None) -> NextStep:
-    """Return the step in which the user approves a ticket or a receipt."""
+    """Return the step that asks the user to approve a ticket or a receipt."""
     return do(Action.APPROVE, ticket=ticket or "")

@@ -1,4 +1,4 @@
-"""GPU models: their memory and capabilities, and the many names that platforms use for them."""
+"""GPU models with their memory and capabilities, and the many names that platforms use for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ALIASES |= {name.removeprefix("rtx"): name for name in GPUS if name.startswith(
 
 
 def gpu_of(name: str | None) -> tuple[Gpu, int] | None:
-    """Return the GPU for a platform's name, and the number of GPUs; None for an unknown name.
+    """Return the GPU model and the number of GPUs that a platform's name stands for, or None for an unknown name.
 
     Supports forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
     """

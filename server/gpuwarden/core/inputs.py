@@ -29,7 +29,7 @@ def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
     """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
     left = most
     for name, value in values.items():
-        # Serializing a long text to JSON takes much longer than rejecting it.
+        # Serializing long text to JSON takes much longer than rejecting it.
         size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
             if size <= left:
@@ -40,7 +40,7 @@ def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
             ) from None
         if size > left:
             told = f"{line(name, 80)} has {size - len(name):,} bytes; the limit for all arguments is {most:,}"
-            raise BadRequest(f"{told}; nothing was done", "Shorten it; for a log, give only its end.")
+            raise BadRequest(f"{told}; nothing was done", "Shorten it; for a log, pass only its end.")
         left -= size
 
 

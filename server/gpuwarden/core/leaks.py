@@ -110,7 +110,7 @@ def spelled_in_script(text: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Yield a description of each secret in the HTTP headers and URLs of a text."""
+    """Yield a description of each secret in the HTTP headers and URLs in a text."""
     if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
         yield "an authorization header"
     for found in _URL.finditer(text):
@@ -128,7 +128,7 @@ def _marked(text: str) -> Iterator[str]:
 
 def _taken(words: set[str], before: str, value: str) -> str:
     """Return a description of the secret in an argument, given the argument before it; empty if there is none."""
-    if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # `-p` of ssh is a port
+    if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # for ssh, `-p` is a port
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
         return "a user and a password" if _user_and_password(value) else ""
@@ -145,7 +145,7 @@ def _user_and_password(value: str) -> bool:
 
 
 def secret_value(name: str, value: str) -> bool:
-    """Return whether a name is one that secrets have, and its value is a secret and not a reference to one."""
+    """Return whether a name is typical of secrets and its value is a secret, not a reference to one."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-").rsplit(".", 1)[-1]).lower()
     parts = [p for p in re.split(r"[_-]+", snake) if p]
     if not parts or not _is_value(value):
@@ -163,6 +163,6 @@ def secret_value(name: str, value: str) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Return whether a text is a value, not a placeholder, a flag, a variable's name or a path."""
+    """Return whether a string is a value, not a placeholder, a flag, a variable's name or a path."""
     value = value[:500].strip("\"'")
     return bool(value) and not _REFERENCE.fullmatch(value) and not _VARIABLE.fullmatch(value)

@@ -1,4 +1,4 @@
-"""Models that modules exchange: specs, places, observations, manifests, reports.
+"""Models that modules pass to each other: specs, places, observations, manifests, reports.
 
 Every model is frozen and rejects unknown fields. Times are seconds since the epoch (UTC), money is US dollars, sizes
 are bytes, paths on machines are POSIX.
@@ -37,32 +37,32 @@ MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
 MAX_INPUTS = 64
 MAX_INPUT_BYTES = 64 << 20
-"""The limit for the total size of a job's inputs."""
+"""The maximum total size of a job's inputs."""
 MAX_OPTIONS = 8_192
 MAX_CELLS = 1_000
 MAX_ALTERNATIVES = 7
 MAX_SETTING = 4_096
-"""The maximum length of a setting's value in a cell, in characters."""
+"""The maximum length in characters of a setting's value in a cell."""
 CELLS = "cells"
-"""The folder of a fan-out's cells, in the working folder."""
+"""The folder for a fan-out's cells, inside the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
 Until: TypeAlias = Literal["step", "state", "alert"]
-"""Events that end a wait for a job."""
+"""The events for which a caller can wait."""
 Where: TypeAlias = Literal["auto", "here", "instance"]
-"""The machine that verifies a checkpoint: this one or the job's."""
+"""The machine on which a checkpoint is verified: the local machine or the job's machine."""
 
 
 class Frozen(BaseModel):
-    """Base of all models: immutable, no unknown fields, no NaN or infinity."""
+    """The base class of all models: immutable, without unknown fields, NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class WithOptions(Frozen):
-    """A model with options of one platform. Newer fields are omitted if they are empty, as in older ledgers."""
+    """A model with platform-specific options. Newer fields are omitted if they are empty, as in older ledgers."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-    """Options of this platform only; the backend validates them against its own model."""
+    """Options that only this platform has. The backend validates them with its own model."""
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -92,12 +92,12 @@ Answer: TypeAlias = Known[T] | Unknown
 
 
 def canonical(value: object) -> bytes:
-    """Return the canonical JSON of a value, which is the same for equal values: sorted keys, no spaces, no NaN."""
+    """Return the canonical JSON of a value: sorted keys, no spaces, no NaN. Equal values have the same JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: object) -> str:
-    """Return `sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
+    """Return `sha256:` and the hex digest of the canonical JSON of `value`. Models are converted to dicts first."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     return "sha256:" + hashlib.sha256(canonical(plain)).hexdigest()
 
@@ -122,14 +122,14 @@ def clean_path(text: str) -> str:
         raise ValueError(f"{text!r} is not a valid path: it is empty or contains a backslash or a control character")
     path = PurePosixPath(text)
     if ".." in path.parts:
-        raise ValueError(f"{text!r} leaves its folder with '..'; use a path without it")
+        raise ValueError(f"{text!r} leaves its folder with '..'; use a path without '..'")
     if str(path) in {".", "/"}:
-        raise ValueError(f"{text!r} is a root folder; name a folder or file inside it")
+        raise ValueError(f"{text!r} is a root folder; specify a folder or file inside it")
     return str(path)
 
 
 class Cell(Frozen):
-    """One run of a fan-out: its index in the plan, its settings, and the digest of its full configuration."""
+    """One run in a fan-out: its index in the plan, its settings, and the digest of its full configuration."""
 
     index: int = Field(ge=0, lt=MAX_CELLS)
     settings: dict[SettingName, str] = Field(default_factory=dict, max_length=32)
@@ -182,10 +182,10 @@ class JobSpec(WithOptions):
     artifact_store: str = Field(default="", max_length=1_000, validation_alias=AliasChoices("artifact_store", "keep"))
     """The address of the store to which the runner uploads outputs; called `keep` in older ledgers."""
     cells: tuple[Cell, ...] = Field(default=(), max_length=MAX_CELLS)
-    """The cells of a fan-out that this machine runs, one per GPU at a time."""
+    """The fan-out cells that this machine runs, one per GPU at a time."""
     cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
-    """Alternatives, in order, as `PLATFORM` or `PLATFORM:GPU`; each is used if those before it have no capacity."""
+    """Fallbacks, as `PLATFORM` or `PLATFORM:GPU`. Each is used only if the ones before it have no capacity."""
 
     @field_validator("artifact_store")
     @classmethod
@@ -245,7 +245,7 @@ class JobSpec(WithOptions):
     @classmethod
     def _inputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         if any(p.startswith("/") for p in paths):
-            raise ValueError("an input has an absolute path; name files and folders in the working directory")
+            raise ValueError("an input has an absolute path; specify files and folders in the working directory")
         return tuple(dict.fromkeys(clean_path(p) for p in paths))
 
     @field_validator("command", "args")
@@ -274,27 +274,27 @@ class JobSpec(WithOptions):
     @model_validator(mode="after")
     def _one_of(self) -> JobSpec:
         if (self.script is None) == (not self.command):
-            raise ValueError("give exactly one of script and command")
+            raise ValueError("specify exactly one of script and command")
         if self.args and self.script is None:
-            raise ValueError("args belong to a script; put a command's arguments into command")
+            raise ValueError("args can be used only with a script; put a command's arguments into command")
         if self.cells and self.script is None:
-            raise ValueError("the cells of a fan-out need a script; give script, not command")
+            raise ValueError("the cells of a fan-out need a script; specify script instead of command")
         both = set(self.env) & set(self.secrets)
         if both:
             raise ValueError(f"{', '.join(sorted(both))} is in both env and secrets; keep it in secrets only")
         places = [(choice.platform, choice.gpu) for choice in self.choices]
         if len(set(places)) != len(places):
-            raise ValueError("the alternatives repeat a platform and GPU; name each combination once")
+            raise ValueError("the alternatives repeat a platform and GPU; list each combination once")
         if len({platform.startswith("rehearsal/") for platform, _ in places}) > 1:
             raise ValueError("alternatives mix simulated and real platforms; use only one kind")
         taken = [path for path in self.outputs if self.artifact_store and StoreAddress.reserved(path)]
         if taken:
-            raise ValueError(f"the artifact store reserves the path {taken[0]}; give that output another name")
+            raise ValueError(f"the artifact store reserves the path {taken[0]}; rename that output")
         return self
 
     @property
     def choices(self) -> tuple[JobSpec, ...]:
-        """Return the job for each platform that it may use, in order: its own first, then the alternatives."""
+        """Return the job for each platform that it may use: first its own platform, then the alternatives in order."""
         places = (text.partition(":") for text in self.alternatives)
         there = (self.at(platform, gpu or self.gpu) for platform, _, gpu in places)
         return (self.at(self.platform, self.gpu), *there)
@@ -305,7 +305,7 @@ class JobSpec(WithOptions):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the complete request."""
+        """Return the digest of the complete spec."""
         return digest(self)
 
 
@@ -313,7 +313,7 @@ class JobSpec(WithOptions):
 
 
 class SelfStop(Frozen):
-    """The way in which a machine stops itself: a local command, or a request with the key from its variable `key`."""
+    """How a machine stops itself: with a local command, or with a request that uses the key in the variable `key`."""
 
     command: tuple[str, ...] = ()
     method: str = ""
@@ -325,9 +325,10 @@ class SelfStop(Frozen):
 class Park(Frozen):
     """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
 
-    The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the way to stop. The machine
-    is not stopped while one of the `outputs` is in memory; a rehearsal names none, since its files are on the disk of
-    the test. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine uses its own clock.
+    The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
+    machine is not stopped while one of the `outputs` is stored in memory; in a rehearsal the list is empty, because the
+    files are on the test's disk. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine
+    uses its own clock.
     """
 
     after_s: float = Field(gt=0)
@@ -348,10 +349,10 @@ class Park(Frozen):
 class Place(Frozen):
     """The target on which a backend runs a job: an address, and the parent folder of run folders.
 
-    `root` is the prefix of every absolute path of the machine: empty on a real machine, the instance's folder in a
-    rehearsal. `mounts` maps each path of a volume on the machine to the folder that a rehearsal uses for it. `env` are
-    the variables that the platform sets for every process. `host_key` is the public key (`type base64`) that the
-    machine presented on the first connection and must present on all later ones; None before the first connection.
+    `root` is the prefix of every absolute path on the machine: empty on a real machine, the instance's folder in a
+    rehearsal. `mounts` maps each volume's path on the machine to the folder that a rehearsal uses for the volume. `env`
+    contains the variables that the platform sets for every process. `host_key` is the public key (`type base64`) that
+    the machine presented on the first connection and must present on all later ones; None before the first connection.
     `self_stop` is the command with which a rehearsal's machine stops itself; `park` is the self-stop order that the
     job's runner received at the launch.
     """
@@ -376,7 +377,7 @@ class Place(Frozen):
 
     @property
     def mapping(self) -> dict[str, object]:
-        """Return the mapping of the machine's absolute paths, in the runner's format."""
+        """Return the mapping for the machine's absolute paths, in the runner's format."""
         return {"root": self.root, "mounts": self.mounts}
 
 
@@ -384,7 +385,7 @@ class Supervisor(Frozen):
     """Identity of a job's supervisor process, as reported at the launch. Any other process differs in at least one
     field.
 
-    `machine` changes with every start of the machine; empty if it can't be read.
+    `machine` changes with every start of the machine; it is empty if it can't be read.
     """
 
     pid: int
@@ -394,10 +395,10 @@ class Supervisor(Frozen):
 
 
 class Handle(Frozen):
-    """The key by which a backend finds a job again. `run_dir` is the real path, including `root`.
+    """The data with which a backend finds a job again. `run_dir` is the real path, including `root`.
 
-    `declared` are outputs declared after the launch; they are stored in the job's record, not in the event with the
-    handle.
+    `declared` lists the outputs that were declared after the launch. They are stored in the job's record, not in the
+    event with the handle.
     """
 
     backend: str
@@ -409,9 +410,9 @@ class Handle(Frozen):
 
 
 class InstanceState(StrEnum):
-    """The states of a provider's instances, normalized.
+    """The normalized state of a provider's instance.
 
-    UNCLEAR: the provider lists the instance, but its other fields can't be read.
+    UNCLEAR: the provider lists the instance, but the other fields can't be read.
     """
 
     BOOTING = "booting"
@@ -426,11 +427,11 @@ class InstanceState(StrEnum):
 
 
 class Instance(Frozen):
-    """A provider's view of one machine. `meter` is true if compute is billed now; None counts as true.
+    """A provider's report on one machine. `meter` is true if compute is billed now; None counts as true.
 
-    `cost_usd` is the cost so far on the provider's own bill. `running_since` is the time of the last start and
-    `ends_at` the time when the platform will automatically stop or end the machine, both in seconds since the epoch.
-    All three are None if the platform does not report them. `stopped_usd_per_hour` is the price in the current state
+    `cost_usd` is the cost so far on the provider's own bill. `running_since` is the time of the last start, and
+    `ends_at` is the time when the platform will automatically stop or end the machine, both in seconds since the epoch.
+    Each of these is None if the platform does not report it. `stopped_usd_per_hour` is the price in the current state
     while compute is not billed, such as the price of storage.
     """
 
@@ -451,7 +452,8 @@ class Instance(Frozen):
 class Account(Frozen):
     """The account that rented an instance, as salted digests of its key and, if the platform reports it, its id.
 
-    The key can't be recovered from it. A replaced key of the same account is recognized by `id` only.
+    The key can't be recovered from its digest. After the account's key is replaced, the account is recognized only by
+    `id`.
     """
 
     salt: str
@@ -462,7 +464,7 @@ class Account(Frozen):
 class Resources(WithOptions):
     """The request for an instance.
 
-    `deadline_s` is the longest time for which the machine is needed, passed on to platforms that support deadlines.
+    `deadline_s` is the longest time for which the machine is needed. Platforms that support deadlines receive it.
     """
 
     gpu: str | None = None
@@ -475,7 +477,7 @@ class Resources(WithOptions):
 
 
 class Quote(Frozen):
-    """The price of a request. `price_usd_per_hour` is None if the provider named no price.
+    """The price for a request. `price_usd_per_hour` is None if the provider did not state a price.
 
     `storage_usd_per_hour` is the price of storage that outlives the machine, if the provider reports it.
     """
@@ -489,7 +491,7 @@ class Quote(Frozen):
 
 
 class Choice(Frozen):
-    """One entry of a job's list of platforms, with its costs at the time of the check, in US dollars."""
+    """One entry in a job's list of platforms, with its costs in US dollars at the time of the check."""
 
     platform: str
     gpu: str | None = None
@@ -509,7 +511,7 @@ class Balance(Frozen):
 
 
 class Beat(Frozen):
-    """One heartbeat of a machine; a value that can't be read is None."""
+    """One heartbeat from a machine; a value that can't be read is None."""
 
     gpu_util: float | None = None
     gpu_mem_used: int | None = None
@@ -524,7 +526,7 @@ class Beat(Frozen):
 
 
 class RunnerAlert(Frozen):
-    """An alert from the runner. `subject` is its subject, such as a metric's name; `step` is the step at that time."""
+    """An alert from the runner. `subject` is what it is about, such as a metric; `step` is the step at that time."""
 
     kind: str
     text: str
@@ -538,8 +540,9 @@ class RunnerAlert(Frozen):
 class Allocation(Frozen):
     """An engine's report on its job: id, state, nodes and usage. Times are seconds since the epoch.
 
-    `id` is the engine's own, which it may reuse for another job later; gpuwarden identifies a job by its token. `why`
-    is the engine's reason for keeping a job waiting. `ends_at` is the latest time at which the engine ends the job.
+    `id` is the engine's own id, which the engine may reuse for another job later; gpuwarden identifies a job by its
+    token. `why` is the engine's reason for keeping a job waiting. `ends_at` is the latest time at which the engine ends
+    the job.
     """
 
     engine: str
@@ -557,12 +560,12 @@ class Allocation(Frozen):
 class Observation(Frozen):
     """The job's state, and independently of it, whether the machine is billed (None counts as billed).
 
-    `reason` is the code of the reason for the state; `why` is its sentence, which may quote output of the job. `stale`
-    is true if the last heartbeat is too old. `source` is the origin of the step: metrics, output or files. `curve`
-    contains the loss at a few steps. `eta_at` is when the last step is reached at the current pace, in seconds since
-    the epoch. `signal` is the signal that ended the job, which then has no exit code. `machine` changes with each start
-    of the machine, if the machine reports it. `lost` means that the machine answered but has no status of the job.
-    `upload` is the reason why uploads to the job's artifact store currently fail.
+    `reason` is a code for the reason of the state; `why` is the reason as a sentence, which may quote the job's output.
+    `stale` is true if the last heartbeat is too old. `source` is the origin of the step: metrics, output or files.
+    `curve` contains the loss at a few steps. `eta_at` is the time at which the last step will be reached at the current
+    pace, in seconds since the epoch. `signal` is the signal that ended the job, which then has no exit code. `machine`
+    changes with each start of the machine, if the machine reports it. `lost` means that the machine answered but has no
+    status for the job. `upload` is the reason why uploads to the job's artifact store currently fail.
     """
 
     state: Job
@@ -590,7 +593,7 @@ class Observation(Frozen):
     lost: bool = False
     upload: str = ""
     allocation: Allocation | None = None
-    """The report of the engine that runs the job; None without an engine."""
+    """The report from the engine that runs the job; None without an engine."""
 
 
 class StopResult(StrEnum):
@@ -602,7 +605,7 @@ class StopResult(StrEnum):
 
 
 class LogChunk(Frozen):
-    """A part of a log. `next` is the cursor for the next read; `size` is the log's size when it was read."""
+    """A part of a log. `next` is the cursor for the next read; `size` is the log's size at the time of this read."""
 
     text: str
     next: int
@@ -622,7 +625,7 @@ class LogChunk(Frozen):
 
 
 class SealLine(Frozen):
-    """A machine's seal-log entry for the current state of one file; `mac` authenticates its writer."""
+    """A seal-log entry from a machine for the current state of one file. `mac` authenticates the entry's writer."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sealed_at: float = Field(ge=0, lt=1e12)
@@ -632,9 +635,9 @@ class SealLine(Frozen):
 
 
 class Artifact(Frozen):
-    """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
+    """One file in a manifest. `path` is relative to the run folder, or absolute on the machine.
 
-    Programs may set `mtime_ns`. `ctime_ns` changes with every change of the file and can't be set back.
+    Programs can set `mtime_ns`. `ctime_ns` changes with every change to the file and can't be set by programs.
     """
 
     path: str
@@ -642,21 +645,21 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when the sealer computed `sha256`; None unless it did so right after the save
-    seal: SealLine | None = None  # the machine's own claim about the digest; any process on it may have written it
-    xxh3_128: str | None = None  # many times faster than sha256; detects damage, not tampering
-    crc32: str | None = None  # as fast as xxh3, and the machine that saves the file needs only the standard library
-    part_size: int | None = None  # the size of an upload's parts, for a file of more than one part
-    parts_sha256: str | None = None  # the digest over the SHA-256 of each part; a store lists the same value
+    sealed_at: float | None = None  # when the sealer computed `sha256`; None unless this was right after the save
+    seal: SealLine | None = None  # the machine's claim about the digest; any of its processes may have written it
+    xxh3_128: str | None = None  # many times faster than sha256; detects damage but not tampering
+    crc32: str | None = None  # as fast as xxh3, but needs only the standard library on the machine that saves the file
+    part_size: int | None = None  # the size of the parts, for a file that is uploaded in more than one part
+    parts_sha256: str | None = None  # the digest of the parts' SHA-256 digests, as listed by a store
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """Return a key that stays equal until the file changes on its machine. It does not depend on the content."""
+        """Return a key that stays the same until the file changes on its machine. It does not use the content."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
 class InputFile(Frozen):
-    """One input of a job. `path` is relative to the working directory, locally and on the machine."""
+    """One job input. `path` is relative to the working directory, both locally and on the machine."""
 
     path: str
     size: int = Field(ge=0)
@@ -672,16 +675,16 @@ class Printed(Frozen):
 
 
 class SpoolPiece(Frozen):
-    """Complete lines of a spool file, and the byte offset of the next read."""
+    """Complete lines from a spool file, and the byte offset for the next read."""
 
     text: str
     next: int = Field(ge=0)
 
 
 class Manifest(Frozen):
-    """Manifest of a job's artifacts on the machine.
+    """The manifest of a job's artifacts on the machine.
 
-    `missing` are declared outputs that do not exist. `skipped` has a line for each existing path that can't be copied
+    `missing` lists declared outputs that do not exist. `skipped` has a line for each existing path that can't be copied
     and verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
     """
 
@@ -692,7 +695,7 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the digest of paths, sizes and digests, without times."""
+        """Return the digest over the files' paths, sizes and digests, without their times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property
@@ -702,7 +705,7 @@ class Manifest(Frozen):
 
 
 class Disclosure(Frozen):
-    """Other content of a machine: processes that belong to no gpuwarden job, and files that no job declared.
+    """Undeclared content of a machine: processes that do not belong to a gpuwarden job, and files that no job declared.
 
     `complete` is false if a limit was reached or an entry could not be read, so the lists may be incomplete.
     """
@@ -721,7 +724,7 @@ class Verdict(StrEnum):
 
 
 class Level(StrEnum):
-    """Depth of a verification; each level includes the ones before it."""
+    """The depth of a verification. Each level includes the levels before it."""
 
     STRUCTURE = "structure"
     CONTENT = "content"
@@ -730,10 +733,10 @@ class Level(StrEnum):
 
 
 class FileEvidence(Frozen):
-    """The findings about one file. `proved` and `unproved` name facts in plain words.
+    """The findings about one file. `proved` and `unproved` list facts in plain words.
 
-    `problems` refute the file, `doubts` leave it unknown, `warnings` do not affect the verdict. `sealed` is true if the
-    bytes match a digest that was recorded earlier.
+    `problems` refute the file, `doubts` make its verdict unknown, and `warnings` do not affect the verdict. `sealed` is
+    true if the bytes match a digest that was recorded earlier.
     """
 
     path: str
@@ -752,7 +755,7 @@ class FileEvidence(Frozen):
 class CheckpointEvidence(Frozen):
     """The findings about one checkpoint folder. `resume` lists the obstacles to resuming from this checkpoint.
 
-    `path` is relative to the verified path, "." for that path itself.
+    `path` is relative to the verified path; it is "." for that path itself.
     """
 
     path: str
@@ -770,10 +773,11 @@ class CheckpointEvidence(Frozen):
 class Report(Frozen):
     """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` are those that do not concern a single file. `step` and `newest` are the step
-    and the path of the newest complete checkpoint, None and "" without one. `unread` are files of an unknown format
-    that match a recorded digest. `aside` are broken images, tables and logs outside of checkpoints that match a
-    recorded digest, so they were already broken when they were saved. `readable` is the verdict on everything else.
+    `problems`, `doubts` and `not_checked` contain those that do not concern a single file. `step` and `newest` are the
+    step and the path of the newest complete checkpoint, or None and "" if there is none. `unread` lists files of an
+    unknown format that match a recorded digest. `aside` lists broken images, tables and logs outside of checkpoints
+    that match a recorded digest, so they were already broken when they were saved. `readable` is the verdict on
+    everything else.
     """
 
     path: str
@@ -795,13 +799,13 @@ class Report(Frozen):
     causes: tuple[Cause, ...] = ()
     """The reasons why the path, its checkpoints and its files are not proven, most serious first."""
     job: str = ""
-    """The id of the job that wrote the outputs, "" for a path."""
+    """The id of the job that wrote the outputs; "" if a path was verified."""
     claimed: bool = False
-    """Whether the machine checked its own files, so that no copy was verified."""
+    """Whether the machine checked its own files, in which case no copy was verified."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return all problems and doubts: of the verified path, of its checkpoints and of its files."""
+        """Return all problems and doubts about the verified path, its checkpoints and its files."""
         parts = [("", self.problems + self.doubts)]
         parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
         parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]

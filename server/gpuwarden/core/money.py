@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""The smallest amount that is written out; a smaller one, as in the first minutes of billing, is `<$0.0001`."""
+"""The smallest amount that is shown exactly. A smaller one, as in the first minutes of billing, is `<$0.0001`."""
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
@@ -28,9 +28,10 @@ def usd_per_hour(price: float | None) -> str:
 
 
 def at_most(worst: float | None, ordered: str | None = None) -> str:
-    """Format a job's worst-case cost, and how long its machine is billed: a timeout limits only the cost of the job.
+    """Format a job's worst-case cost and the end of its machine's billing. A timeout limits only the job's cost.
 
-    `ordered` is the verb of automatic teardown, which needs no approval once all outputs are proven.
+    `ordered` is the verb of automatic teardown (stop or terminate), which needs no approval once all outputs are
+    proven.
     """
     end = f"all outputs are proven and automatic teardown {ordered}s it" if ordered else "you approve its teardown"
     return f"at most {usd(worst)} for the job; the machine is billed until {end}"

@@ -1,7 +1,7 @@
 """Derive a job's remaining steps from the states of the job, its machine, copy, proof and ticket.
 
-One pure function, `plan`, decides for every use case and interface. Its first step is the next one. That step advances
-the job, or it waits if waiting causes no avoidable cost.
+One pure function, `plan`, decides for every use case and interface. The first step that it returns is the next one: it
+advances the job, or waits if waiting causes no avoidable cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.core.states import OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Teardown
 
 
 class Machine(StrEnum):
-    """The state of a job's machine, as far as the job's next step depends on it.
+    """The states of a job's machine that affect the job's next step.
 
     UNSEEN: it is unknown whether a machine was rented.
     """
@@ -31,11 +31,12 @@ class Machine(StrEnum):
 
 
 class Copy(StrEnum):
-    """The best copy of a job's outputs outside of its machine.
+    """The best copy of a job's outputs outside its machine.
 
-    STALE: made before the job ended. KEPT: from the artifact store, while the machine still exists and may have more.
-    PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are broken or can't
-    be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the outputs.
+    STALE: made before the job ended. KEPT: from the artifact store, while the machine still exists and may have more
+    outputs. PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are broken
+    or can't be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the
+    outputs.
     """
 
     NONE = "none"
@@ -54,12 +55,12 @@ class Situation:
     """All inputs to the decision about a job's next step.
 
     - `launched`: a process was started on the machine, so its files can be read.
-    - `given_back`: gpuwarden itself terminates the machine because it never ran a process.
+    - `given_back`: gpuwarden itself terminates the machine because no process ever ran on it.
     - `announced`: automatic teardown ends the machine after a grace period that begins when its notice is delivered.
       `ends_at` is the end of this period, in seconds since the epoch; None before the delivery.
-    - `settles_at`: when a second check settles whether a refused request rented a machine; None if this is settled.
+    - `settles_at`: when a second check can confirm whether a refused request rented a machine; None if confirmed.
     - `parked`: the machine is off because it stopped itself, and a pull starts it.
-    - `kept`: the address of the artifact store, empty without one.
+    - `kept`: the address of the artifact store; empty if there is none.
     - `watched`: a watch ran recently. Only a watch carries out automatic teardown.
     - `resuming`: a resume was requested.
     - `stoppable`: a stop ends billing of a paused job's machine and keeps the files from which the job resumes.
@@ -99,8 +100,8 @@ class Situation:
 
 PARKED: Final = "The machine stopped itself. Its disk is kept and may be billed. A pull starts the machine again."
 PARKED_KEPT: Final = (
-    "The machine stopped itself. Its disk may be billed. A pull copies from its artifact store, {kept}, and starts the "
-    "machine only if the store is not confirmed complete."
+    "The machine stopped itself. Its disk may be billed. A pull copies the outputs from the artifact store, {kept}, "
+    "and starts the machine only if the store is not confirmed complete."
 )
 UNWATCHED: Final = "Automatic teardown ends the machine after a notice, but no watch is running to carry it out."
 UNDELIVERED: Final = (
@@ -142,7 +143,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         rest = _copying(now)
         return steps(("The job has no billing instance.", *rest) if rest else ENDED)
     if now.machine is Machine.GONE:
-        # Only its artifact store may have outputs.
+        # Only the artifact store can still have outputs.
         rest = _copying(now) if now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED} else ()
         bills = f"{' and '.join(now.storage)} is still billed." if now.storage else "The job has no billing instance."
         there = f"{bills} Its remaining outputs are in its artifact store, {now.kept}."
@@ -177,20 +178,20 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     rest, verb = _copying(now), "stop" if now.stoppable else "terminate"
     note = "The process is paused. The machine is billed until the user approves its stop or the job resumes."
     if not now.stoppable:
-        note = "The process is paused and the machine is still billed. A stop would lose files, or the platform has "
-        note += "none: resume the job, or copy everything and end the machine."
+        note = "The process is paused and the machine is still billed. A stop would lose files, or is not "
+        note += "available on the platform: resume the job, or copy everything and end the machine."
     end = do(Action.TEARDOWN, "after that" if rest else "to stop billing", job_id=now.job_id, verb=verb)
     return steps((note, *rest, end, goes_on))
 
 
 def _off(now: Situation) -> tuple[NextStep, ...]:
-    """Return the steps for a stopped machine. Its disk may be billed as long as the disk exists."""
+    """Return the steps for a stopped machine. Its disk may be billed until it is deleted."""
     if now.settled:
         end = do(Action.TEARDOWN, "once you no longer need its files", job_id=now.job_id, verb="terminate")
         return steps(("The machine is stopped. Its disk may be billed.", end))
     start = "The machine is stopped and has the outputs. Start it in the platform's console to copy them."
     if now.kept:
-        start = f"The machine is stopped. A pull copies the outputs that its artifact store, {now.kept}, has."
+        start = f"The machine is stopped. A pull copies the outputs that are in its artifact store, {now.kept}."
     if now.kept and now.copy is Copy.PARTIAL:
         start = f"The machine is stopped, and {now.kept} lacks some outputs. Start it in the platform's console."
     if now.copy is Copy.KEPT:
@@ -229,7 +230,7 @@ def _copying(now: Situation) -> tuple[NextStep, ...]:
         return (verify,)
     again = {
         Copy.NONE: "" if now.job is Job.SUCCEEDED else "to copy the existing outputs",
-        Copy.STALE: "again: the job kept writing after the last copy",
+        Copy.STALE: "again, because the job kept writing after the last copy",
         Copy.KEPT: "again, from the machine itself",
     }
     return do(Action.PULL, again.get(now.copy, "again; files already copied are kept"), job_id=now.job_id), verify
@@ -240,7 +241,7 @@ def _end(now: Situation, purpose: str = "") -> NextStep:
 
 
 def _ticket(now: Situation) -> Hint:
-    """Return the steps for a request that waits for approval or is under way."""
+    """Return the steps for a teardown request that waits for approval or is in progress."""
     if now.ticket_state is Teardown.AWAITING_HUMAN:
         announced = now.announced or now.ends_at is not None
         if announced and not now.watched:
@@ -255,7 +256,7 @@ def _ticket(now: Situation) -> Hint:
         return approval(now.ticket), _end(now, "after that")
     follow = _end(now, "again, to follow it until billing is confirmed stopped")
     if now.ticket_state is Teardown.NEEDS_HUMAN:
-        return "The stop of the machine is not confirmed. Check the platform's console.", follow
+        return "It is not confirmed that the machine has stopped. Check the platform's console.", follow
     return follow
 
 
@@ -279,7 +280,7 @@ def _billing(now: Situation) -> Hint:
     if now.ordered is not None and now.copy is Copy.PROVEN and now.ticket_state is not Teardown.BLOCKED:
         if not now.watched:
             return _unwatched(now)
-        watched = "Automatic teardown ends the machine after a notice, while a watch runs."
+        watched = "Automatic teardown ends the machine after a notice, if a watch is running."
         return (
             watched,
             do(Action.CHECK, "later", job_id=now.job_id),
@@ -287,7 +288,7 @@ def _billing(now: Situation) -> Hint:
         )
     if now.ticket_state is not Teardown.BLOCKED:
         return note, _end(now)
-    # No further copy or request changes the finding. Only the user can accept the loss.
+    # Another copy or request does not change the finding. Only the user can accept the loss.
     give_up = do(Action.APPROVE, "if the user accepts losing unverified outputs", ticket=now.ticket, without_proof=True)
-    blocked = f"{note} The request is blocked: follow the fix of each finding."
+    blocked = f"{note} The request is blocked: apply the fix for each finding."
     return blocked, give_up, _end(now, "after that, to check the machine again")

@@ -1,4 +1,4 @@
-"""Write a count with its noun."""
+"""Format a count with its noun."""
 
 from __future__ import annotations
 

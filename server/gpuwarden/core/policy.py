@@ -1,7 +1,7 @@
-"""The user's policy: one TOML file, read into this model. Every field has a default that spends nothing.
+"""The user's policy: one TOML file, read into this model. With the default values, nothing is spent.
 
-An environment variable may make a value stricter, never looser, because an agent may set the variable. The marker of a
-field defines which of two values is stricter. A field without a marker is read from the file only.
+An environment variable can make a value stricter but never looser, because an agent may be able to set the variable. A
+field's marker defines which of two values is stricter. A field without a marker is read only from the file.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from gpuwarden.core.store_address import StoreAddress, StorePattern
 
 Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
 """The channel of an approval. `elicitation` is weak: a script can answer the client's form. `rehearsal` is a flag that
-needs no user and that only simulated machines accept.
+requires no user and is accepted only for simulated machines.
 """
 WEAK: Final = frozenset({"elicitation"})
 
 
 @dataclass(frozen=True)
 class ByVariable:
-    """The marker of a field that a variable may set: `fits(filed, asked)` is true if the variable's value, `asked`, is
+    """The marker for a field that a variable may set: `fits(filed, asked)` is true if the variable's value, `asked`, is
     not looser than the file's value, `filed`.
     """
 
     fits: Callable[[Any, Any], bool]
     may: str
-    """The verb for a message, such as `lower`: the only change that a variable may make."""
+    """The only change that a variable may make, as a verb for messages, such as `lower`."""
 
 
 def covered(asked: Iterable[str], filed: Iterable[str]) -> bool:
     """Return whether every name that a pattern of `asked` matches is also matched by a pattern of `filed`.
 
-    Return False if that can't be determined: only prefixes are compared, so `a*b` is found inside `a*`, not inside
-    `*b`.
+    Return False if that can't be determined: only prefixes are compared, so `a*b` is recognized as part of `a*`, but
+    not as part of `*b`.
     """
     return all(any(_inside(pattern, wider) for wider in filed) for pattern in asked)
 
@@ -63,13 +63,15 @@ HIGHER = ByVariable(lambda filed, asked: asked >= filed, "raise")
 FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "take entries out of")
 NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "take entries out of")
 FILE_ONLY = "file only"
-"""The marker of a table that no variable may change."""
+"""The marker for a table that no variable may change."""
 
 Usd = Annotated[float, Field(ge=0, le=1_000_000), LOWER]
 
 
 class Caps(Frozen):
-    """Spending without approval, in US dollars. Above a cap, the user must approve; 0 requires approval every time."""
+    """Spending that needs no approval, in US dollars. Above a cap, the user must approve; 0 requires approval every
+    time.
+    """
 
     per_job_usd: Usd = 0.0
     per_day_usd: Usd = 0.0
@@ -107,11 +109,12 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When alerts are raised, and their channels in addition to the ledger and the terminal. Variables may only make
-    alerts earlier.
+    """When alerts are raised, and to which channels they are sent in addition to the ledger and the terminal. Variables
+    can only cause alerts to be raised earlier.
 
-    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets JSON, signed
-    with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming webhook.
+    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` receives JSON that
+    is signed with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming
+    webhook.
     """
 
     idle_minutes: Minutes = 30
@@ -128,12 +131,13 @@ class Watch(Frozen):
 class TeardownPolicy(Frozen):
     """Teardown while the user is away. Only the policy file sets it, never a variable.
 
-    `automatic` turns on automatic teardown for every job that is accepted under it. After a job has succeeded, if all
-    its outputs are proven and its machine has no other content, the watch stops or terminates the machine without a
-    further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to
-    this disk automatically, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop
-    itself that long after its job has ended if its outputs were not pulled. Self-stop requires a platform that keeps
-    the outputs through a stop and gives the machine a key to stop itself; 0 turns it off.
+    `automatic` turns on automatic teardown for every job that is accepted while it is set. After a job has succeeded,
+    if all its outputs are proven and its machine has no other content, the watch stops or terminates the machine
+    without a further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may
+    copy to this disk automatically, for all jobs together; with 0, nothing is copied. `self_stop_minutes` lets a rented
+    machine stop itself that long after its job has ended if its outputs were not pulled. Self-stop requires a platform
+    that keeps the outputs when a machine is stopped, and that gives the machine a key to stop itself; 0 turns self-stop
+    off.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -170,7 +174,7 @@ class Secrets(Frozen):
 
 
 def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
-    """Return whether a list of stores allows no store that another list forbids. An empty list allows all stores."""
+    """Return whether `filed` allows every store that `asked` allows. An empty list allows all stores."""
     wider = [StorePattern.parse(text) for text in filed]
     return not wider or (
         bool(asked) and all(any(own.covers(StorePattern.parse(text)) for own in wider) for text in asked)
@@ -178,8 +182,8 @@ def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
 
 
 class ArtifactStores(Frozen):
-    """The artifact stores that a job may name: `s3://bucket/prefix`, `hf://owner/*`. An entry covers everything under
-    it, and `*` matches any one name. Without a list, a job may name any store.
+    """The artifact stores that a job may name: `s3://bucket/prefix`, `hf://owner/*`. An entry covers all
+    addresses under it, and `*` matches exactly one name. Without a list, a job may name any store.
     """
 
     allowed: Annotated[
@@ -204,10 +208,11 @@ class ArtifactStores(Frozen):
 class Local(Frozen):
     """Permissions of jobs on this machine, including rehearsals. Only the policy file sets it, never a variable.
 
-    The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works: `gpuwarden policy
-    allow local`. `network` gives them access to this machine's network and the services on it. `caches` gives them read
-    access to the Hub's cache. `paths` are further folders that they may read and write. `rehearse = "allow"` rehearses
-    a script's first step without asking; otherwise the user is asked once for each script with its arguments.
+    The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works (set by `gpuwarden
+    policy allow local`). `network` gives them access to this machine's network and the services on it. `caches` gives
+    them read access to the Hub's cache. `paths` are further folders that they may read and write. With `rehearse =
+    "allow"`, a script's first step is rehearsed without asking; otherwise the user is asked once for each script with
+    its arguments.
     """
 
     unsandboxed: bool = False
@@ -221,14 +226,14 @@ class Hosts(Frozen):
     """Programs that gpuwarden may copy to machines over SSH. Only the policy file sets it, never a variable.
 
     `bring_uv` copies uv into the run root of a Linux machine that lacks it, if a script's header requires packages that
-    are not installed. The program comes from a pinned PyPI wheel, fetched here through pip.
+    are not installed. uv comes from a pinned PyPI wheel, which pip downloads to this machine.
     """
 
     bring_uv: bool = False
 
 
 class Allowance(Frozen):
-    """Caps of one user or one project, in US dollars; None adds no cap."""
+    """Caps for one user or one project, in US dollars; None means no cap."""
 
     per_job_usd: float | None = Field(default=None, ge=0, le=1_000_000)
     per_day_usd: float | None = Field(default=None, ge=0, le=1_000_000)
@@ -250,7 +255,7 @@ class Team(Frozen):
 
 
 class Policy(Frozen):
-    """The complete policy. `rehearsal_caps` limit simulated money, so that a rehearsal can include the approval."""
+    """The complete policy. `rehearsal_caps` limit simulated spending, so that a rehearsal can include an approval."""
 
     caps: Caps = Caps()
     rehearsal_caps: Annotated[Caps, FILE_ONLY] = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
@@ -270,13 +275,13 @@ class Policy(Frozen):
         return any(fnmatchcase(platform, pattern) for pattern in self.platforms)
 
     def caps_for(self, platform: str) -> Caps:
-        """Return the caps of real or of simulated money."""
+        """Return the caps for real or for simulated spending."""
         return self.rehearsal_caps if platform.startswith("rehearsal/") else self.caps
 
 
 @dataclass(frozen=True)
 class PolicyField:
-    """One value of the policy: its path, its type, and how a variable may change it; None if no variable may."""
+    """One value of the policy: its path, its type, and how a variable may change it (None: not at all)."""
 
     path: str
     kind: Any
@@ -304,7 +309,7 @@ def hash_pin(pin: str, salt: bytes | None = None) -> str:
 
 
 def pin_matches(pin: str, pin_hash: str) -> bool:
-    """Return whether a PIN matches the hash; compared in constant time."""
+    """Return whether a PIN matches the hash. The comparison takes constant time."""
     parsed = _parse_pin(pin_hash)
     return parsed is not None and hmac.compare_digest(hash_pin(pin, parsed), pin_hash.lower())
 

@@ -55,9 +55,9 @@ class Survival(Frozen):
 class Tier(Sourced):
     """One kind of storage: its mount and the events that its files survive.
 
-    `present` is whether every machine has it: `on_request` tiers count only for jobs with `durable_storage`,
-    `sometimes` tiers only after they were observed. An `on_request` tier may have the path of an `always` tier, and
-    then replaces it for the jobs that requested it.
+    `present` is whether every machine has it: `on_request` tiers count only for jobs with `durable_storage`, and
+    `sometimes` tiers count only after they were observed. An `on_request` tier may have the path of an `always` tier,
+    and then replaces it for the jobs that requested it.
     """
 
     tier: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -76,7 +76,9 @@ class Tier(Sourced):
         return path
 
     def in_memory(self, path: str) -> Tier:
-        """Return the tier of an in-memory mount on a machine with this disk; its files survive only the job's end."""
+        """Return the tier of an in-memory mount on a machine with this disk; its files survive the end of a job, but no
+        other event.
+        """
         lost = {"stop": False, "terminate": False, "preemption": False}
         survives = self.survives.model_copy(update=lost)
         return self.model_copy(update={"tier": "memory", "path": path, "survives": survives})
@@ -109,7 +111,9 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether interruptible machines are offered, which signal the process gets, and the consequence."""
+    """Interruptions: whether interruptible machines are offered, which signal the process gets, and what happens to the
+    machine.
+    """
 
     offered: bool
     signal: Fact[Literal["SIGTERM", "none"]] = "none"
@@ -138,10 +142,10 @@ class Limits(Sourced):
 
 
 class Unattended(Sourced):
-    """How a machine can end without gpuwarden: it stops itself, or the platform ends it at a given date.
+    """How a machine can end without gpuwarden: it stops itself, or the platform ends it on a given date.
 
     `self_stop` is whether a command on the machine, or a key limited to this one machine, can stop it. `by` is the way
-    to do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action at a given date: only an
+    to do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on a given date: only an
     action that a source has observed counts, and no guarantee depends on `unreliable`.
     """
 
@@ -199,7 +203,7 @@ class Target(Frozen):
 
 
 class Profile(Frozen):
-    """One platform. Code reads only this data; the prose of the file is for readers."""
+    """One platform. Code reads only this data; the prose in the file is for human readers."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     title: str
@@ -230,7 +234,7 @@ class Profile(Frozen):
             by_path.setdefault(tier.path, []).append(tier.present)
         for path, present in by_path.items():
             if len(present) > 1 and sorted(present) != ["always", "on_request"]:
-                raise ValueError(f"two tiers have the path {path}; only an on_request one may replace an always one")
+                raise ValueError(f"two tiers have the path {path}; only an on_request tier may replace an always tier")
         return tiers
 
     @model_validator(mode="after")
@@ -243,9 +247,9 @@ class Profile(Frozen):
         if self.meter.metered and not self.meter.stops_on:
             raise ValueError("a metered platform needs a verb that stops the meter")
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
-            raise ValueError(f"meter.metered is {self.meter.metered}, which does not fit the kind {self.kind}")
+            raise ValueError(f"meter.metered is {self.meter.metered}, which does not match the kind {self.kind}")
         if self.run_root.startswith("/") and self.tier_of(self.run_root) is None:
-            raise ValueError(f"run_root {self.run_root} is on none of the storage tiers that are always present")
+            raise ValueError(f"run_root {self.run_root} is not on a storage tier that is always present")
         for verb in ("stop", "terminate"):
             if getattr(self.verbs, verb) and verb not in self.meter.residue and self.residue(verb):
                 raise ValueError(f"a tier is billed after {verb}, so meter.residue has to name {verb}")
@@ -258,7 +262,7 @@ class Profile(Frozen):
 
     @property
     def by_hand(self) -> bool:
-        """Return whether the user rents and releases this platform's machines, because gpuwarden can't."""
+        """Return true if the user has to rent and release this platform's machines, because gpuwarden can't."""
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
@@ -278,19 +282,22 @@ class Profile(Frozen):
         return tier.in_memory(volatile) if tier is not None and len(volatile) > len(longest) else tier
 
     def place_of(self, output: str) -> str:
-        """Return the absolute path of a declared output. A home folder (`~`) is on the disk mounted at the root."""
+        """Return the absolute path of a declared output. A home folder (`~`) counts as part of the disk mounted at the
+        root.
+        """
         path = output if output.startswith("/") else f"{self.run_root}/{output}"
         return "/" + path.removeprefix("~").lstrip("/")
 
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
-        """Return the tiers of a job with or without durable storage requested, one for each path."""
+        """Return the tiers of a job, one for each path. `requested` is whether the job requested durable storage."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
-        there.sort(key=lambda t: t.present == "on_request")  # of two tiers at a path, the requested one remains
+        # if two tiers have the same path, the requested one is kept
+        there.sort(key=lambda t: t.present == "on_request")
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod
     def has(tier: Tier, *, requested: bool) -> bool:
-        """Return whether a job with or without durable storage requested has the tier."""
+        """Return whether a job has the tier. `requested` is whether it requested durable storage."""
         return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
@@ -299,7 +306,9 @@ class Profile(Frozen):
         return tier is not None and getattr(tier.survives, event) is True
 
     def residue(self, verb: Verb, *, requested: bool = False) -> tuple[str, ...]:
-        """Return the names of storage that is or may be billed after `verb`. Unknown counts as billed."""
+        """Return the names of storage that is or may be billed after `verb`. Storage whose billing is unknown is
+        included.
+        """
         field = "bills_when_stopped" if verb == "stop" else "bills_when_terminated"
         tiers = (t for t in self.tiers(requested=requested) if getattr(t, field) is not False)
         return tuple(f"{t.tier} ({t.path})" for t in tiers) or ("a disk or an address",) * (verb in self.meter.residue)

@@ -1,4 +1,4 @@
-"""Whether a machine meets a job's needs at the start: an interpreter, packages, a GPU, programs and files."""
+"""Check whether a machine has what a job needs to start: an interpreter, packages, a GPU, programs and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Uv(StrEnum):
-    """The source of uv on a machine.
+    """How uv gets onto a machine.
 
     BROUGHT: gpuwarden copies it to the machine, as the policy allows. UNUSED: no script uses it.
     """
@@ -21,7 +21,7 @@ class Uv(StrEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """A job's needs on the machine. `requires_python` and `dependencies` are those of its script's header.
+    """A job's requirements for the machine. `requires_python` and `dependencies` are those of its script's header.
 
     `program` is the first word of its command, `modules` are modules that its Python must be able to import, and
     `files` are absolute paths in the command. `image` is the job's container image.
@@ -49,15 +49,16 @@ class Needs:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The requirements that a machine does not meet.
+    """The requirements that a machine does not meet, and the machine's GPUs.
 
-    `python` is the version of its interpreter, `unmet` are requirements of the header that the interpreter lacks.
-    `trouble` is why the header can't be parsed, `network` whether uv can fetch packages there. `gpus` are the names of
-    its GPUs, or None if they can't be read; `gpus_why` is the reason. `no_python`: the machine has no Python, not even
-    for the runner.
+    `python` is the version of its interpreter; `unmet` lists the header's requirements that are not installed for it.
+    `trouble` is the reason why the header can't be parsed; `network` states whether uv can download packages there.
+    `gpus` lists the names of its GPUs, or is None if they can't be read, in which case `gpus_why` is the reason.
+    `no_python` is true if the machine has no Python at all, not even for the runner.
 
-    `where` names the machine that was checked in place of the job's own, such as the login node of a cluster. A program
-    or a file that this machine lacks may exist on the job's machine, and the engine counts the GPUs.
+    `where` names the machine that was checked instead of the job's own, such as the login node of a cluster. A program
+    or a file that is missing on the checked machine may exist on the job's machine, and the GPUs are counted by the
+    engine.
     """
 
     python: str = ""

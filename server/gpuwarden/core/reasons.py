@@ -1,4 +1,4 @@
-"""Reasons as values: why a job or an instance is in its state. A branch compares codes and never reads a sentence.
+"""Reasons as values: why a job or an instance is in its state. Code compares the codes and never reads a sentence.
 
 A code records an observation or a decision by gpuwarden. Text that a job can write never becomes a code.
 """
@@ -104,23 +104,23 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.TIME_LIMIT: "the time limit was reached",
     Code.STOPPED: "stopped on request",
     Code.TERMINATED: "an external signal ended it",
-    Code.RESTARTS_USED: "it requested a restart, but none is left",
+    Code.RESTARTS_USED: "it requested a restart, but no restarts are left",
     Code.OUT_OF_MEMORY: "the kernel killed the command because it ran out of memory",
     Code.ALIVE: "alive",
     Code.SILENT_SUPERVISOR: "its supervisor is alive but has written nothing for {seconds} s",
-    Code.UNWATCHED: "its supervisor died, but the job's own process is still running; cancel it or let it end",
-    Code.LIVENESS_UNKNOWN: "its last status is running; this machine can't check whether the process is alive",
+    Code.UNWATCHED: "its supervisor died, but the job's own process is still running; cancel the job or let it end",
+    Code.LIVENESS_UNKNOWN: "its last status is running, but this machine can't check whether the process is alive",
     Code.ENDING: "its status is {state}, but its supervisor is still running",
     Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
     Code.NO_RUN_FOLDER: "the machine has no run folder for the job",
-    Code.NO_STATUS: "the run folder has no status: the job was never launched there",
+    Code.NO_STATUS: "the run folder has no status, so the job was never launched there",
     Code.BAD_STATUS: "invalid runner status: {problem}",
     Code.UNKNOWN_STATE: "the runner reports the state {state}",
     Code.NO_ANSWER: "the machine does not answer",
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
-    Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner recorded no end",
+    Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner did not record an end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",
     Code.CANCELED_EARLY: "canceled before it was launched",
@@ -130,8 +130,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
     Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
     Code.FORBIDDEN: "the policy no longer allows {platform}, so no machine was rented",
-    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second check settles whether it "
-    "rented one anyway",
+    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second check will determine whether "
+    "it rented one anyway",
     Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billed.",
     Code.NO_INSTANCE_RENTED: "no machine could be rented in {tries} attempts",
     Code.GIVEN_BACK: "the instance was released because {cause}; cost so far: {cost}",
@@ -140,40 +140,40 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.INTERRUPTED_EARLY: "the platform reclaimed the machine before the launch",
     Code.INTERRUPTED: "the platform reclaimed the machine during the run",
     Code.RESTARTED: "the machine was restarted during the run",
-    Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not known yet whether its machine is being reclaimed",
-    Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not reclaimed",
+    Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not yet known whether the machine is being reclaimed",
+    Code.NOT_INTERRUPTED: "a signal ended the job, and the machine was not reclaimed",
     Code.TAKEN_FOR_GOOD: "the provider permanently reclaimed the machine, and its files are lost",
     Code.MAX_RESTARTS: "this was interruption {times}; the job's restart limit is {limit}",
-    Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether its process is alive",
+    Code.FOLDER_UNEXPLAINED: "the machine has no run folder for the job. It is unknown whether the process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
-    "It is unknown whether its process is alive",
+    "It is unknown whether the job's process is alive",
     Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check decides",
-    Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder of the job: "
-    "its process is dead, and files that were only there are lost",
+    Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder for the job: "
+    "the job's process is dead, and files that were only on the machine are lost",
     Code.PAUSED: "its process saved and ended on request; it starts again only on a request to resume",
     Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only on a "
     "request to resume",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was stopped or terminated while the job was paused",
-    Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another one",
+    Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another machine",
     Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
-    Code.PARKED: "its machine is stopped, presumably by its self-stop; how the job ended is known once the machine "
-    "is started again",
+    Code.PARKED: "its machine is stopped, presumably by its self-stop; how the job ended will be known when "
+    "the machine is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
     Code.STORE_DENIED: "the artifact store denies read access to this process: {message}",
     Code.STORE_NO_CLIENT: "the artifact store can't be read here: {message}",
     Code.STORE_INVALID: "the artifact store's manifest can't be read: {message}",
-    Code.STORE_EMPTY: "the artifact store has no manifest of this job yet: no upload has completed",
+    Code.STORE_EMPTY: "the artifact store has no manifest for this job yet: no upload has completed",
     Code.STORE_INCOMPLETE: "{count} of the declared files are not in the artifact store yet, such as {path}",
-    Code.STORE_STALE: "{count} of the declared files changed after their upload, such as {path}",
+    Code.STORE_STALE: "{count} of the declared files changed after they were uploaded, such as {path}",
     Code.STORE_CHANGED: "{count} objects in the artifact store differ from the machine's files, such as {path}",
     Code.STORE_UNCHECKED: "{count} objects in the artifact store have no checksum to compare, such as {path}",
-    Code.STORE_MACHINE_SILENT: "the machine did not return the digests for comparing the artifact store: {message}",
+    Code.STORE_MACHINE_SILENT: "the machine did not return the digests to compare with the artifact store: {message}",
     Code.STORE_UNSIGNED: "the artifact store's manifest is not signed by the job's own runner",
     Code.STORE_NO_END: "the artifact store's manifest is older than the end of the job's last attempt and its upload",
     Code.STORE_OTHER_OUTPUTS: "the artifact store's manifest does not cover {path}, which was declared later",
     Code.STORE_STARTED_SINCE: "the machine was started again after the artifact store's manifest was written",
-    Code.STORE_NO_LAST_LOOK: "the artifact store's manifest was not renewed right before the machine stopped itself",
+    Code.STORE_NO_LAST_LOOK: "the artifact store's manifest was not updated right before the machine stopped itself",
 }
 
 

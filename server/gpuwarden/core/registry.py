@@ -1,4 +1,4 @@
-"""Find plug-ins by the name of their file, or by an entry point of an installed package. No list needs to be edited.
+"""Find plug-ins by file name, or by an entry point of an installed package. There is no list to edit.
 
 `gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds one with an entry point of
 the group `gpuwarden.<package>`, whose value is a module:
@@ -6,10 +6,11 @@ the group `gpuwarden.<package>`, whose value is a module:
     [project.entry-points."gpuwarden.providers"]
     mycloud = "gpuwarden_mycloud"
 
-Listing plug-ins imports none of them. A plug-in is imported and checked against its contract on first use; the error
-names the plug-in, its file, the fault and the package to install. A built-in plug-in can't be replaced. Standard
-library only, Python 3.8, because the archive of `checkpoints` ships it. In the archive, only built-in plug-ins count,
-so that packages on a rented machine can't affect the verdict on that machine's files.
+Listing plug-ins does not import them. A plug-in is imported and checked against its contract on first use; the error
+contains the name of the plug-in, its file, the problem, and the package to install. A built-in plug-in can't be
+replaced. This module needs only the standard library and Python 3.8, because the `checkpoints` archive includes it. In
+the archive, only built-in plug-ins are used, so that packages on a rented machine can't affect the verdict on that
+machine's files.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Registry:
         return sorted((*self.built_in(), *self.added()))
 
     def load(self, name: str) -> ModuleType:
-        """Import one plug-in and check it against its contract. Raises NotFound, or NotSupported with the faults."""
+        """Import a plug-in and check it against its contract. Raises NotFound, or NotSupported with the violations."""
         if name in self.built_in():
             return self._sound_module(name, f"{self.package.__name__}.{name}", None)
         found = [e for e in self._entry_points() if e.name == name]
@@ -107,12 +108,12 @@ class Registry:
         return self._loaded()[0]
 
     def broken(self) -> list[Status]:
-        """Return the plug-ins of installed packages that can't be used, each with its fault."""
+        """Return the plug-ins of installed packages that can't be used, each with the reason."""
         return self._loaded()[1]
 
     def _loaded(self) -> tuple[list[tuple[str, ModuleType]], list[Status]]:
         key = (tuple(self.package.__path__), tuple(sys.path))
-        if self._kept is None or self._kept[0] != key:  # called once for each file that is examined
+        if self._kept is None or self._kept[0] != key:  # cached, because it is called for each examined file
             added = self._added_statuses()
             names = (*self.built_in(), *(s.name for s in added if not s.fault))
             self._kept = key, [(n, self.load(n)) for n in names], [s for s in added if s.fault]
@@ -198,7 +199,7 @@ def _brought_by(entry: EntryPoint) -> str:
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the command that installs a missing package: the extra of the plug-in's name if there is one."""
+    """Return the command that installs a missing package, through the extra with the plug-in's name if there is one."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     package = entry.dist.name if entry and entry.dist else _OURS

@@ -1,7 +1,7 @@
-"""Facts about repos on the Hugging Face Hub, as models that tools return and rules read.
+"""Models for facts about Hugging Face Hub repos, which tools return and rules read.
 
-Strings in these models are untrusted text. They are bounded and free of secrets and control characters; complete blocks
-(`about`, `preview`) are fenced.
+Strings in these models are untrusted text. Their length is limited, and secrets and control characters are removed.
+Blocks of text (`about`, `preview`) are fenced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Column(Frozen):
 
 
 class Split(Frozen):
-    """One split; `rows` is None if the dataset viewer does not know it."""
+    """One split; `rows` is None if the dataset viewer does not report it."""
 
     name: str
     rows: int | None = None
@@ -44,7 +44,7 @@ class Split(Frozen):
 class Config(Frozen):
     """One config (subset) with its splits and columns.
 
-    An empty list of columns means that they are unknown, see `why`.
+    If `columns` is empty, the columns are unknown, and `why` is the reason.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Config(Frozen):
 
 
 class Structure(Frozen):
-    """The dataset viewer's facts. `partial`: it read only a part; `failed`: conversions that failed.
+    """Facts from the dataset viewer. `partial`: it read only part of the dataset; `failed`: conversions that failed.
 
     `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false if there
     was no response, so a retry may help.
@@ -75,11 +75,10 @@ class Structure(Frozen):
 
 
 class Repo(Frozen):
-    """One repo as the Hub describes it to the token in use.
+    """One repo, as the Hub describes it for the token in use.
 
     `status` is `gated` if the repo exists but its files can't be read, `renamed` if the id redirects to `id_now`,
-    `disabled` if the Hub denies its files to every token. `access` is whether files can be read: True, False, or None
-    if it was not established.
+    `disabled` if the Hub denies its files to every token. `access` is whether files can be read; None if unknown.
     """
 
     id: str
@@ -134,7 +133,7 @@ class RepoAnswer(Frozen):
 
 
 class DatasetRow(Frozen):
-    """One dataset of a search, compact enough to choose from."""
+    """One dataset in the results of a search, in short form."""
 
     id: str
     downloads: int | None = None

@@ -24,7 +24,10 @@ F = TypeVar("F")
 
 
 class Severity(StrEnum):
-    """The severity of a finding. ERROR and UNKNOWN block; UNKNOWN means that the check could not be made."""
+    """The severity of a finding.
+
+    ERROR and UNKNOWN block the gate; UNKNOWN means that the check could not be performed.
+    """
 
     ERROR = "error"
     UNKNOWN = "unknown"
@@ -36,7 +39,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Failure(Protocol):
-    """The attributes that an error must have to become a finding; a `WardenError` has them."""
+    """The attributes that an error needs to be converted to a finding. A `WardenError` has them."""
 
     message: str
     next_steps: tuple[NextStep, ...]
@@ -55,14 +58,14 @@ class Finding(BaseModel):
 
     @classmethod
     def of(cls, error: Failure, *, rule: str) -> Finding:
-        """Return the finding for a check that failed with an error; UNKNOWN if a retry may succeed."""
+        """Return the finding for a check that failed with an error. Its severity is UNKNOWN if a retry may succeed."""
         severity = Severity.UNKNOWN if error.retry else Severity.ERROR
         return cls(rule=rule, severity=severity, message=error.message, fix=error.next_steps)
 
     @field_validator("fix", mode="before")
     @classmethod
     def _steps(cls, value: Any) -> Any:
-        """Accept a plain sentence as a manual step; older ledgers contain sentences."""
+        """Accept a plain sentence as a manual step, because older ledgers contain sentences."""
         return steps(value) if isinstance(value, (str, NextStep)) else value
 
     @field_serializer("fix")
@@ -77,7 +80,10 @@ class Finding(BaseModel):
 
 @dataclass(frozen=True)
 class Found:
-    """The raw result that a rule yields. The decorator adds the id and, unless given here, the severity and fix."""
+    """The raw result that a rule yields.
+
+    The decorator adds the id, and also the severity and fix if they are not set here.
+    """
 
     message: str
     fix: Hint = ""
@@ -88,7 +94,7 @@ class Found:
 class Rule(Generic[F]):
     """One check of one gate. `why`, `example` and `instead` are the sections of its docstring.
 
-    The two examples are optional; a rule of another package may have none.
+    The two examples are optional; a rule from another package may have none.
     """
 
     id: str
@@ -102,7 +108,10 @@ class Rule(Generic[F]):
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
-        """Yield the findings over `facts`. A step that is about a job but has no job id gets the id from the facts."""
+        """Yield the rule's findings for `facts`.
+
+        A step that refers to a job but has no job id gets the id from the facts.
+        """
         for found in self.check(facts):
             yield Finding(
                 rule=self.id,
@@ -119,7 +128,10 @@ _DOC = re.compile(
 
 
 def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
-    """Turn a generator over facts into a `Rule`. Raises ValueError for a bad id or an incomplete docstring."""
+    """Turn a generator function over facts into a `Rule`.
+
+    Raises ValueError for an invalid id or an incomplete docstring.
+    """
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
         raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
 

@@ -1,7 +1,7 @@
 """Map file names from another machine to safe local paths.
 
 A name from the remote side is untrusted data. It is mapped to a path in the destination or rejected. It is never
-changed into another name, because files of a checkpoint refer to each other by name.
+changed into another name, because the files of a checkpoint refer to each other by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
 LOG_NAME = "gpuwarden-job.log"
-"""The folder that a pull adds next to the artifacts: partial files, and the job's log."""
+"""The folder that a pull creates next to the artifacts for partial files and the job's log."""
 ABSOLUTE = "machine"
 MAX_NAME_BYTES = 255
 
@@ -27,11 +27,11 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|l
 
 
 class UnsafeName(BadReply):
-    """A name that can't be used for a file in the destination on this machine."""
+    """A name can't be used for a file in the destination on this machine."""
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
-    """Return the local path of a manifest's file in the destination; absolute paths go under `machine/`.
+    """Return the local path in the destination for a file in a manifest. Absolute paths are mapped below `machine/`.
 
     Raises `UnsafeName` as `check_name` does.
     """
@@ -45,11 +45,11 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # true for most names; a manifest may have 200,000
+    plain = not windows and _PLAIN.fullmatch(path)  # fast path for most names, because a manifest may have 200,000
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:
-            why = "has an empty part, '.' or '..' in it"
+            why = "contains an empty part, '.' or '..'"
         elif _CONTROL.search(part):
             why = "contains a control character"
         elif len(os.fsencode(part)) > MAX_NAME_BYTES:
@@ -67,7 +67,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
 
 
 def collision_key(name: str) -> str:
-    """Return a key that is equal for names that a file system may treat as the same: fold case and Unicode forms."""
+    """Fold case and Unicode forms. The result is equal for names that a file system may treat as the same."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
@@ -82,7 +82,7 @@ def folds_names(folder: Path) -> bool:
 
 
 def make_parents(dest: Path, name: str) -> Path:
-    """Create the folders above `dest/name`, never through a symbolic link, and return `dest/name`."""
+    """Create the parent folders of `dest/name` without following symbolic links, and return `dest/name`."""
     folder = dest
     *parts, last = name.split("/")
     for part in parts:
@@ -93,6 +93,6 @@ def make_parents(dest: Path, name: str) -> Path:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise UnsafeName(
                     f"{folder} is a file or a symbolic link, so {name!r} can't be put into it",
-                    "Move it away, or pull into an empty folder.",
+                    "Move it elsewhere, or pull into an empty folder.",
                 ) from None
     return folder / last

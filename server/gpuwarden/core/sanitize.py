@@ -1,7 +1,7 @@
 """Sanitize untrusted text and redact secrets.
 
 Logs, READMEs, dataset rows and provider messages are data. They reach a model truncated to a maximum length, between
-two fence lines with a digest of the text, so that a text can't close its own fence.
+two fence lines with a digest of the text, so that text can't close its own fence.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
-"""Marks around untrusted text of one line: white square brackets, which logs, names and sentences do not use."""
+"""Marks around a single line of untrusted text. Logs, names and sentences do not contain white square brackets."""
 MAX_WORDS = 4
-"""The limit for one part of a name: `eval_rewards_accuracies_mean` is a metric, but five words may be a sentence."""
+"""Maximum words in one part of a name. `eval_rewards_accuracies_mean` is a metric, but five words may be a sentence."""
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token formats that their issuers publish. A match is a secret, whatever the name of its variable. A file of a megabyte
-# is searched at once, so every alternative takes linear time: it starts only at the start of a run of its characters,
-# and never backtracks. Only single characters are repeated possessively, because Python 3.11 before 3.11.5 matches
-# possessive groups incorrectly.
+# Token formats that their issuers publish. A match is a secret, regardless of the name of its variable. A file of a
+# megabyte is searched in one call, so every alternative takes linear time: a match can start only at the start of a run
+# of its characters, and never backtracks. Only single characters are repeated possessively, because Python 3.11 before
+# 3.11.5 matches possessive groups incorrectly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
@@ -45,12 +45,12 @@ TOKEN = re.compile(
     """
 )
 
-# Names of variables whose value is a secret if it looks like one.
+# Names of variables whose values are secrets if they look like secrets.
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
-# Names of files that contain keys, independent of their content.
+# Names of files that are assumed to contain keys, regardless of their content.
 SECRET_FILE = re.compile(
     r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
@@ -72,16 +72,16 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the values to redact: those of at least 8 characters of variables with the name of a secret, and those of
-    at least 6 characters of `names`.
+    """Return the values to redact: values of at least 8 characters if the variable is named like a secret, and values
+    of at least 6 characters if the variable is in `names`.
     """
-    # A value is sent without the line break at its end.
+    # A value is sent without its trailing line break.
     called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
     return tuple(sorted(called | {env[name].strip() for name in names if len(env.get(name, "").strip()) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """Return a JSON body without tokens of known formats, `values` and unpaired surrogates.
+    """Return a JSON body from which tokens of known formats, `values` and unpaired surrogates are removed.
 
     Each string is processed separately.
     """
@@ -99,7 +99,7 @@ def plain(text: str) -> str:
 
 
 def clip(text: str, limit: int, *, keep: str = "end") -> str:
-    """Return at most `limit` characters from the end or the start of `text`, with a note on how many are omitted."""
+    """Return at most `limit` characters from the end or the start of `text`, with a note on how many were omitted."""
     if len(text) <= limit:
         return text
     cut = len(text) - limit
@@ -108,7 +108,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """Return `text` as data: redacted, plain, bounded, and between two lines that the text can't forge."""
+    """Return `text` as data: redacted, sanitized, truncated, and between two lines that the text can't forge."""
     body = clip(_clean(text, values), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
@@ -123,7 +123,7 @@ def unfenced(text: str) -> str:
 
 
 def line(text: object, limit: int = 300) -> str:
-    """Return untrusted text as one short, safe line, for messages."""
+    """Return untrusted text as one short, safe line for use in messages."""
     return clip(" ".join(_clean(str(text)).split()), limit, keep="start").replace("\n", " ")
 
 
@@ -136,7 +136,7 @@ def quoted(text: object, limit: int = 300) -> str:
 def named(text: object, limit: int = 100) -> str:
     """Return a valid name unchanged, so that it can be used in the next call; quote any other text.
 
-    A metric's name or a file's path has no white space and few words in each part, so it can't contain a sentence.
+    A metric name or a file path has no white space and only a few words in each part, so it can't contain a sentence.
     """
     body = line(text, limit)
     small = all(len(_LETTERS.findall(part)) <= MAX_WORDS for part in body.split("/"))
@@ -144,11 +144,11 @@ def named(text: object, limit: int = 100) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return `text` without the marks, for a terminal."""
+    """Return `text` without the marks, for display on a terminal."""
     return text.replace(QUOTE, "").replace(UNQUOTE, "")
 
 
 def _clean(text: str, values: Iterable[str] = ()) -> str:
-    """Return `text` plain and redacted. The second redaction finds a key in which an escape sequence was inserted."""
+    """Return sanitized and redacted text. The second redaction finds a key in which an escape sequence was inserted."""
     values = tuple(values)
     return redact(plain(redact(text, values)), values)

@@ -1,8 +1,8 @@
 """Find secrets that are known only by a keyed digest.
 
 A process that never had a secret's value must still keep it out of its output. Digests are grouped by the length of
-their value. For each length, a rolling hash moves over the words of a text, and its few stored bits select the windows
-for which a real digest is computed. For each length, the time is linear in the text.
+their value. For each length, a rolling hash moves over the words of a text. A few stored bits of each secret's hash
+select the windows for which a full digest is computed. The time for each length is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MIN_LENGTH: Final = 6
-"""Shorter values would remove ordinary words from every text."""
+"""If shorter values were removed, ordinary words would be removed as well."""
 _PRIME: Final = (1 << 61) - 1
 _KEPT: Final = (1 << 16) - 1
 """Stored bits of a rolling hash: enough to skip nearly all windows, but too few to reveal much of the value."""
@@ -33,7 +33,7 @@ class SecretDigest:
 
     @classmethod
     def of(cls, key: bytes, value: str) -> SecretDigest:
-        """Return the digest of a value under a key."""
+        """Return the keyed digest of a value."""
         bits = _hash(value, _base(key)) & _KEPT
         return cls(len(value), any(c.isspace() for c in value), bits, _digest(key, value))
 
@@ -89,7 +89,7 @@ def _digest(key: bytes, value: str) -> str:
 
 
 def texts_of(body: Any) -> Iterator[str]:
-    """Yield every string of a JSON body, including names of fields."""
+    """Yield every string in a JSON body, including field names."""
     if isinstance(body, str):
         yield body
     elif isinstance(body, Mapping):

@@ -1,4 +1,4 @@
-"""Declarations of the commands by which a platform's own tools end billed resources, for the guard of an agent's shell.
+"""Declare the commands with which a platform's own tools end billed resources, for the guard in an agent's shell.
 
 A sequence is a string of steps that follow a program's name. A step is one word, or several with `|` between them; `*`
 matches any one word. A step that starts with `-` is an option that must be present anywhere, and one that starts with
@@ -22,24 +22,24 @@ class ShellGuard:
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each program, the sequences that end, stop or delete a resource. An empty sequence matches every call."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of a program."""
+    """Other names for a program."""
     remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each program, the sequences that are followed by a command for the rented machine."""
     hosts: tuple[str, ...] = ()
     """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
-    """Regular expressions over a URL: paths of an API that each site serves under its own host name."""
+    """Regular expressions for URLs: paths of an API that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
-    """Regular expressions over a request's URL and body: requests other than DELETE that end a machine.
+    """Regular expressions for a request's URL and body: requests other than DELETE that end a machine.
 
-    A request that only reads never matches.
+    Requests that only read never match.
     """
     code: tuple[str, ...] = ()
-    """Regular expressions over code in Python or JavaScript: calls of the platform's library that end a machine."""
+    """Regular expressions for code in Python or JavaScript: calls to the platform's library that end a machine."""
     servers: tuple[str, ...] = ()
     """Words in the name of an MCP server for this platform."""
     key_variables: tuple[str, ...] = ()
-    """The variables that contain the key of an account."""
+    """The variables that contain an account's key."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.paths, *self.requests, *self.code):
@@ -49,7 +49,7 @@ class ShellGuard:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         for program in (*self.ends, *self.aliases, *self.remote):
             if not re.fullmatch(r"[a-z0-9._-]+", program):
-                raise ValueError(f"{program!r} is not the name of a program in lower case")
+                raise ValueError(f"{program!r} is not a program name in lower case")
 
     def table(self) -> dict[str, Any]:
         """Return the declaration as plain values, for a JSON file."""

@@ -32,7 +32,7 @@ class Job(StrEnum):
 
     @property
     def told(self) -> str:
-        """Return the state as a phrase for a sentence: a job `has succeeded`."""
+        """Return the state as a verb phrase for a sentence, such as `has succeeded`."""
         return _TOLD.get(self, f"is {self.value}")
 
 

@@ -27,7 +27,7 @@ MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's manifest. It is written after the files, so every file that it lists was stored completely."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
-"""The prefix of a store's credentials in gpuwarden's environment."""
+"""The prefix of the environment variables that contain a store's credentials."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
 _OPTIONAL: Final = {"s3": ("AWS_SESSION_TOKEN",), "hf": ()}
 _PUBLIC: Final = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -41,7 +41,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A parsed address. `root` is a bucket's name or an id on the Hub; `kind` is the kind of repo."""
+    """A parsed address. `root` is a bucket's name or a Hub id; `kind` is the kind of repo."""
 
     scheme: Literal["s3", "hf"]
     root: str
@@ -59,7 +59,8 @@ class StoreAddress:
         fit = _REPO.fullmatch(root) if scheme == "hf" else _BUCKET.fullmatch(root)
         if not mark or scheme not in _REQUIRED or not fit or not all(_SEGMENT.fullmatch(part) for part in path):
             raise ValueError(
-                "an artifact store must be s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
+                "an artifact store must be s3://bucket/path or hf://[datasets/|buckets/]owner/name/path; "
+                "the names must not contain special characters"
             )
         return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
 
@@ -69,7 +70,7 @@ class StoreAddress:
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
     def key(self, job: str, path: str = "") -> str:
-        """Return the full name of a job's file in the store. Absolute paths go under `machine/`, as in a pull."""
+        """Return the full name of a job's file in the store. Absolute paths are put under `machine/`, as in a pull."""
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
         return "/".join(part for part in (self.path, job, inside) if part)
 
@@ -101,7 +102,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class StorePattern:
-    """An entry of the policy's list of stores. It covers everything under it; `*` as a part matches any one name."""
+    """An entry of the policy's list of stores. It covers all addresses under it; `*` matches any single name."""
 
     scheme: str
     kind: str
@@ -128,7 +129,7 @@ class StorePattern:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One object as its store describes it; `parts_sha256` is the digest over the digests of the upload's `parts`."""
+    """One object as its store describes it; `parts_sha256` is computed from the digests of the upload's `parts`."""
 
     size: int
     sha256: str | None = None
@@ -137,20 +138,20 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """Read access to an artifact store. A comparison downloads only its manifest and small files."""
+    """Read access to an artifact store. A comparison downloads only the manifest and small files."""
 
     async def reach(self) -> None:
         """Check that the store can be read. Raises a `WardenError` if it can't."""
         ...
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the content of the manifest, bounded; None if it does not exist."""
+        """Return the content of the manifest, up to a size limit; None if it does not exist."""
         ...
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
         """Return the existing objects among `keys`.
 
-        `read`: download small objects whose digest the store does not list, to compute it.
+        `read`: download small objects whose digest the store does not list, and compute the digest.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: look up repos and their content, and suggest similar ids."""
+"""Access the Hugging Face Hub: look up repos and their content, and suggest similar ids."""

@@ -69,7 +69,7 @@ class HubConfig:
 
     @property
     def sendable_token(self) -> str | Literal[False]:
-        """Return the token for huggingface_hub, False without one. Raises AuthFailed if it can't be sent."""
+        """Return the token for huggingface_hub, or False if there is none. Raises AuthFailed if it can't be sent."""
         return sendable("HF_TOKEN", self.token) if self.token else False
 
 
@@ -130,7 +130,9 @@ class HubClient:
         await self._session.aclose()
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> HubResponse:
-        """GET a path of the Hub or of the dataset viewer, and parse the JSON response. Retry once."""
+        """GET a path from the Hub or from the dataset viewer, and parse the JSON response. A failed request is retried
+        once.
+        """
         return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
 
     async def send(self, method: str, path: str, body: Any = None) -> HubResponse:
@@ -258,7 +260,8 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
     host = without_login(base)
     if not sent:
         return Unreachable(
-            f"no request was sent to {host}: earlier requests took {seconds:g} seconds", "Try again later."
+            f"no request was sent to {host}: earlier requests were still in progress after {seconds:g} seconds",
+            "Try again later.",
         )
     return Unreachable(f"{host} did not answer within {seconds:g} seconds", "Check the network, then try again.")
 
@@ -266,5 +269,7 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
 def _limited(wait: float | None, why: str) -> RateLimited:
     when = f"in {wait:.0f} seconds" if wait is not None else "in a few minutes"
     return RateLimited(
-        why, f"Try again {when}. Set a token to raise the limit: requests without one get the lowest.", after_s=wait
+        why,
+        f"Try again {when}. Set a token to raise the limit: requests without a token get the lowest limit.",
+        after_s=wait,
     )

@@ -1,4 +1,4 @@
-"""Facts from the Hub about a job before it runs: the repos that it names, and the token's account."""
+"""Facts from the Hub for a job that has not started: the repos that the job uses, and the token's account."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.static_analysis.hub_references import RepoUse
 
 
 class Account(Frozen):
-    """The account of a token, and the namespaces that it can write to. `role` is read, write or fineGrained."""
+    """A token's account, and the namespaces that the token can write to. `role` is read, write or fineGrained."""
 
     name: str
     role: str
@@ -28,7 +28,7 @@ class Account(Frozen):
 
 @dataclass(frozen=True)
 class RepoFact:
-    """One use of a repo, and the repo as the Hub describes it. `shape` is known for a model that is trained."""
+    """One use of a repo, and the repo as the Hub describes it. `shape` is set if the job trains the model."""
 
     use: RepoUse
     repo: Repo
@@ -49,7 +49,9 @@ class RepoFact:
 
     @property
     def config(self) -> Config | None:
-        """Return the config that the job reads: the named one, the only one, the default of the card, or `default`."""
+        """Return the config that the job reads: the one it specifies, the only one, the dataset card's default, or
+        `default`.
+        """
         configs = self.repo.structure.configs if self.repo.structure else ()
         if "config" in self.use.unknown and len(configs) > 1:
             return None
@@ -72,7 +74,9 @@ class HubFacts:
 
     @property
     def model(self) -> RepoFact | None:
-        """Return the trained model: the one given to a trainer or loaded with a head; None if it is not unique."""
+        """Return the model to train, which is passed to a trainer or loaded with a head; None unless there is exactly
+        one.
+        """
         models = [f for f in self.repos if f.use.type == "model" and f.use.trains and f.repo.exists]
         return models[0] if len({f.use.id for f in models}) == 1 else None
 

@@ -42,7 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address on the Hub. Raises BadRequest for an invalid one."""
+        """Parse a Hub address. Raises BadRequest if it is invalid."""
         rest, kind = text.removeprefix(SCHEME), "models/"
         for word in _KINDS:
             if rest.startswith(word):
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small files, because git uses another hash for those."""
+    """A file as listed by the Hub. `sha256` is None for small files, because git uses another hash for those."""
 
     size: int
     sha256: str | None
@@ -131,7 +131,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
             continue
         path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
         if not isinstance(path, str) or type(size) is not int or size < 0:
-            raise BadReply("the Hub's list of files has a file without a path or a size", "Try again.")
+            raise BadReply("the Hub's list of files contains a file without a path or a size", "Try again.")
         if len(path) > _LONGEST or path.count("/") > _DEEPEST:
             raise BadReply(f"the Hub lists a file whose name is too long: {line(path, 80)}", "Choose another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
@@ -141,7 +141,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
 
 
 class RangeSource(Source):
-    """One file of a listing, read on demand by range requests. Not thread-safe."""
+    """A file from a listing, read on demand with range requests. Not thread-safe."""
 
     def __init__(
         self, listing: Listing, path: str, config: HubConfig, took: Callable[[int], None] = lambda n: None
@@ -155,7 +155,7 @@ class RangeSource(Source):
 
     @property
     def url(self) -> str:
-        """Return the address of the file's bytes."""
+        """Return the URL of the file's content."""
         address, commit = self._listing.address, self._listing.commit
         kind = "" if address.type == "model" else f"{address.type}s/"
         return f"{self._config.endpoint}/{kind}{address.repo}/resolve/{commit}/{quote(self.name)}"
@@ -183,12 +183,12 @@ class RangeSource(Source):
         return data[offset - first * BLOCK :][:length]
 
     def beside(self, name: str) -> Source | None:
-        """Return another file of the same folder; None if the repo has no file of that name."""
+        """Return another file in the same folder, or None if the repo has no file with that name."""
         path = (self.path.parent / name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
     def changed(self) -> bool:
-        """Return False, because a commit does not change."""
+        """Return False, because a file in a commit can't change."""
         return False
 
     def holes(self) -> int:
@@ -217,15 +217,15 @@ class RangeSource(Source):
         if reply.status_code == 416:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores fewer")
         if reply.status_code != 206 and not whole:
-            raise Doubtful(f"the Hub returned HTTP {reply.status_code} for a request for a part of the file")
+            raise Doubtful(f"the Hub returned HTTP {reply.status_code} to a request for part of the file")
         stored = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("content-range", ""))
         if stored and int(stored[2]) != self.size:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores {int(stored[2]):,}")
         if stored and int(stored[1]) != offset:
-            raise Doubtful("the Hub sent a different part of the file than requested")
+            raise Doubtful("the Hub did not send the requested part of the file")
         data = bytearray()
         for chunk in reply.iter_raw():  # raw, because decoding could expand a short response
-            self._took(len(chunk))  # called for each chunk, because a slow response can last for days
+            self._took(len(chunk))  # checked for each chunk, because a slow response can take days
             data += chunk
             if len(data) > length:
                 raise Doubtful("the Hub sent more of the file than requested")
@@ -240,7 +240,7 @@ def download(listing: Listing, config: HubConfig) -> Path:
 
     address = listing.address
     exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # escaped
-    # With a commit as the revision, cached files need no request to the Hub.
+    # With a commit as the revision, no request to the Hub is needed for cached files.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.sendable_token, allow_patterns=exactly, library_name="gpuwarden",

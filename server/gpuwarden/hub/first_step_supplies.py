@@ -28,7 +28,8 @@ MOST_BYTES: Final = 64 << 20
 MOST_OF_ROWS: Final = 4 << 20
 """Largest total size of a split's features and rows, in characters of JSON."""
 PATIENCE_S: Final = 120.0
-"""Seconds for all downloads together, because a slow server can keep a single download from timing out."""
+"""Time limit in seconds for all downloads together, because a slow server can keep a single download from timing out.
+"""
 MOST_CONFIGS, MOST_SPLITS, MOST_ROWS = 4, 6, 8
 _WANTED: Final = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "*.tiktoken", "*.yaml")
 _UNWANTED: Final = ("*.index.json", "optimizer*", "training_args*", "trainer_state.json", "README*", "*/checkpoint-*")
@@ -36,7 +37,7 @@ _UNWANTED: Final = ("*.index.json", "optimizer*", "training_args*", "trainer_sta
 
 @dataclass(frozen=True)
 class Supplies:
-    """Files of models by repo and path; configs of datasets with their splits, features and rows."""
+    """Model files, keyed by repo and path, and dataset configs with their splits, features and rows."""
 
     models: dict[str, dict[str, bytes]] = field(default_factory=dict)
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -133,7 +134,7 @@ async def _dataset(hub: HubClient, name: str, found: Supplies) -> None:
 
 
 async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
-    """Return the features and rows of a config by split; omit splits for which the viewer has no rows."""
+    """Return the features and rows of a config, keyed by split; omit splits for which the viewer has no rows."""
     found: dict[str, Any] = {}
     for split in config.splits[:MOST_SPLITS]:
         where = {"dataset": name, "config": config.name, "split": split.name}

@@ -76,13 +76,13 @@ async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[
 
 
 async def live(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return every running or starting job of a namespace."""
+    """Return every running or starting job in a namespace."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"stage": ["RUNNING", "SCHEDULING"]})
     return [checked(HubResponse(200, row, {})) for row in rows]
 
 
 async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return the scheduled jobs of a namespace. Each one starts jobs by itself unless it is suspended."""
+    """Return the scheduled jobs in a namespace. Each one starts jobs by itself unless it is suspended."""
     rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
     for row in rows:
         if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
@@ -97,7 +97,9 @@ async def paged(
     *,
     missing: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of all pages; `missing` are the rows to use for a 404. Raises BadReply for an invalid page."""
+    """Return the rows of all pages. For a 404, `missing` is used as the page's rows. Raises BadReply for an
+    invalid page.
+    """
     rows: list[dict[str, Any]] = []
     for _ in range(1_000):
         reply = await hub.get(path, params)
@@ -158,7 +160,9 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest with the known flavors."""
+    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest, which lists the known
+    flavors, if there is none.
+    """
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
     wishes = [word] if count == 1 else [f"{word}x{count}", f"{stem}x{count}"]
@@ -219,7 +223,7 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub describes it. Raises BadReply for an unknown format, and the errors of `refuse`."""
+    """Return a job as the Hub describes it. Raises BadReply for an unknown format, or an error of `refuse`."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json

@@ -1,7 +1,8 @@
-"""Read an artifact store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
+"""Read an artifact store in a Hub bucket. Names and sizes are read from the Hub's list, and bytes by range requests.
 
 A bucket lists the Hub's own chunk hashes instead of SHA-256, so its list can't be compared with sealed digests. Small
-files are read completely, up to a limit. A larger file is proven by a pull, which hashes its bytes as they arrive.
+files are read completely, up to a limit. A larger file can be proven only by a pull, which hashes the bytes as they
+arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpuwarden.hub.files import Address, HubFile, Listing, RangeSource
 SMALL: Final = 1 << 20
 MOST_READ: Final = 64 << 20
 _PATHS: Final = 500
-"""The largest number of names in one request."""
+"""Maximum number of names in one request."""
 _PIECE: Final = 4 << 20
 
 
@@ -40,7 +41,7 @@ class BucketSource(RangeSource):
 class BucketReader:
     """A bucket as a `Store`.
 
-    A bucket has no commits, so a file may be newer than the listing; comparing its digest detects that.
+    A bucket has no commits, so a file may be newer than the listing. Comparing the file's digest detects such a change.
     """
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
@@ -63,7 +64,7 @@ class BucketReader:
         return b"".join([piece async for piece in self.read(key)])
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return those of `keys` that exist. If `read` is true, also read the small files and add their digests."""
+        """Return the files in `keys` that exist. If `read` is true, also read the small files and add their digests."""
         found: dict[str, StoredFile] = {}
         count = 0
         for key, size in (await self._listed(keys)).items():
@@ -87,7 +88,7 @@ class BucketReader:
                 raise Unreachable(f"{self._address}: {line(key, 200)} {why}", "Try again.") from why
 
     async def _listed(self, keys: Sequence[str]) -> dict[str, int]:
-        """Return the sizes of those of `keys` that exist."""
+        """Return the sizes of the files in `keys` that exist."""
         found: dict[str, int] = {}
         async with HubClient(self._config, clock=self._clock) as hub:
             for at in range(0, len(keys), _PATHS):

@@ -46,7 +46,7 @@ class RepoReader:
         return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return those of `keys` that exist. If `read` is true, read the files stored in git and add their digests."""
+        """Return the `keys` that exist. If `read` is true, read the files stored in git and add their digests."""
         listing = await self._list()
         found: dict[str, StoredFile] = {}
         count = 0

@@ -28,7 +28,7 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 async def hub_facts(
     script: ScriptFacts | None, spec: JobSpec, configured: Callable[[], HubConfig], *, clock: Clock | None = None
 ) -> HubFacts | None:
-    """Return the Hub facts for the rules; None if the job does not use the Hub. Never raises for Hub errors."""
+    """Return the Hub facts for the rules, or None if the job does not use the Hub. Never raises for Hub errors."""
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
@@ -57,7 +57,7 @@ async def hub_facts(
                 group.start_soon(one, use)
             if pushes and config.token:
                 group.start_soon(who)
-        named = {u.id for u in found}  # the base models of adapters must exist too
+        named = {u.id for u in found}  # the base models of adapters must also exist
         bases = [
             RepoUse(base, "model", use.line, "base")
             for use, repo in found.items()
@@ -74,7 +74,7 @@ async def hub_facts(
 
 
 async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
-    """Return a model's config.json; None if it can't be read."""
+    """Return a model's config.json, or None if it can't be read."""
     if not repo.readable or "config.json" not in {f.path for f in repo.files}:
         return None
     try:
@@ -85,7 +85,7 @@ async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
-    """Return the token's account. If the Hub rejects the token, it is a Known account with no name and role `read`."""
+    """Return the token's account. If the Hub rejects the token, return a Known account with no name and role `read`."""
     try:
         reply = await hub.get("/api/whoami-v2")
     except WardenError as error:
@@ -93,7 +93,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
     if reply.status in {401, 403}:
         return Known(Account(name="", role="read"))
     if reply.status != 200 or not isinstance(reply.json, dict) or not reply.json.get("name"):
-        return Unknown(f"the Hub returned HTTP {reply.status} for a request for the account")
+        return Unknown(f"the Hub returned HTTP {reply.status} to a request for the account")
     token = (reply.json.get("auth") or {}).get("accessToken") or {}
     orgs = [o for o in reply.json.get("orgs") or () if isinstance(o, dict)]
     writable = (str(o.get("name")) for o in orgs if o.get("roleInOrg") not in {"read", "no_access"})
@@ -109,7 +109,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return the uses of repos by the script, and the repos named in environment variables."""
+    """Return how the script uses repos, including the repos named in environment variables."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []

@@ -1,7 +1,7 @@
 """Fetch scripts that a command names by URL.
 
-Only known hosts of raw files are contacted, and redirects are not followed. Otherwise the author of a command could
-make this machine contact hosts that the author can't reach.
+Only known hosts that serve raw files are contacted, and redirects are not followed. Otherwise the author of a command
+could make this machine contact hosts that are not accessible to the author.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """A script's text, or the reason why it is not usable."""
+    """A script's text, or the reason why the script is not usable."""
 
     text: str = ""
     trouble: str = ""
@@ -43,7 +43,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     mine = address.startswith(config.endpoint + "/") and config.token
     headers = {"Authorization": f"Bearer {config.sendable_token}"} if mine else {}
     try:
-        with anyio.fail_after(TIMEOUT_S):  # limits the total time, because a slow response can last for days
+        with anyio.fail_after(TIMEOUT_S):  # limits the total time, because a slow response could take days
             async with (
                 httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
                 session.stream("GET", address, headers=headers) as reply,

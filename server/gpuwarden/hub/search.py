@@ -29,7 +29,7 @@ async def dataset_search(
     *,
     hub: HubClient,
 ) -> SearchAnswer:
-    """Find datasets by words of their names, owner and tags (such as `task_categories:text-generation`)."""
+    """Find datasets by words in their names, by owner and by tags (such as `task_categories:text-generation`)."""
     if not 1 <= limit <= MAX_ROWS:
         raise BadRequest(f"limit is {limit}; it must be 1 to {MAX_ROWS}")
     if sort not in _SORTS:

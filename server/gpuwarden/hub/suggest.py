@@ -2,7 +2,7 @@
 
 One query is not enough: the Hub searches names only, and how it splits them into words is not documented. Therefore
 four queries run concurrently: the name within the namespace, the namespace's most used repos, the longest words of the
-name in all namespaces, and the same id as another repo type. This module ranks the results.
+name in all namespaces, and the same id with another repo type. This module ranks the results.
 """
 
 from __future__ import annotations

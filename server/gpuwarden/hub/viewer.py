@@ -113,7 +113,7 @@ def _config(name: str, info: dict[str, Any]) -> Config:
         name=line(name),
         splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
         columns=_columns(features),
-        why="" if isinstance(features, dict) else "the viewer names no columns",
+        why="" if isinstance(features, dict) else "the viewer lists no columns",
     )
 
 
@@ -152,7 +152,7 @@ def short_type(feature: Any, depth: int = 0) -> str:
     if not isinstance(feature, dict):
         return "unknown"
     kind, inside = feature.get("_type"), feature.get("feature")
-    if kind == "Sequence" and isinstance(inside, dict) and "_type" not in inside:  # a row has a dict of lists
+    if kind == "Sequence" and isinstance(inside, dict) and "_type" not in inside:  # each row contains a dict of lists
         return short_type({name: {"_type": "List", "feature": value} for name, value in inside.items()}, depth)
     if kind in {"Sequence", "List", "LargeList"}:
         return f"list<{short_type(inside, depth + 1)}>"

@@ -1,4 +1,4 @@
-"""Build the command line with which a client starts the server, and the entry in the client's own format.
+"""Build the command line that a client uses to start the server, and the entry in the client's own format.
 
 A plugin starts the server from its own folder, with uv and the lock file in it. Without a plugin, the entry in the
 client's configuration file starts this installation, or lets uvx fetch the server.
@@ -21,7 +21,7 @@ FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""Variables that Gemini does not pass on by default or may consider secret, and gpuwarden's own variables.
+"""gpuwarden's own variables, and variables that Gemini does not pass on by default or may consider secret.
 """
 FIRST_START_S: Final = 300
 """Maximum seconds for a first start, which downloads the packages of the lock file."""
@@ -41,24 +41,27 @@ def from_folder(client: str, folder: str = "") -> Run:
 
 
 def from_source(client: str, version: str) -> Run:
-    """Return the command that fetches a version of the server and starts it."""
+    """Return the command that downloads a version of the server and starts it."""
     return {"command": "uvx", "args": ["--from", SOURCE.format(version=version), *serve(client)]}
 
 
 def in_cache() -> bool:
-    """Return whether this installation is in uv's cache, as uvx creates it; uv may delete it at any time."""
+    """Return whether this installation is in uv's cache, as if started by uvx.
+
+    uv may delete such an installation at any time.
+    """
     return "archive-v0" in Path(sys.prefix).parts
 
 
 def from_here(client: str, version: str) -> Run:
-    """Return the command that starts this installation, or that fetches it again if it is in uv's cache."""
+    """Return the command that starts this installation, or that downloads it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)
     return {"command": sys.executable, "args": ["-m", *serve(client)]}
 
 
 def entry(client: str, run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Return a client's entry for the server. `names` are the variables to pass on; no value is written.
+    """Return a client's entry for the server. `names` are the variables to pass on; their values are not written.
 
     Claude Code, Cursor, VS Code and Zed start a server with their own environment. Codex passes only named variables.
     Gemini withholds variables that look secret unless the entry names them; `${NAME:-}` is empty if NAME is not set.

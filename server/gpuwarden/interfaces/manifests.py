@@ -99,7 +99,9 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:
-    """Return the entry of the MCP registry, with the name from README.md. Raises ValueError if README.md has none."""
+    """Return the entry of the MCP registry, with the name from README.md. Raises ValueError if README.md does not
+    contain a name.
+    """
     proof = REGISTRY_NAME.search((root / "README.md").read_text("utf-8"))
     if proof is None:
         raise ValueError("README.md has no line <!-- mcp-name: ... -->")

@@ -1,8 +1,8 @@
 """List the variables that a client must pass on to the server, from the docstring tables of the modules that read them.
 
-Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits names
-that look secret. Therefore each plug-in lists its variables in a table in its module docstring, and the manifests and
-`gpuwarden setup` name all of these variables. Files contain only names, never values.
+Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits
+variables whose names look like those of secrets. Therefore each plug-in lists its variables in a table in its module
+docstring, and the manifests and `gpuwarden setup` name all of these variables. Files contain only names, never values.
 
     | variable | meaning |
     |---|---|
@@ -56,7 +56,7 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
 
     own, *readers = (importlib.import_module(f"gpuwarden.{name}") for name in READERS)
     plugins = [module for registry in (PROVIDERS, BACKENDS) for _, module in registry.usable()]
-    # Variables that make the policy stricter: if a client dropped one, the policy would stay looser than intended.
+    # These variables make the policy stricter. If a client omitted one, the policy would be less strict than intended.
     tightening = {
         PREFIX + field.path.upper().replace(".", "_"): f"may {field.by_variable.may} {field.path} of the policy"
         for field in policy_fields()

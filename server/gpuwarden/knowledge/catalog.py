@@ -17,9 +17,9 @@ level-2 heading and one fenced block:
 
 Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
 from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, because they also follow
-other failures), `least_lines` (how many different lines must match before a log is diagnosed, for values that are
-meaningless if they occur once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every
-mistake is reported with file and line.
+other failures), `least_lines` (the number of different lines that must match before a log is diagnosed, for values that
+mean nothing if they occur only once), `unsigned` (the reason why the entry has neither signatures nor signs). Prose may
+follow the block. Every mistake is reported with file and line.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Problem:
 
 
 class Unsigned(StrEnum):
-    """The reason why an entry has no signature: no line of a job's log distinguishes it from others."""
+    """The reason why no line in a job's log can distinguish an entry from other entries."""
 
     SILENT = "silent"
     """The run prints nothing specific to the failure."""
     ADVICE = "advice"
-    """A choice before a run, not a failure."""
+    """The entry is about a decision before a run, not about a failure."""
     CONSOLE = "console"
-    """Only a platform's page, bill or machine shows the failure, not the job's log."""
+    """The failure is visible only on a platform's page, in a bill or on the machine, not in the job's log."""
     SHARED = "shared"
     """Another entry has the same log line; only the circumstances distinguish the two."""
 
@@ -124,7 +124,7 @@ class Front(Frozen):
 
 
 class Page(Front):
-    """One file of the references. `body` is the Markdown after the front matter, `first` its first line number."""
+    """One reference file. `body` is the Markdown after the front matter, `first` its first line number."""
 
     path: str
     body: str
@@ -142,7 +142,7 @@ class Catalogue:
         """Return the entry with this id."""
         found = self.gotchas.get(key.strip().upper())
         if found is None:
-            raise NotFound(f"no entry is called {key!r}", "search by symptom or by log line instead")
+            raise NotFound(f"there is no entry {key!r}", "search by symptom or by log line instead")
         return found
 
     def page(self, path: str) -> Page:
@@ -178,7 +178,7 @@ def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
         if page is not None:
             pages.append(page)
             gotchas.extend(reader.entries(page))
-    # Mistakes that are found only by comparing files: an id used twice, a `see` without a target.
+    # Mistakes that can be found only by comparing files: an id used twice, or a `see` without a target.
     first: dict[str, Gotcha] = {}
     for gotcha in gotchas:
         other = first.setdefault(gotcha.id, gotcha)
@@ -226,7 +226,7 @@ class _Reader:
         lines = page.body.splitlines()
         heads = [n for n, line in enumerate(lines) if ANY_ID.match(line)]
         if heads and page.prefix is None:
-            self.note(1, "front matter: the page has entries but names no prefix")
+            self.note(1, "front matter: the page has entries but no prefix")
         for n, line in enumerate(lines[: heads[0] if heads else None]):
             if line.strip() == OPENING:
                 self.note(page.first + n, "an entry's block without a heading like `## ABC-001 · Title`")
@@ -245,7 +245,7 @@ class _Reader:
             raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")
         opened = [n for n, text in enumerate(lines) if text.strip() == OPENING]
         if len(opened) != 1:
-            raise _wrong(page.path, line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
+            raise _wrong(page.path, line, f"{key} has {len(opened)} `{OPENING}` blocks; exactly one is required")
         start = opened[0] + 1
         end = next((n for n in range(start, len(lines)) if lines[n].strip() == "```"), None)
         if end is None:
@@ -268,7 +268,7 @@ def mistakes(block: Block) -> list[str]:
 
 
 def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield mismatches of signatures and examples, with the position in the block."""
+    """Yield mismatches between signatures and examples, with their position in the block."""
     good: list[str] = []
     for i, pattern in enumerate(gotcha.signatures):
         why = complaint(pattern)
@@ -280,4 +280,4 @@ def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
             good.append(pattern)
     for i, line in enumerate(gotcha.examples):
         if not any(compiled_signature(pattern).search(line) for pattern in good):
-            yield f"the example {line!r} matches no signature", ("examples", i)
+            yield f"no signature matches the example {line!r}", ("examples", i)

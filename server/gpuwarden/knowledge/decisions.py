@@ -1,9 +1,9 @@
 """Decision lists: ordered checks for symptoms with several causes.
 
-A list is a block ```` ```yaml decision ```` under a level-2 heading of `references/decisions.md`. A check has a command
-as an argument list, never as text for a shell, and outcomes. A check that `reads` changes nothing and terminates
-without input; a number or a pattern in the command's output decides its outcome. The user decides the outcome of all
-other checks.
+A list is a block ```` ```yaml decision ```` under a level-2 heading of `references/decisions.md`. A check has a
+command, given as an argument list and never as shell text, and a list of outcomes. The command of a check with `reads`
+changes nothing and terminates without input; a number or a pattern in its output decides the outcome. The user decides
+the outcome of all other checks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,15 @@ READERS = {
     "nvidia-smi": r"--query(?:-gpu=[\w.,]+)?|--display=[A-Z,]+|--format=csv,noheader(?:,nounits)?",
     "ps": r"-eo|[a-z]+=(?:,[a-z]+=)*",
 }
-"""The programs that check_job may run, with the arguments allowed for each. They only read, and they terminate."""
+"""The programs that check_job may run, with the arguments allowed for each.
+
+They change nothing and always terminate.
+"""
 MAX_TEXT, MAX_ROW = 16 << 10, 400
-"""The maximum number of characters of an output, counted from its end, and of one line, that are searched. A machine
-may return any text, so these limits and the removal of blank lines bound the time that a pattern takes."""
+"""The maximum number of characters that are searched, counted from the end of the output, and the same for one line.
+
+A machine may return any text, so these limits and the removal of blank lines bound the time for matching a pattern.
+"""
 PLACEHOLDERS = frozenset({"folder", "job", "engine", "pid", "script"})
 _PLACEHOLDER = re.compile(r"(?<!%)\{(\w+)\}")
 Words = Annotated[str, Field(min_length=3, max_length=200)]
@@ -85,7 +90,8 @@ class Outcome(Frozen):
 class Check(Frozen):
     """One question, the command whose output answers it, and the outcomes in the order in which they are tested.
 
-    `value` finds numbers in the output and the largest counts: a group, or `part` and `whole` for a percentage.
+    `value` is a pattern that finds numbers in the output, the largest of which is used. It has one group, or the groups
+    `part` and `whole` for a percentage.
     """
 
     id: Name
@@ -104,7 +110,7 @@ class Check(Frozen):
         if len({one.id for one in self.outcomes}) < len(self.outcomes):
             raise ValueError(f"{self.id}: two outcomes have the same id")
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
-            raise ValueError(f"{self.id}: `value` is required if an outcome has least or most, and only then")
+            raise ValueError(f"{self.id}: `value` must be set exactly if an outcome has least or most")
         if self.reads and not self._only_reads(names):
             raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
         return self
@@ -127,7 +133,7 @@ class Check(Frozen):
         return max((number for number in found if math.isfinite(number)), default=None)
 
     def judge(self, text: str, exit_code: int = 0) -> tuple[Outcome | None, float | None]:
-        """Return the first outcome that matches a command's output, with the number that decided it.
+        """Return the first outcome that matches a command's output, and the number on which it is based.
 
         If the command failed, only outcomes with a pattern are tested.
         """
@@ -143,7 +149,7 @@ class Check(Frozen):
 
 
 class DecisionList(Frozen):
-    """The checks for one symptom. `entries` are the diagnoses that can't distinguish its causes."""
+    """The checks for one symptom. `entries` are the entries of diagnoses that can't distinguish its causes."""
 
     id: Name
     title: str = ""
@@ -162,7 +168,7 @@ class DecisionList(Frozen):
 
 
 def read_lists(text: str, name: str = PAGE) -> tuple[DecisionList, ...]:
-    """Return the lists of a page. Raises BadRequest, with file and line, for an invalid list."""
+    """Return the lists on a page. Raises BadRequest, with the file and line, if a list is invalid."""
     lines = text.splitlines()
     found: list[DecisionList] = []
     heading = ""
@@ -191,7 +197,7 @@ def for_signs(signs: Iterable[Sign]) -> tuple[DecisionList, ...]:
 
 
 def for_words(text: str) -> DecisionList | None:
-    """Return the list for a symptom in words, or None if the text contains no word of any list."""
+    """Return the list that matches a symptom described in words, or None if the text contains no word of any list."""
     lowered = text.lower()
     found = ((word.lower(), one) for one in decision_lists() for word in one.words)
     fitting = [(len(word), one) for word, one in found if re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", lowered)]
@@ -199,5 +205,8 @@ def for_words(text: str) -> DecisionList | None:
 
 
 def for_entries(ids: Sequence[str]) -> DecisionList | None:
-    """Return the first list that is linked to one of the entries, or None. The entries are ordered best first."""
+    """Return the first list that is linked to one of the entries, or None.
+
+    The entries are ordered from the best match.
+    """
     return next((one for key in ids for one in decision_lists() if key in one.entries), None)

@@ -1,10 +1,10 @@
 """Find the entries that explain a log and other observations of a job, with the evidence.
 
-A matching signature is evidence, not proof, so a diagnosis is at most *likely*. For that, public reports must have
-confirmed the signature (see `track_record`), or the exit code must support it. A diagnosis is only *possible* if the
-line also follows other failures, if several entries explain the line without further evidence for one of them, if the
-only evidence is the exit code or a sign with several causes, if the line is not part of the failure that ended the run,
-or if the job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
+A matching signature is evidence, not proof, so a diagnosis is at most *likely*. A diagnosis is likely only if public
+reports have confirmed the signature (see `track_record`) or the exit code supports it. A diagnosis is only *possible*
+if the line also follows other failures, if several entries explain the line without further evidence for one of them,
+if the only evidence is the exit code or a sign with several causes, if the line is not part of the failure that ended
+the run, or if the job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MAX_EVIDENCE = 3
 SPECIFIC = 6
 """A match can be *likely* only if its signature has at least this many fixed characters."""
 CANT_RUN = (126, 127)
-"""Exit codes of a shell that could not run a command. The shell's message explains why, so these codes add nothing."""
+"""Exit codes of a shell that could not run a command. The shell's message gives the reason, so these codes provide no
+further evidence.
+"""
 Certainty: TypeAlias = Literal["likely", "possible"]
 
 
@@ -37,7 +39,7 @@ class MatchedLine(Frozen):
 
 
 class Diagnosis(Frozen):
-    """One entry that explains lines of the log. Short on purpose: look up `id` for the full entry."""
+    """One entry that explains lines of the log. It is deliberately short; look up `id` for the full entry."""
 
     id: str
     title: str
@@ -65,11 +67,11 @@ def diagnose(
 ) -> tuple[Diagnosis, ...]:
     """Return the entries whose signatures match lines of `log` or whose signs were observed (`seen`), best match first.
 
-    Of a log above 1 MB, only the first 200 kB and the end are read; of a long line, only 2,000 characters from both
-    ends. If the job has not `failed`, a log line alone is evidence only for an observed stall or for wrong metric
-    values. If `failed` is None, the log decides whether the job failed. An `excerpt` is a few selected lines: entries
-    that need several lines of a log need only one of an excerpt. If a `reading` of this log and exit code is given, the
-    log is not read again.
+    If a log is larger than 1 MB, only its first 200 kB and its end are read; of a long line, only 2,000 characters from
+    both ends are read. If the job has not `failed`, a log line alone is evidence only for an observed stall or for
+    wrong metric values. If `failed` is None, the log decides whether the job failed. An `excerpt` is a few selected
+    lines: entries that need several lines of a log need only one line of an excerpt. If a `reading` of this log and
+    exit code is given, the log is not read again.
     """
     reading = reading or Reading(log, exit_code)
     if failed is None:
@@ -95,13 +97,15 @@ Match: TypeAlias = tuple[MatchedLine, str]
 
 
 class _Wording(NamedTuple):
-    """The match of a signature on a line: the signature's longest fixed text, and the full match."""
+    """How a signature matched a line: the signature's longest fixed text, and the full match."""
 
     fixed: str
     whole: str
 
     def beats(self, other: _Wording) -> bool:
-        """Return whether this match is more specific: its fixed text, or else its full match, contains the other's."""
+        """Return whether this match is more specific than `other`: its fixed text, or otherwise its full match,
+        contains that of the other match.
+        """
         if self.fixed != other.fixed and (self.fixed in other.fixed or other.fixed in self.fixed):
             return other.fixed in self.fixed
         return self.whole != other.whole and other.whole in self.whole
@@ -109,7 +113,7 @@ class _Wording(NamedTuple):
 
 @dataclass(frozen=True)
 class _Case:
-    """The evidence for one entry: lines, including the exit code, with their signatures, and signs."""
+    """The evidence for one entry: lines (and the exit code) with their signatures, and signs."""
 
     gotcha: Gotcha
     hits: list[Match]
@@ -118,7 +122,7 @@ class _Case:
 
     @property
     def wordings(self) -> dict[int, _Wording]:
-        """Return for each line number the wording with the longest fixed text."""
+        """Return, for each line number, the wording with the longest fixed text."""
         found: dict[int, _Wording] = {}
         for line, pattern in self.hits:
             matched = compiled_signature(pattern).search(line.text)
@@ -144,7 +148,9 @@ class _Case:
 
     @property
     def strange(self) -> bool:
-        """Return whether the evidence is metric values that are wrong even if the run continues: see `least_lines`."""
+        """Return whether the evidence consists of metric values that are wrong even if the run continues: see
+        `least_lines`.
+        """
         return self.gotcha.least_lines > 1 and bool(self.hits)
 
     @property
@@ -154,11 +160,13 @@ class _Case:
 
     @property
     def any_program(self) -> bool:
-        """Return whether only the exit code matches, or a message that a runtime prints for any program."""
+        """Return whether the only match is the exit code or a message that a runtime prints for any program."""
         return all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, int, bool, bool, int, str]:
-        """Return the sort key: the strongest evidence first, then the most specific; secondary failures by position."""
+        """Return the sort key. The strongest evidence comes first, then the most specific; secondary failures are
+        sorted by position.
+        """
         if self.gotcha.secondary and not self.seen:
             return True, True, 0, True, True, min(self.numbers), self.gotcha.id
         own = self.own(claims)
@@ -172,7 +180,9 @@ class _Case:
         return tuple(sorted({pattern for _, pattern in self.hits})) if enough else ()
 
     def likely(self, claims: dict[int, set[str]]) -> bool:
-        """Return whether an observation or the exit code supports the entry, or reports confirm a matched signature."""
+        """Return whether the entry is supported by an observation, by the exit code, or by reports that confirm a
+        matched signature.
+        """
         if self.sure or (self.seen and self.numbers - {0}):
             return True
         telling = self.telling(claims)
@@ -269,14 +279,16 @@ def _cases(
         enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
         weight = max((weights[line] for line, _ in hits), default=Weight.PLAIN) if enough else Weight.PLAIN
         if enough and weight < Weight.HARD and gotcha.least_lines > 1:
-            weight = Weight.SAID  # values that are evidence only if they occur in several lines: see `least_lines`
+            weight = Weight.SAID  # these values are evidence only if they occur in several lines: see `least_lines`
         case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs], weight)
         if case.hits or case.seen:
             yield case
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Return for each line the entries that explain it. A match overrides another one whose text it contains."""
+    """Return, for each line, the entries that explain it. A match overrides another match if it contains the other's
+    text.
+    """
     lines: dict[int, dict[str, _Wording]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():

@@ -1,4 +1,4 @@
-"""Extract from a failed log its first error, the lines that failed, and the versions it names."""
+"""Extract the first error, the lines about the failure and the library versions from a failed run's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """Return the first exception of a chain, or else the first line with a word for an error, or an empty string."""
+    """Return the first exception of a chain, or else the first line that contains a word such as `error`, or an empty
+    string.
+    """
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
@@ -57,6 +59,6 @@ def nameless(text: str) -> str:
 
 
 def _clean(log: str) -> list[str]:
-    """Return the lines without escapes, known kinds of secrets and user names in paths, each cut to a limit."""
+    """Return the lines without escape sequences, recognizable secrets and user names in paths, each cut to a limit."""
     raws = log.replace("\r", "\n").split("\n")
     return [text for raw in raws if (text := nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE)))]

@@ -1,8 +1,8 @@
 """Read how a log ends: the failure, its location, the progress before it, and the errors from which the run recovered.
 
-Only the failure is matched with the entries of the references, so each line gets a `Weight`: an exception that ended
-the run has the highest weight, a warning counts only if there is no error, and an error after which training continued
-does not count.
+Only the failure is matched with the reference entries, so each line gets a `Weight`: an exception that ended the run
+has the highest weight, a warning counts only if there is no error, and an error after which training continued does not
+count.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONTINUED = 2
 """If this many different steps follow an error, the run continued."""
 MANY_STEPS = 8
 LONG = 100
-"""A text with at least this many lines and several steps is a log, even if samples in it contain questions."""
+"""Text with at least this many lines and several steps is a log, even if samples in it contain questions."""
 VERY_LONG = 400
-"""In a text with at least this many lines, two steps are enough, because model outputs fill the lines between them."""
+"""In text with at least this many lines, two steps are enough, because model outputs fill the lines between them."""
 LAST = 6
 """The number of lines that count as the end of a log, where a run reports why it ended."""
 MAX_DEVICE_LINES = 8
@@ -56,8 +56,8 @@ class Gone(Frozen):
     """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
 
     `callers` are the calls in the traceback's last lines of source, innermost first, because before Python 3.10 a
-    message does not contain the class. `partial`: the module was only partly imported, because of a circular import or
-    a local file with its name.
+    message does not contain the class. `partial` means that the module was only partly imported, because of a circular
+    import or a local file with its name.
     """
 
     kind: str
@@ -138,7 +138,7 @@ class Reading:
         ]
         self.failure = self._failure(log, exit_code)
         self.joined = {one.at: one.text for last in self.fatal for one in last.chain}
-        """The complete message of an exception by the line of its type, because terminals wrap lines."""
+        """The complete messages of exceptions, keyed by the line with the type, because terminals wrap lines."""
 
     def weight(self, at: int) -> Weight:
         """Return the weight of a line, given its index in `lines`."""
@@ -284,7 +284,7 @@ def read_failure(log: str, exit_code: int | None = None) -> Failure:
 
 
 def _is_report(lines: Sequence[LogLine]) -> bool:
-    """Return whether the text is a user's report: sentences in the first person, or a question."""
+    """Return whether the text is a user's report, that is, has sentences in the first person or a question."""
     for line in lines:
         text = line.text
         if (

@@ -1,4 +1,4 @@
-"""Patterns of log lines that report progress, the end of a run, a failure or a warning, or contain a question."""
+"""Patterns for log lines that report progress, the end of a run, a failure or a warning, or that contain a question."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ GONE = (
     ("name", re.compile(r"Can't get attribute '(?P<name>\w+)' on <module '(?P<owner>[\w.]+)'")),
     ("module", re.compile(r"No module named '(?P<owner>)(?P<name>[\w.]+)'")),
 )
-"""Kinds of names that a release may lack, and the messages that report them."""
+"""Error messages about names that a release lacks, by the kind of name."""
 CALLED = re.compile(r"\b((?:[a-z_]\w*\.){0,4}[A-Za-z]\w*)\(")
 """A call in a source line of a traceback."""
 REPORT = re.compile(
@@ -83,7 +83,7 @@ REPORT = re.compile(
     r"|(?:^|[^\w'])(?:my|our|me|we|anyone|somebody)\b(?![/=])|\w\?(?:\s|$)"
     r"|[\u6211\u5417\u8bf7\u6c42]|\u600e\u4e48|\u4e3a\u4ec0\u4e48|\u662f\u5426"
 )
-"""A line of a user's description of a failure: in the first person, with a question, or formatted like an issue."""
+"""A line from a user's description of a failure: in the first person, with a question, or formatted like an issue."""
 LOGGED = re.compile(r".{0,60}\b(?:INFO|DEBUG)\b")
 """A line from a logger. A question in it is part of a data sample."""
 SHAPED = re.compile(

@@ -1,7 +1,8 @@
 """Split a log into lines with their rank, and read a file of any size within bounds.
 
-Launchers prefix each line with a rank or a time (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` of srun),
-and interleave the ranks. `LogLine.body` is the line without its prefix, so that a traceback can be read per rank.
+Launchers prefix each line with a rank or a time (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` from
+srun), and interleave the ranks. `LogLine.body` is the line without its prefix, so that a traceback can be read per
+rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""The number of failure marks kept from the middle of a long file. Half are the first ones, half are the last ones."""
+"""The number of failure marks kept from the middle of a long file: the first ones and the last ones, half each."""
 LEFT_OUT = "\x00"
 """Marks the start of a line that replaces omitted lines and gives their number."""
 TELLING = (
@@ -51,7 +52,9 @@ _NOT_PROGRESS = re.compile(r"wandb:|.{0,80}\b(?:Error|Exception|Warning|WARN|E\d
 
 
 class LogLine(NamedTuple):
-    """A line with its number, from 1. `text` is the printed line; `body` has its indentation but no `rank` prefix."""
+    """A line with its number, from 1. `text` is the printed line; `body` is the indented line without its `rank`
+    prefix.
+    """
 
     number: int
     text: str
@@ -159,5 +162,5 @@ class _Middle:
 
 
 def _left_out(lines: int) -> bytes:
-    """Return this many line ends, or one line that states how many were skipped."""
+    """Return this many line breaks, or one line that states how many lines were skipped."""
     return b"\n" * lines if lines < 3 else f"\n{LEFT_OUT}{lines - 2}\n".encode()

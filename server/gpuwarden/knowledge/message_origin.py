@@ -1,6 +1,6 @@
 """Find the releases of a package that raise a given error message, using templates extracted from their source code.
 
-A template alone is weak evidence, so only the templates of the file in which the traceback ends are compared.
+A matching template alone is weak evidence, so only templates from the file in which the traceback ends are compared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PACKAGES = {"sentence_transformers": "sentence-transformers", "pytorch_lightnin
 
 
 class Origin(Frozen):
-    """The releases of `package` in which `file` raises a message: the first and the last known one.
+    """The first and the last known release of `package` in which `file` raises a message.
 
-    `until` is empty if the newest release of the table also raises it, and `since` is empty if the oldest one does.
+    `until` is empty if the newest release in the table also raises the message, and `since` if the oldest one does.
     """
 
     package: str
@@ -61,7 +61,7 @@ def _origin(raised: ExceptionRead) -> Origin | None:
 
 
 def begins(message: str, template: str) -> bool:
-    """Return whether a message starts with the text of a template; a placeholder matches any text."""
+    """Return whether a message starts with the text of a template. A placeholder in the template matches any text."""
     first, *parts = template.split(HOLE)
     at = len(first)
     if not message.startswith(first):

@@ -1,7 +1,7 @@
 """Draft an entry from a failed run. The user reviews the draft; it is never written into the catalog.
 
-`references/self-improvement.md` has the requirements: the cause is known, the failure was reproduced or is explained by
-a mechanism, and the lesson is general.
+`references/self-improvement.md` lists the requirements: the cause is known, the failure was reproduced or is explained
+by a mechanism, and the lesson is general.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.knowledge.diagnosis import diagnose
 from gpuwarden.knowledge.search import search
 from gpuwarden.knowledge.signatures import MAX_PATTERN, literal_of
 
-MIN_FIXED = 12  # characters; `KeyError: ` alone is not a signature
+MIN_FIXED = 12  # characters; `KeyError: ` alone is too short for a signature
 GAP = ".{0,120}"
 MAX_EXAMPLES = 4
 TO_SAY = {
@@ -42,7 +42,7 @@ class Bar:
     general: bool
 
     def missing(self) -> list[str]:
-        """Return the unmet requirements; empty if the lesson is worth an entry."""
+        """Return the requirements that the lesson does not meet; empty if the lesson is worth an entry."""
         wanted = {
             "its cause is not established": self.root_caused,
             "it was neither reproduced nor explained by a mechanism": self.reproduced or self.mechanistic,
@@ -53,7 +53,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Draft:
-    """The text of a draft entry, its page, and the entries that already explain its lines."""
+    """The text of a draft entry, its page, and the entries that already explain its log lines."""
 
     page: str
     text: str
@@ -65,12 +65,12 @@ def draft(
 ) -> Draft:
     """Draft an entry for `page` from its fields (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
 
-    `lines` are the log lines that show the failure; each becomes an example and a signature. Raises BadRequest if the
-    lesson does not meet the requirements or the entry would not pass the loader.
+    `lines` contains the log lines that show the failure. Each of them becomes an example and a signature. Raises
+    BadRequest if the lesson does not meet the requirements or the entry would not pass the loader.
     """
     below = bar.missing()
     if below:
-        raise BadRequest(f"not an entry yet: {'; '.join(below)}", "Keep it as a note of the project.")
+        raise BadRequest(f"not an entry yet: {'; '.join(below)}", "Keep it as a project note.")
     home = catalogue.page(page)
     key = _next(catalogue, home)
     block: dict[str, object] = {**fields, "examples": list(lines), "signatures": [signature_for(x) for x in lines]}
@@ -87,7 +87,7 @@ def draft(
 
 
 def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines: tuple[str, ...]) -> Draft:
-    """Return a template of an entry with the evidence filled in and the other fields empty."""
+    """Return a template for an entry, with the evidence filled in and the other fields empty."""
     home = catalogue.page(page)
     good = [line for line in lines if len(literal_of(signature_for(line))) >= MIN_FIXED][:MAX_EXAMPLES]
     blanks = {key: f"({words})" for key, words in TO_SAY.items()}
@@ -116,6 +116,6 @@ def signature_for(line: str) -> str:
 
 def _next(catalogue: Catalogue, page: Page) -> str:
     if page.prefix is None:
-        raise BadRequest(f"{page.path} has no entries", "Name one of the pages with a prefix.")
+        raise BadRequest(f"{page.path} has no entries", "Choose one of the pages with a prefix.")
     used = [int(key.rpartition("-")[2]) for key in catalogue.gotchas if key.startswith(f"{page.prefix}-")]
     return f"{page.prefix}-{max(used, default=0) + 1:03d}"

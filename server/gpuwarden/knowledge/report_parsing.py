@@ -43,12 +43,14 @@ _CODE = re.compile(
 
 
 def gist(text: str) -> str:
-    """Return `text` without lines unrelated to the failure. A text that is short or has no other lines is unchanged."""
+    """Return `text` without lines unrelated to the failure. Text is returned unchanged if it is short or has no related
+    lines.
+    """
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
         return _ends(text)
     informative = []
-    inside = False  # a frame is followed by its line of code and the marks under it
+    inside = False  # a stack frame is followed by its line of code and the markers below that line
     for number, line in enumerate(lines):
         start = line.strip()[:LOOKED_AT]
         if _FRAME.match(start):
@@ -66,5 +68,5 @@ def gist(text: str) -> str:
 
 
 def _ends(text: str) -> str:
-    """Return both ends of a text that is too long to be a description of one failure."""
+    """Return both ends of text that is too long to be a description of one failure."""
     return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"

@@ -1,8 +1,8 @@
-"""Search by words or by a part of a log: signatures first, then field-weighted BM25.
+"""Search by words or by a log excerpt: signatures first, then field-weighted BM25.
 
 A query is a list of slots, one per word. A slot matches its word, a concept that the word belongs to, or the nearest
 known spelling; only the best match counts. Two measures decide whether a result is good enough: the score, and the
-*coverage*, the share of the query (rare words weigh more) that the entry matches.
+*coverage*, which is the share of the query that the entry matches (rare words have more weight).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, 
 MAX_QUERY = 64_000
 HEAD = 16_000
 MAX_LINES = 4_000
-"""If a text has more lines, only both ends are read, because the time grows with the number of lines."""
+"""If a text has more lines than this, only its beginning and end are read, because the time grows with the number of
+lines.
+"""
 MAX_SLOTS = 80
 K1 = 6.0
 B = 0.35
@@ -51,7 +53,9 @@ RESPELLED = 0.8
 PAIR = 0.5
 CHINESE_PAIR = 0.9
 COMMON = 0.15
-"""The weight of log(1 + count / FEW_REPORTS) in the order, where `frequency.txt` has the reports' count of an entry."""
+"""The weight of log(1 + count / FEW_REPORTS) in the order, where `frequency.txt` contains the number of reports for an
+entry.
+"""
 FEW_REPORTS = 2.5
 """For counts far below this value, the effect is approximately proportional to the count."""
 STRANGER = 0.5
@@ -62,24 +66,24 @@ ENOUGH = 14.0  # a long description does not have to match completely
 ENOUGH_OF_A_PASSAGE = 22.0
 SECTION = 1.15
 CANDIDATES = 40
-CLOSENESS = 0.8  # bonus of an entry whose title, alias or sentence equals the query
+CLOSENESS = 0.8  # bonus for an entry whose title, alias or sentence equals the query
 COVERED = 0.6  # the part of a score that depends on the coverage of the query
 FITS = ((17.0, 0.3), (13.0, 0.46), (10.0, 0.5), (8.0, 0.65))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # factor for words in the first line of a pasted report
 LEAST_LOG = 5
-"""The minimum number of lines of a log; a shorter text is an excerpt."""
+"""The minimum number of lines in a log; a shorter text is treated as an excerpt."""
 FEW_LINES = 3
 MAX_CALLS = 4
 """The number of innermost calls of a traceback that are searched as words."""
-SPEAK_FOR = 8  # the words support an entry if it is among this many best matches
+SPEAK_FOR = 8  # the query's words support an entry if it is among this many best matches
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
 class Hit(Frozen):
-    """One result. `id` is that of an entry, or `page#heading-words` for a section of a page."""
+    """One result. `id` is an entry's id, or `page#heading-words` for a section of a page."""
 
     id: str
     kind: Literal["gotcha", "page"]
@@ -117,7 +121,7 @@ class Slot:
 
 
 class Index:
-    """Term statistics over a catalog."""
+    """Term statistics for a catalog."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         texts = list(_texts(catalogue))
@@ -153,7 +157,7 @@ class Index:
         self.speller = Speller(self.postings)
 
     def rarity(self, term: str) -> float:
-        """Return inverse document frequency; an unknown term gets the maximum."""
+        """Return a term's inverse document frequency; an unknown term gets the maximum."""
         if term not in self._rarities:
             self._rarities[term] = self._rarity(term)
         return self._rarities[term]
@@ -182,7 +186,7 @@ class Index:
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
             ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
-            # The weight of a word in the query is that of its concept if it has one, and lower for an unknown word.
+            # A word in the query has the weight of its concept, if there is one; an unknown word has a lower weight.
             rarity = min(self.rarity(term) for term in (word, *named[at]))
             known = word in self.postings or named[at]
             found.setdefault(word, Slot(ways, rarity if known else STRANGER * rarity))
@@ -216,8 +220,8 @@ class Index:
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that matches a slot, best first.
 
-        The order also depends on how often reports mention each document, and for the first few on their similarity to
-        the query. Neither changes the score, which depends only on the matched words.
+        The order also depends on how often reports mention each document and, for the first few documents, on their
+        similarity to the query. Neither changes the score, which depends only on the matched words.
         """
         slots = self.slots(query)
         first, _, rest = query.partition("\n")
@@ -256,7 +260,7 @@ class Index:
         asked, likeness = frozenset[str]().union(*(slot.terms for slot in slots)), 0.0
         most = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE)
         for passage, terms_of in self._units[number]:
-            # Likeness from 0 to 1: the share of words that are in both the query and the passage, weighted by rarity.
+            # Similarity from 0 to 1: the share of words that are in both the query and the passage, weighted by rarity.
             if both := asked & terms_of:
                 shared = sum(slot.rarity for slot in (*slots, *passage) if not both.isdisjoint(slot.terms))
                 total = most + sum(slot.rarity for slot in passage)
@@ -279,12 +283,12 @@ def index_of(catalogue: Catalogue) -> Index:
 
 
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
-    """Return the best entries and sections for `query`, or an empty tuple if none fits.
+    """Return the best entries and sections for `query`, or an empty tuple if none matches.
 
     Entries whose id is in the query come first, then those with a signature that matches the query, then those with the
     best matching words. If an entry's matched line also follows other failures and the words do not support the entry,
-    the best match by words precedes it. If a text exceeds 64,000 characters or 4,000 lines, only both ends are read:
-    the title is at the start, the error at the end.
+    the best match by words precedes it. If a text exceeds 64,000 characters or 4,000 lines, only its beginning and end
+    are read, because the title is at the beginning and the error at the end.
     """
     query = both_ends(query)
     reading = Reading(query)
@@ -324,7 +328,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 
 
 def nothing_failed(reading: Reading) -> bool:
-    """Return whether a text is a log without a failure, and contains no question from a user."""
+    """Return whether a text is a log that contains neither a failure nor a question from a user."""
     failure = reading.failure
     if not failure.is_log or failure.outcome is Outcome.FAILED:
         return False
@@ -357,7 +361,8 @@ def _words(query: str, reading: Reading) -> str:
     if failure.exception is None:
         return "\n".join(dict.fromkeys((*(line.text for line in failure.device), *reading.last_words))) or gist(query)
     raised = (failure.exception, *reversed(failure.chain))
-    # Also search for the called library functions, because a message such as "timed out" does not name the operation.
+    # Also search for the library functions that were called, because a message such as "timed out" does not name the
+    # operation.
     frames = reading.primary.frames if reading.primary else ()
     calls = dict.fromkeys(f"{one.package} {one.function}" for one in frames[-MAX_CALLS:] if one.package)
     raised_by = "" if failure.exception.message else reading.source
@@ -374,11 +379,12 @@ def both_ends(query: str) -> str:
 
 
 def _by_words(index: Index, words: str) -> Iterator[Hit]:
-    """Yield the matches by words, best first; a page yields only its best section."""
+    """Yield the matches by words, best first, with only the best section of each page."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(words):
         hit = document.hit
-        # A result needs a high score that covers a part of the query, or a lower score that covers most of it.
+        # A result needs a high score and some coverage of the query, or a lower score and coverage of most of the
+        # query.
         fits = any(score >= least and coverage >= share for least, share in FITS)
         if not fits or (hit.kind == "page" and hit.page in pages):
             continue
@@ -408,7 +414,8 @@ def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str
             GOTCHA_FIELDS,
         )
     for page in catalogue.pages.values():
-        # A page with entries yields only its entries. `decisions.py` finds decision lists by words or by entries.
+        # For a page with entries, only the entries are indexed. `decisions.py` finds decision lists by words or by
+        # entries.
         for heading, body in _sections(page.body) if page.prefix is None and page.path != DECISIONS else ():
             key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
             title, lead = heading or page.title, " ".join(body.split())[:300]
@@ -418,7 +425,7 @@ def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str
 
 
 def _sections(body: str) -> Iterator[tuple[str, str]]:
-    """Yield (heading, text) of the level-2 sections; the text above the first has an empty heading."""
+    """Yield (heading, text) for the level-2 sections; the text before the first heading has an empty heading."""
     heading = ""
     lines: list[str] = []
     for line in body.splitlines():

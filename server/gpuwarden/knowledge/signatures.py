@@ -22,7 +22,7 @@ _CLASS_ESCAPES = "dDwWsSbBAZ"
 
 
 def complaint(pattern: str) -> str | None:
-    """Return why `pattern` can't be a signature, or None if it can."""
+    """Return the reason why `pattern` can't be a signature, or None if it is valid."""
     if len(pattern) > MAX_PATTERN:
         return f"is longer than {MAX_PATTERN} characters"
     try:
@@ -43,7 +43,7 @@ def compiled_signature(pattern: str) -> re.Pattern[str]:
 
 
 def _unsafe(pattern: str) -> str | None:
-    """Return why a construct in a pattern is slow or hard to search for, or None if all are safe."""
+    """Return the reason why a construct in a pattern is not allowed, or None if all are allowed."""
     wild = 0
     atoms = _atoms(_body(pattern))
     for number, (atom, quantifier) in enumerate(atoms):
@@ -52,7 +52,7 @@ def _unsafe(pattern: str) -> str | None:
         if atom.startswith("(?") and not atom.startswith("(?:"):
             return "uses a look-around or a named group; plain groups and (?:...) are enough"
         if _BACK.match(atom):
-            return "refers back to a group"
+            return "contains a back reference to a group"
         if quantifier in ("", "?", "??"):
             continue
         if atom == ")":
@@ -72,7 +72,7 @@ def _body(pattern: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _atoms(body: str) -> tuple[tuple[str, str], ...]:
-    """Split into (atom, quantifier): a character, an escape, a class, or a parenthesis."""
+    """Split a pattern into (atom, quantifier) pairs. An atom is a character, an escape, a class, or a parenthesis."""
     found: list[tuple[str, str]] = []
     at = 0
     while at < len(body):
@@ -115,7 +115,7 @@ def _literal(atom: str) -> str:
 
 @lru_cache(maxsize=4096)
 def literal_of(pattern: str) -> str:
-    """Return the longest text that every match contains, in lower case; empty if none has 3 characters."""
+    """Return the longest text that every match contains, in lower case; empty if no such text has 3 characters."""
     best = run = ""
     depth = 0
     for atom, quantifier in _atoms(_body(pattern)):

@@ -42,7 +42,7 @@ _STDLIB = re.compile(r"(?:lib/python3?\.?\d*/(?!site-packages|dist-packages)|<fr
 
 @dataclass(frozen=True)
 class Frame:
-    """One call of a traceback. `package` is empty for the user's own code and for Python's library."""
+    """One call in a traceback. `package` is empty for the user's own code and for Python's standard library."""
 
     path: str
     line: int
@@ -56,7 +56,7 @@ class Frame:
 
     @property
     def is_python(self) -> bool:
-        """Return whether the frame belongs to Python's own library."""
+        """Return whether the frame belongs to Python's standard library."""
         return not self.package and _STDLIB.search(self.path) is not None
 
 
@@ -64,7 +64,7 @@ class Frame:
 class Raised:
     """One printed exception. `first` and `last` are its first and last line, `at` is the line of its type.
 
-    `cause` is the previous exception in the chain. `ignored`: Python printed it and continued.
+    `cause` is the previous exception in the chain. `ignored`: Python printed the exception and continued.
     """
 
     type: str
@@ -99,7 +99,7 @@ class Raised:
 
     @property
     def innermost(self) -> Frame | None:
-        """Return the innermost frame outside Python's own library."""
+        """Return the innermost frame outside Python's standard library."""
         return next((frame for frame in reversed(self.frames) if not frame.is_python), None)
 
 
@@ -130,7 +130,7 @@ def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
 
 
 def _single(lines: list[LogLine]) -> Iterator[Raised | LogLine]:
-    """Yield each exception, and each line which states that the next exception belongs to the same chain."""
+    """Yield each exception, and each line that states that the next exception belongs to the same chain."""
     frames: list[Frame] = []
     start: int | None = None
     inside = ignored = False

@@ -1,8 +1,9 @@
-"""Decide how far to trust a signature by its record in public reports.
+"""Decide how far to trust a signature, based on its results in public reports.
 
-For each signature, `signature_record.txt` has the number of open reports in which the signature led to its entry, and
-in how many of them the thread confirms that cause. `runtime_wording.txt` lists the signatures whose words a language
-runtime, a shell, the C library or pip prints for any program: they name the symptom, which has several causes.
+For each signature, `signature_record.txt` contains the number of open reports in which the signature led to its entry,
+and the number of these reports in which the thread confirms that cause. `runtime_wording.txt` lists the signatures
+whose words a language runtime, a shell, the C library or pip prints for any program. These words name only a symptom,
+which has several causes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib import resources
 LIKELY = 0.95
 """A cause is called likely if the estimated share of correct diagnoses is at least this value."""
 OWN_RATE = 0.86
-"""The share of correct first diagnoses in reports not used for tuning, for signatures that no runtime prints."""
+"""The share of correct first diagnoses in reports not used for tuning, for signatures whose words no runtime prints."""
 RUNTIME_RATE = 0.53
 """The share of correct first diagnoses in the same reports, for signatures whose words a runtime prints."""
 
@@ -21,8 +22,8 @@ RUNTIME_RATE = 0.53
 def trusted(entry: str, signature: str) -> bool:
     """Return whether a match of this signature alone makes the entry likely.
 
-    The rate of the signature's kind counts as one additional report. So two confirmed reports are needed, or nine for
-    words that a runtime prints, plus about twenty for each report that had another cause.
+    The rate for the signature's kind counts as one additional report. Therefore, two confirmed reports are needed, or
+    nine for words that a runtime prints, plus about twenty for each report with another cause.
     """
     right, total = records().get((entry, signature), (0, 0))
     rate = RUNTIME_RATE if (entry, signature) in runtime_wordings() else OWN_RATE
@@ -31,14 +32,14 @@ def trusted(entry: str, signature: str) -> bool:
 
 @lru_cache(maxsize=1)
 def records() -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the numbers of correctly explained reports and of all reports, by entry and signature."""
+    """Return the number of correctly explained reports and the total number, by entry and signature."""
     rows = (line.split(" ", 3) for line in _lines("signature_record.txt"))
     return {(entry, signature): (int(right), int(total)) for entry, right, total, signature in rows}
 
 
 @lru_cache(maxsize=1)
 def runtime_wordings() -> frozenset[tuple[str, str]]:
-    """Return the (entry, signature) pairs whose words a runtime prints for any program."""
+    """Return the (entry, signature) pairs where a runtime prints the signature's words for any program."""
     rows = (line.split(" ", 1) for line in _lines("runtime_wording.txt"))
     return frozenset((entry, signature) for entry, signature in rows)
 

@@ -1,7 +1,7 @@
-"""Explain why an installed release lacks a name, using the tables of released code.
+"""Explain why an installed release lacks a name, using tables that were built from released code.
 
-The exception names an attribute, an argument or an import; the tables list the releases of each package in which it
-exists. The explanation is *likely* only if a table has releases with the name and releases without it. If the log
+The exception names an attribute, an argument or an import; the tables list the releases of each package in which the
+name exists. The explanation is *likely* only if a table has releases with the name and releases without it. If the log
 contains the installed version, that version must also lack the name.
 """
 
@@ -24,7 +24,7 @@ from gpuwarden.static_analysis.signatures.tables import Table, canonical, packag
 
 RAISED_BY_SKEW = frozenset({"AttributeError", "ImportError", "ModuleNotFoundError", "TypeError", "ValueError"})
 WRAPPED = "Failed to import "
-"""The start of a RuntimeError's message from transformers and diffusers if an import failed."""
+"""The start of the RuntimeError message that transformers and diffusers raise if an import failed."""
 CONSTRUCTORS = frozenset({"__init__", "__new__", "wrapped_func", "inner_f", "wrapper"})
 LOADERS = frozenset({"cls", "model_class", "from_pretrained", "__init__"})
 MODEL = re.compile(r"(?:For[A-Z]\w+|Model|LMHeadModel)$")
@@ -45,8 +45,9 @@ class Change(StrEnum):
 class Skew(Frozen):
     """A missing name, and the releases that have it.
 
-    `since` is the first known release with the name, empty if it is older than the table. `until` is the last one and
-    `gone_in` the next release, both empty while the name exists. `pin` is a requirement that has it, empty if unknown.
+    `since` is the first known release with the name, empty if it is older than the table. `until` is the last release
+    with the name and `gone_in` the next release; both are empty while the name exists. `pin` is a requirement that
+    selects releases with the name, empty if unknown.
     """
 
     package: str
@@ -64,7 +65,7 @@ class Skew(Frozen):
 
 @dataclass(frozen=True)
 class _Fact:
-    """The releases of a package in which a name exists, by their index."""
+    """The indexes of a package's releases in which a name exists."""
 
     package: str
     name: str
@@ -87,7 +88,7 @@ Finder: TypeAlias = Callable[[Gone, frozenset[str]], Iterable[_Fact]]
 
 
 def explain(failure: Failure) -> Skew | None:
-    """Return the table entry for the name that a failure reports as missing, or None if the tables do not have it."""
+    """Return the table entry for the name that a failure reports as missing, or None if there is no such entry."""
     gone, raised = failure.gone, failure.exception
     if gone is None or raised is None:
         return None
@@ -97,7 +98,7 @@ def explain(failure: Failure) -> Skew | None:
     near = frozenset(one.package.replace("_", "-") for one in (raised, *failure.chain) if one.package)
     facts = list(dict.fromkeys(_FINDERS[gone.kind](gone, near)))
     differing = [fact for fact in facts if fact.places and not fact.everywhere]
-    # Ignore a class of the same name in another package if one has releases with and without the argument.
+    # If one class has releases with and without the argument, ignore classes of the same name in other packages.
     chosen = differing or facts
     chosen = [fact for fact in chosen if fact.package in near] or chosen
     if not chosen:
@@ -137,8 +138,8 @@ def _answer(fact: _Fact, kind: str, known: Mapping[str, str], *, ambiguous: bool
 
 
 def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
-    """Return how the installed release differs from those that have the name. If it is unknown, the result only states
-    whether the name was added, removed, or both.
+    """Return how the installed release differs from those that have the name. If the installed release is unknown, the
+    result only states whether the name was added, removed, or both.
     """
     if (found := version(installed)) is not None:
         if until and found > (version(until) or found):
@@ -168,7 +169,7 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
     }
     places |= changed.of_module(module, gone.name) if changed else set()
     if not places and not known.lists(module):
-        return  # in every release or in none: the table lists only differences
+        return  # the name is in every release or in none, because the table lists only differences
     dotted = f"{module}.{gone.name}"
     yield _Fact(package, dotted, frozenset(places), "" if len(places) == len(known.releases) else _home(known, dotted))
 
@@ -184,7 +185,7 @@ def _home(known: Table, dotted: str) -> str:
 
 
 def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases that have a module; none if the package is not installed."""
+    """Yield the releases that have a module. Yields nothing if the package is not installed."""
     module = canonical(gone.name)
     known = table(package_of(module))
     if known is None or "." not in gone.name:
@@ -209,7 +210,7 @@ def _classes(gone: Gone) -> Iterator[str]:
 
 
 def _qualified(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the packages that have a class, or a function in their top-level module, with its dotted name."""
+    """Yield the packages that define a class, or a function in their top-level module, with its dotted name."""
     for package in sorted(packages()):
         known = table(package)
         assert known is not None
@@ -229,7 +230,7 @@ def _argument(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
             return
     called = (*_classes(gone), gone.owner.partition(".")[0])
     if gone.name in LOADING and any(name in LOADERS or MODEL.search(name) for name in called):
-        # The releases in which from_pretrained uses the argument itself.
+        # The releases in which from_pretrained itself uses the argument.
         removed, instead = LOADING[gone.name]
         limit = version(removed)
         places = [n for n, r in enumerate(_releases("transformers")) if limit and (version(r) or limit) < limit]

@@ -50,7 +50,7 @@ _ASKED = re.compile(
     r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
     r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
 )
-"""Chinese forms of address, question words and words for the user's data, which occur in reports of every failure."""
+"""Chinese forms of address, question words and words for the user's data, which occur in reports about any failure."""
 CHINESE_STOP_WORDS = """
 之后 以后 之前 还是 一个 可以 左右 时候 每次 不能 仍然 但是 或者 然后 并且 而且 已经 进行 比较 其他 情况
 能不能 有没有 是不是 现在 目前 问题 出现 发现 提示 显示 变成 大概 过程 这个 那个 这种 这样 因为 所以 如果
@@ -58,7 +58,7 @@ CHINESE_STOP_WORDS = """
 的 了 是 在 我 就 都 也 还 吗 呢 把 和 与 从 到 对 用 着 又 再 会 能 让 给 请 中 时 后 前 里 上 下
 """
 MOST_KEPT = 1 << 14
-"""The size of the cache of stems, because texts repeat a few thousand words."""
+"""The size of the stem cache, which is useful because texts repeat a few thousand words."""
 _STOP_CHINESE = re.compile("|".join(CHINESE_STOP_WORDS.split()))
 
 
@@ -101,7 +101,7 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Return the stems of everyday words, whose matches say little about the topic even if they are rare here."""
+    """Return the stems of everyday words. They indicate little about the topic, even if entries rarely use them."""
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 

@@ -1,4 +1,4 @@
-"""Check a complete ledger: the hash chain of its events, and the tables that are derived from the events."""
+"""Check a complete ledger: the hash chain of the events and the tables that are derived from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES: Final = ("current", "alerts")
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of a check. `differs` are the tables that do not match the events."""
+    """The result of a check. `differs` lists the tables that do not match the events."""
 
     broken: Break | None
     differs: tuple[str, ...] = ()
@@ -35,4 +35,4 @@ def audit(ledger: Ledger) -> Audit:
 
 
 def _rows(query: Query, table: str) -> list[Row]:
-    return list(query(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))  # noqa: S608 - one of TABLES, whose keys come first
+    return list(query(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))  # noqa: S608 - one of TABLES; keys come first

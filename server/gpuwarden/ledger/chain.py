@@ -23,7 +23,7 @@ Query = Callable[[str], Iterator[Row]]
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 """The columns of an event that its hash covers."""
 GENESIS: Final = "0" * 64
-"""The previous hash of the first event."""
+"""The value that is used as the previous hash of the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
 """The size of the head file in bytes. It is fixed, so that a single write replaces the content."""

@@ -97,7 +97,7 @@ class Database:
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {self.path} can't be written: {self.readable_only}",
-                "Free some disk space or correct its permissions, then restart gpuwarden; nothing was launched.",
+                "Free some disk space or correct the file's permissions, then restart gpuwarden; nothing was launched.",
             )
         if not self.in_place():
             raise LedgerError(

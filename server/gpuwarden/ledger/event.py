@@ -1,4 +1,4 @@
-"""One event of the ledger, and its typed body."""
+"""Define a ledger event and its typed body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Event(Generic[B_co]):
-    """One event of the ledger. The fields are the stored columns. Other packages read the body only through `data`."""
+    """One ledger event. The fields are the stored columns. Other packages read the body only through `data`."""
 
     seq: int
     at: float
@@ -29,7 +29,7 @@ class Event(Generic[B_co]):
 
     @cached_property
     def body(self) -> dict[str, Any]:
-        """Return the body in the form in which it is stored and exported."""
+        """Return the body in the format in which it is stored and exported."""
         try:
             told = json.loads(self.text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Translate errors of SQLite and of the file system into `LedgerError`."""
+"""Translate SQLite and file system errors into `LedgerError`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Return whether opening failed for lack of disk space or permission, so that the ledger may still be readable."""
+    """Return whether opening failed for lack of disk space or permissions. The ledger may then still be readable."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 
 def damaged(what: str, why: object) -> LedgerError:
-    """Return the error for a ledger that SQLite can read but whose content is invalid because bytes have changed."""
+    """Return the error for a ledger that SQLite can read but whose content is invalid because bytes were changed."""
     return LedgerError(
         f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
         "Restore a backup if you have one. Rented machines may be billed; check their consoles.",
@@ -48,7 +48,7 @@ def damaged(what: str, why: object) -> LedgerError:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code; 0 if the error has none."""
+    """Return SQLite's primary result code, or 0 if the error has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

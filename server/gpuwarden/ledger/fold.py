@@ -1,4 +1,4 @@
-"""Fold the events of jobs, leases, teardowns and receipts into records. All functions are pure."""
+"""Combine the events of jobs, leases, teardowns and receipts into records. All functions are pure."""
 
 from __future__ import annotations
 
@@ -72,21 +72,21 @@ class JobRecord:
     reason: Code | None = None
     """The code of `why`; None if an older version did not record it."""
     next_steps: tuple[NextStep, ...] = ()
-    """The next steps of the error that ended the job."""
+    """The next steps that were suggested with the error that ended the job."""
     pausing: bool = False
-    """A pause was requested and has not taken effect yet."""
+    """True if a pause was requested and has not taken effect yet."""
     resume_requested: bool = False
-    """A resume was requested after the last pause, and no teardown of the machine was requested since."""
+    """True if a resume was requested after the last pause and no teardown of the machine has been requested since."""
     resumed: int = 0
-    """The number of attempts that followed a pause, which do not count as restarts."""
+    """The number of attempts that followed a pause. These attempts do not count as restarts."""
     limit_s: int | None = None
-    """The time limit of the current attempt in seconds; None if it is that of the spec."""
+    """The time limit of the current attempt in seconds; None if the spec's limit applies."""
     person: str = ""
     """The user who submitted the job; empty if an older version did not record it."""
     array: str = ""
     """The token of the array in which the current attempt is launched; empty if it is launched separately."""
     choices: tuple[Choice, ...] = ()
-    """The platforms for the job, in order; empty for a job with one platform. `spec` is the spec for `choice`."""
+    """The job's platforms in the given order; empty for a job with one platform. `spec` is the spec for `choice`."""
     choice: int = 0
     given_up: str = ""
     """The lease of the last request that was abandoned in favor of the next choice."""
@@ -105,11 +105,11 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What is known about the billing of one instance. `answers` are the provider's responses, each with its time.
+    """The known facts about one instance's billing. `answers` lists the provider's responses, each with its time.
 
     `account` is the account that rented the instance; None if an older version did not record it. `cost` is an upper
-    bound of its cost in US dollars until the time for which the record was read, or None if it was read without a time.
-    `estimated` is true if the cost is not the provider's bill.
+    bound of the instance's cost in US dollars until the time for which the record was read, or None if the record was
+    read without a time. `estimated` is true if the cost is not the provider's bill.
     """
 
     id: str
@@ -138,7 +138,7 @@ class LeaseRecord:
 
     @property
     def billed(self) -> float | None:
-        """Return the cost in the provider's last response, in US dollars. It may be out of date."""
+        """Return the cost in the provider's last response, in US dollars. This cost may be out of date."""
         return self.instance.cost_usd if self.instance else None
 
     @property
@@ -150,10 +150,10 @@ class LeaseRecord:
     def cost_by(self, until: float, price: float | None = None) -> float | None:
         """Return an upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
 
-        The bound is the cost in the provider's last response plus the price for the time since. It never decreases
-        while the machine may be billed, whatever the provider reports; if the machine is off, its bill replaces the
-        bound. The time starts when the machine was ordered, because it may be found much later. `price` is used until
-        the provider reports one.
+        The bound is the cost in the provider's last response plus the price for the time since then. While the machine
+        may be billed, the bound never decreases, even if the provider reports less. Once the machine is off, its bill
+        replaces the bound. The time starts when the machine was ordered, because it may be found much later. `price` is
+        used until the provider reports one.
         """
         if not price:
             named = (seen.price_usd_per_hour for _, seen in self.answers)
@@ -194,7 +194,7 @@ class TeardownRecord:
 
 @dataclass(frozen=True)
 class ReceiptRecord:
-    """One receipt, or one ticket for the higher price of a machine. `approval` is the approval of its spending."""
+    """One receipt, or one ticket for a machine's higher price. `approval` is the approval of the spending."""
 
     id: str
     issued: ReceiptIssued
@@ -211,7 +211,7 @@ class ReceiptRecord:
 
 
 def latest(events: Events, kind: type[B]) -> B | None:
-    """Return the body of the last event of a kind, or of the kinds that share a base."""
+    """Return the body of the last event of a kind, or of any kind with the same base class."""
     return next((e.data for e in reversed(events) if isinstance(e.data, kind)), None)
 
 
@@ -220,7 +220,7 @@ def _moved(events: Events) -> list[Event[Any]]:
 
 
 def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
-    """Fold the events of a job and those of its machine's lease; None if the job was not accepted."""
+    """Combine the events of a job and of its machine's lease into a record; None if the job was not accepted."""
     accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
     if accepted is None:
         return None
@@ -277,7 +277,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
 
 
 def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
-    """Return the maximum cost of a job: on its machine if one was rented, or else on any of the remaining choices."""
+    """Return the maximum cost of a job: on its machine if one was rented, otherwise on any of the remaining choices."""
     if not accepted.choices:
         return accepted.worst_cost
     costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]
@@ -285,25 +285,25 @@ def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
 
 
 def _stopped_since(events: Events, lease_events: Events) -> bool:
-    """Return whether a teardown was requested after the job's last resume request, which it then overrides."""
+    """Return whether a later teardown request overrides the job's last resume request."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
 
 
 def _at(events: Events, kind: type[Body]) -> int:
-    """Return the index of the last event of a kind; -1 if there is none."""
+    """Return the index of the last event of a kind, or -1 if there is no such event."""
     return next((n for n in reversed(range(len(events))) if isinstance(events[n].data, kind)), -1)
 
 
 def _doubt(lease_events: Events) -> CreateDoubted | None:
-    """Return the event of the platform's refusal if it is not yet known whether a machine exists."""
+    """Return the event for the platform's refusal if it is not yet known whether a machine exists."""
     moves = _moved(lease_events)
     open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)
     return latest(lease_events, CreateDoubted) if open_still else None
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
-    """Return the place with the last reported address of its machine. The host key is that of the first connection."""
+    """Return the place with the machine's last reported address and the host key from the first connection."""
     if place is None or place.host is None:
         return place
     now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)
@@ -311,7 +311,7 @@ def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
 
 
 def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
-    """Fold a lease's events; None if it was never opened."""
+    """Combine a lease's events into a record; None if the lease was never opened."""
     moves = _moved(events)
     if not moves:
         return None
@@ -343,7 +343,7 @@ def answers(lease_events: Events) -> list[tuple[float, Instance]]:
 
 
 def ended_as(lease_events: Events) -> str | None:
-    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk; else None."""
+    """Return the confirmed state of an ended lease's machine: `gone`, `stopped` (with its disk), or None."""
     moves = _moved(lease_events)
     state = moves[-1].state if moves else None
     if state == Lease.NONE:
@@ -353,7 +353,7 @@ def ended_as(lease_events: Events) -> str | None:
 
 
 def fold_teardown(teardown_id: str, events: Events) -> TeardownRecord | None:
-    """Fold a teardown's events; None if it was never requested."""
+    """Combine a teardown's events into a record; None if the teardown was never requested."""
     moves = _moved(events)
     if not moves:
         return None
@@ -376,6 +376,6 @@ def fold_teardown(teardown_id: str, events: Events) -> TeardownRecord | None:
 
 
 def fold_receipt(receipt_id: str, events: Events) -> ReceiptRecord | None:
-    """Fold a receipt's events; None if it was never issued."""
+    """Combine a receipt's events into a record; None if the receipt was never issued."""
     issued = latest(events, ReceiptIssued)
     return None if issued is None else ReceiptRecord(receipt_id, issued, latest(events, ApprovalGranted))

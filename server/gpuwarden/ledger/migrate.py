@@ -1,4 +1,4 @@
-"""Create the schema, and migrate a ledger of an older version, in the caller's transaction.
+"""Create the schema, or migrate a ledger from an older version, in the caller's transaction.
 
 The events of version 1 are copied into the new table one at a time, in order and unchanged. Each event is hashed with
 the hash of the previous one, and the triggers fill the derived tables.
@@ -37,17 +37,17 @@ def _schema() -> Iterator[str]:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Migrate a ledger of an older version. Its events keep their numbers, times and bodies."""
+    """Migrate a ledger from an older version. Its events keep their numbers, times and bodies."""
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         _from_first(db)
         return
-    db.execute("DROP VIEW live_runs")  # the view of version 2, in which jobs could not be paused
+    db.execute("DROP VIEW live_runs")  # the view from version 2, in which jobs could not be paused
     db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _from_first(db: sqlite3.Connection) -> None:
-    """Migrate a ledger of version 1, in which events have no hash."""
+    """Migrate a ledger from version 1, in which events have no hash."""
     for view in ("jobs", "leases", "teardowns", "current"):
         db.execute(f"DROP VIEW {view}")
     db.execute("ALTER TABLE events RENAME TO events_v1")

@@ -1,4 +1,4 @@
-"""Open the SQLite file of a ledger and migrate it to the current schema. If it can't be written, open it read-only."""
+"""Open a ledger's SQLite file and migrate it to the current schema. If the file can't be written, open it read-only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _for_writing(path: Path, head: HeadFile) -> Database:
         db.execute("PRAGMA busy_timeout = 30000")
         found = _version(db, path)
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL, because an intent must be on the disk before the call that it records is made.
+        # FULL, because an intent must be on disk before the call that it announces is made.
         db.execute("PRAGMA synchronous = FULL")
         if found != VERSION:
             _prepare(db, path, head)

@@ -1,6 +1,6 @@
 """Read the ledger: the events of a subject or a kind, and the current state of every job, lease and teardown.
 
-The duration of a query does not depend on the number of ended jobs, unless the query returns them.
+The duration of a query does not depend on the number of ended jobs, unless the query returns ended jobs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
 """The default number of subjects whose events a process caches."""
 PIECE: Final = 25
-"""The number of events that are read at a time if the required number is not known."""
+"""The number of events to read at a time if the required number is not known."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
 class Row(NamedTuple):
-    """The current state of a job, lease or teardown. Times are seconds since the epoch; `seq` is its last event's."""
+    """The current state of a job, lease or teardown. Times are in seconds since the epoch; `seq` is that of its last
+    event.
+    """
 
     subject: str
     state: str
@@ -44,14 +46,14 @@ class EndedLease(NamedTuple):
     platform: str
     project: str
     actor: str
-    """The actor of the event that recorded the acceptance of the job."""
+    """The actor of the event that accepted the job."""
     opened: float
     since: float
     cost: float | None
 
 
 class Reader:
-    """The queries of a ledger."""
+    """The queries on a ledger."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -61,12 +63,12 @@ class Reader:
     def keep(self, subjects: int) -> None:
         """Set the number of subjects whose events are cached. The most recently read subjects stay in the cache.
 
-        If a caller repeatedly reads more subjects than this in turn, each is read from the database every time.
+        If a caller repeatedly reads more subjects than this in turn, every read goes to the database.
         """
         self._kept = max(KEPT_SUBJECTS, subjects)
 
     def state(self, subject: str) -> str | None:
-        """Return the current state of a subject; None before its first move."""
+        """Return the current state of a subject; None before its first transition."""
         row = self._one("SELECT state FROM current WHERE subject = ?", subject)
         return row[0] if row else None
 
@@ -116,7 +118,9 @@ class Reader:
         after: int = 0,
         limit: int = 10_000,
     ) -> list[Event[Any]]:
-        """Return events in order: of one subject or all, and of one kind, all kinds that share a base, or all kinds."""
+        """Return events in order. `subject` and `kind` select events; a base class as `kind` selects all kinds with
+        that base.
+        """
         where, values = ["seq > ?"], list[object]([after])
         if subject is not None:
             where.append("subject = ?")
@@ -129,9 +133,11 @@ class Reader:
     # -------------------------------------------------------------------------------------------- present states
 
     def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
-        """Return the subjects of a state machine, the oldest move first, and only those in `states` if any are given.
+        """Return the subjects of a state machine, oldest transition first; if `states` are given, only the subjects in
+        them.
 
-        `job` selects the subjects of one job, and `since` those that moved after a time in seconds since the epoch.
+        `job` selects the subjects of one job, and `since` those whose last transition is later than this time in
+        seconds since the epoch.
         """
         where, values = ["machine = ?"], list[object]([machine])
         if states:
@@ -147,13 +153,13 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of the jobs that have leases in the given states, or leases that moved after `since`."""
+        """Return the ids of the jobs with leases in the given states, or with leases that changed after `since`."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return a page of subjects, the latest move first. With `before`, return the page that follows that row."""
+        """Return a page of subjects, latest transition first. With `before`, return the page that follows that row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -165,12 +171,12 @@ class Reader:
         return [Row(*row) for row in self._db.rows(sql, *values, limit)]
 
     def row(self, subject: str) -> Row | None:
-        """Return the row of one subject; None before its first move."""
+        """Return the row of one subject; None before its first transition."""
         found = self._one(f"SELECT {ROW} FROM current WHERE subject = ?", subject)  # noqa: S608 - a constant
         return Row(*found) if found else None
 
     def ended_leases(self, since: float) -> list[EndedLease]:
-        """Return the leases without a machine whose billing stopped after `since`, the earliest first."""
+        """Return the leases that have no machine and whose billing stopped after `since`, earliest first."""
         sql = (
             "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
             "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
@@ -191,7 +197,7 @@ class Reader:
         return found
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
-        """Return the subjects of the jobs in a state whose script digest is this one or is not recorded."""
+        """Return the subjects of the jobs in a state whose script digest is `digest` or is not recorded."""
         sql = (
             "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
             # Without INDEXED BY, SQLite would scan all jobs in the state, because it assumes that NULL is frequent.
@@ -210,11 +216,11 @@ class Reader:
         return [row[0] for row in self._db.rows(sql)]
 
     def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
-        """Return the events of a kind after a time in seconds since the epoch, the newest first."""
+        """Return the events of a kind after a time in seconds since the epoch, newest first."""
         (name,) = kinds_of(kind)
         found: list[Event[B]] = []
         below = 1 << 62
-        while len(found) < limit:  # in pieces, because most requested periods are short
+        while len(found) < limit:  # in small batches, because most requested periods are short
             piece = self._events("kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?", name, below, min(PIECE, limit))
             fresh = list(takewhile(lambda e: e.at > since, piece))
             found += fresh
@@ -224,7 +230,7 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert of a condition. With a mark, return the alert that was raised for it."""
+        """Return the open alert that was raised for a condition with this mark; None if there is no such alert."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None
@@ -252,7 +258,7 @@ class Reader:
 
 
 def _kinds(kind: type[Body] | str | None) -> frozenset[str]:
-    """Return the selected kinds; empty for all kinds."""
+    """Return the selected event kinds; an empty result means all kinds."""
     if kind is None:
         return frozenset()
     return frozenset({kind}) if isinstance(kind, str) else kinds_of(kind)

@@ -1,7 +1,8 @@
 """Store events in an append-only log in a SQLite file.
 
 Each state transition is checked against the current state in the transaction that records it, so two processes can't
-both make it. Callers commit an intent here *before* they make a network call, and the result afterwards.
+both make the same transition. Callers commit an intent here *before* they make a network call, and the result
+afterwards.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Ledger(Reader):
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
-            # Never overwrite the head if events are lost, because that would hide the loss.
+            # Never overwrite the recorded head if events are lost, because that would hide the loss.
             if self._sound and self._head.read() is None and (last := self._last()).seq:
                 self._head.write(last)
         except BaseException:
@@ -57,12 +58,12 @@ class Ledger(Reader):
 
     @property
     def acting(self) -> str:
-        """Return the actor of new events: that of this process, or the user whose request is being handled."""
+        """Return the actor for new events: this process's actor, or the user whose request is being handled."""
         return acting(self.actor)
 
     @property
     def readable_only(self) -> str | None:
-        """Return why this ledger can't be written; None if it can."""
+        """Return the reason why this ledger can't be written to; None if it can."""
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
@@ -70,7 +71,7 @@ class Ledger(Reader):
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
-        """Acquire a lock that all processes with this ledger share. Return None if another process holds it."""
+        """Acquire a lock that all processes using this ledger share. Return None if another process holds it."""
         return self._db.lock(name)
 
     def snapshot(self) -> contextlib.AbstractContextManager[Query]:
@@ -87,12 +88,12 @@ class Ledger(Reader):
             with self._db.transaction():
                 yield
                 # The file can be overwritten while this process runs. The recorded head must be the event before this
-                # transaction, or another event of this ledger if another process wrote one in between.
+                # transaction, or another event in this ledger if another process recorded an event in between.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
             self._tail = None
-            self._known.clear()  # it may contain events of the rolled-back transaction
+            self._known.clear()  # the cache may contain events from the rolled-back transaction
             raise
         if self._tail is not None and self._sound:
             self._head.write(self._tail)
@@ -112,7 +113,7 @@ class Ledger(Reader):
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
         """Record an event and its state transition, unless `moves` is false or the subject has no states.
 
-        Raises Conflict for an illegal transition, or if an event of this kind with this `token` exists.
+        Raises Conflict for an invalid transition, or if an event of this kind with this `token` exists.
         """
         moved = body.MOVES_TO if moves and subject.partition("/")[0] in _MACHINES else None
         event: Event[B] = self.append(
@@ -146,7 +147,7 @@ class Ledger(Reader):
             digest = link(last.hash, row)
             if not self._db.insert((*row, digest)):
                 raise Conflict(
-                    f"{kind} is already recorded for {token}; it can happen only once",
+                    f"{kind} is already recorded for {token} and can be recorded only once",
                     do(Action.LIST_INSTANCES, "to see its result"),
                 )
             self._tail = Head(last.seq + 1, digest)

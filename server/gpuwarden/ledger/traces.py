@@ -1,4 +1,4 @@
-"""Find files that prove, without the ledger, that jobs were submitted with a home folder."""
+"""Find files that prove that jobs were submitted with a home folder, even if the ledger is missing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 _FOLDERS: Final = ("inputs", "pulls", "artifacts", "providers/hf_jobs")
-"""Folders in which files are created only for a job in the ledger."""
+"""The folders in which files are created only for jobs in the ledger."""
 _OURS: Final = re.compile(r'"token":\s*"j[0-9a-f]{10}-i\d')
-"""Matches the token of a machine that was rented for a job."""
+"""Matches the token that a machine rented for a job has."""
 
 
 def traces(home: Path) -> list[str]:

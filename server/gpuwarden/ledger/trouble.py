@@ -15,13 +15,13 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """An integrity problem of a ledger. `parameters` depend on the code.
+    """An integrity problem in a ledger. `parameters` depend on the code.
 
-    `moved`: the path now has another file, or none. `truncated`: the last event has the number `found`, but an event
-    with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded one.
+    `moved`: the path now contains another file or no file. `truncated`: the last event has the number `found`, but an
+    event with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded one.
     `lost`: the ledger is empty or new, although its folder contains files of earlier jobs, which are listed in
-    `beside`. `read_only` and `behind`: it can't be written because of `why`; with `behind`, the newest events may be
-    missing as well.
+    `beside`. `read_only` and `behind`: the ledger can't be written because of `why`; with `behind`, the newest events
+    may be missing as well.
     """
 
     code: Code
@@ -59,12 +59,14 @@ _LOOK: Final = (
 _HINTS: Final[dict[Code, str]] = {
     "moved": "Restore the file, then restart gpuwarden. Machines may be billed; check the platforms' consoles.",
     "behind": "Free some disk space, then try again. Machines may be billed; check the platforms' consoles.",
-    "read_only": "Free some disk space, or check the permissions of its folder.",
+    "read_only": "Free some disk space, or check the permissions of the ledger's folder.",
 }
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Return the integrity problem of a ledger, or None. The head is read before the events, so it can't be newer."""
+    """Return the integrity problem of a ledger, or None. The head is read before the events, so the head can't be
+    newer.
+    """
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

@@ -30,15 +30,15 @@ from gpuwarden.providers.base import Provider, keyed, load_provider
 
 REHEARSAL = "rehearsal/"
 STEP_S = 55.0
-"""Maximum seconds for one step on a machine while its job is locked: the first contact can take almost a minute."""
+"""Maximum seconds for one step on a machine while its job is locked. The first connection can take almost a minute."""
 LOCK_PATIENCE_S = 60.0
 """Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
 
 
 class Ended(NamedTuple):
-    """A machine that is no longer billed: the time of its end, and the cost of its last day in USD.
+    """A machine that is no longer billed, with the time when it ended and its cost on the last day in US dollars.
 
-    `pretend` is true for a machine of a rehearsal.
+    `pretend` is true for a machine in a rehearsal.
     """
 
     at: float
@@ -61,19 +61,20 @@ class Context:
     cwd: Path | None = None
     """Folder that a job's input paths are relative to; None for the process's working directory."""
     more_notices: tuple[Notice, ...] = ()
-    """Notices that are not about the policy, such as about servers that use another ledger."""
+    """Notices that are not about the policy, but for example about servers that use another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
-    """By lease: the provider's last answer to this process, with its time. The ledger records only status changes."""
+    """The provider's last answer to this process for each lease, with its time. The ledger records only status changes.
+    """
     unseen: dict[str, str] = field(default_factory=dict)
-    """By lease: why this process's last poll of its instance failed."""
+    """The reason why this process's last poll of an instance failed, by lease."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
-    """By job: the observation from this process's last poll (`observed`), or the error that it raised (`blind`)."""
+    """The observation from this process's last poll of each job (`observed`), or the error from that poll (`blind`)."""
     ended: dict[str, Ended] = field(default_factory=dict)
     ended_until: float = 0.0
-    """By lease: machines that ended in the last day. They have been read up to the time `ended_until`."""
+    """Machines that ended in the last day, by lease. `ended_until` is the time up to which they have been collected."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
-    """By platform: the account's funds at this process's last poll; None if no machine could be billed."""
+    """The account's funds at this process's last poll, by platform; None if no machine could be billed."""
     phrase: Callable[[Sequence[NextStep]], str] = manual_text
     """Renders the next steps of an alert as text; set by the interface that opens this context."""
     _backends: dict[str, Backend] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Context:
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """Return the notices for a reply, with an invalid policy as a notice instead of an error."""
+        """Return the notices for a reply. An invalid policy is reported as a notice instead of an error."""
         try:
             return self.notices
         except WardenError as error:
@@ -138,7 +139,7 @@ class Context:
         return load_profile(name, self.own_profiles)
 
     def configured(self) -> list[str]:
-        """Return the rented platforms that have an API key in the environment and that the policy allows.
+        """Return the rented platforms that the policy allows and that have an API key in the environment.
 
         A platform with targets, such as the projects of dstack, is omitted because no key identifies a target; it is
         included once the ledger has used it. A platform whose profile can't be read is included, so that using the
@@ -156,7 +157,7 @@ class Context:
         return found
 
     def backend(self, name: str) -> Backend:
-        """Return a backend by its name, loaded once."""
+        """Return the backend with this name. It is loaded once."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
@@ -167,7 +168,7 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """Return the provider of a platform, loaded once. Raises NotSupported if the platform has none."""
+        """Return the provider for a platform. It is loaded once. Raises NotSupported if the platform has none."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -188,11 +189,13 @@ class Context:
 
     @cached_property
     def known_secrets(self) -> KnownSecrets:
-        """Return the digests of the secrets that jobs were given."""
+        """Return the digests of the secrets that were passed to jobs."""
         return KnownSecrets(self.home)
 
     def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the secrets to redact in a body: this environment's, those of `names`, and those given to jobs."""
+        """Return the secrets to redact in a body: those in this environment, those with the given names, and those
+        passed to jobs.
+        """
         return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
 
     @cached_property
@@ -218,7 +221,7 @@ class Context:
         return load_notes(self.notes_file) if self.notes_file else Notes()
 
     def owned_place(self, platform: str) -> Place:
-        """Return the host and run root for jobs of an owned platform, from the user's notes or else the profile."""
+        """Return the host and run root for jobs on an owned platform, from the user's notes or the profile."""
         profile, told = self.profile(platform), self.notes.of(platform)
         run_root = told.scratch or profile.run_root
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
@@ -234,7 +237,7 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Lock a job, so that one process at a time advances it. The locks of a dead process are released."""
+        """Lock a job, so that one process at a time advances it. Locks held by a dead process are released."""
         deadline = anyio.current_time() + patience_s
         while (held := self.ledger.lock(job_id)) is None:
             if anyio.current_time() > deadline:

@@ -1,4 +1,4 @@
-"""Check a group of nodes before a job runs on them: each node, the network paths between them, and an all-reduce.
+"""Check a group of nodes before a job runs on them: each node, the network paths between nodes, and an all-reduce.
 
 The check does not launch, write or record anything. Facts that can't be gathered remain unknown.
 """
@@ -28,17 +28,21 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MOST_NODES: Final = 256
 ALL_WAYS: Final = 6
-"""Largest group for which every path is checked; for larger groups, the paths to the head and a ring are checked."""
+"""Largest group for which every path is checked. In larger groups, only the paths to the head node and a ring of nodes
+are checked.
+"""
 CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""Seconds for one path. If packets are lost, each tested packet size takes a few seconds."""
+"""Maximum seconds for one path. If packets are lost, each tested packet size takes a few seconds."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Settings of a check: the rendezvous port, the job's Python, and the all-reduce (`size` 0 skips it)."""
+    """Settings for a check: the rendezvous port, the job's Python interpreter, and the all-reduce (skipped if `size` is
+    0).
+    """
 
     port: int = PORT
     python: str = ""
@@ -65,7 +69,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
     if not 2 <= len(names) <= MOST_NODES:
         raise BadRequest(
             f"a group of {len(names)} nodes can't be checked",
-            f"Give 2 to {MOST_NODES} hosts of your SSH configuration; the local machine is called {LOCAL}.",
+            f"Specify 2 to {MOST_NODES} hosts from your SSH configuration; the local machine is called {LOCAL}.",
         )
     for name in names:
         check_host(name)
@@ -125,7 +129,7 @@ async def _each(
 
 
 class _Group:
-    """The agents of one check."""
+    """The agents used in one check."""
 
     def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
         self._talks, self._wanted, self._clock = talks, wanted, clock
@@ -137,7 +141,9 @@ class _Group:
         return read_node(talk.name, await talk.ask("facts", python=python))
 
     async def offset(self, talk: NodeTalk) -> Offset:
-        """Measure a node's clock offset in the shortest of several round trips; half of it is the uncertainty."""
+        """Measure a node's clock offset in the shortest of several round trips; half of the round-trip time is the
+        uncertainty.
+        """
         best: Offset | None = None
         for _ in range(CLOCK_ROUNDS):
             sent = self._clock.now()
@@ -206,7 +212,7 @@ class _Group:
             return replace(facts, sum=Sum(wanted=False))
         if able != list(facts.names) or facts.port_error:
             return facts
-        # If two names mean the same machine, an all-reduce would not measure the network.
+        # If two names refer to the same machine, an all-reduce would not measure the network.
         if len({facts.nodes[n].identity for n in able}) < len(able):
             return facts
         await _each(self._talks, lambda talk: talk.ask("unlisten"))

@@ -39,7 +39,7 @@ FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 600.0
 DAY_S: Final = 86_400.0
 MAX_ALERTS: Final = 20
-"""Maximum alerts per channel and round; the next round sends the rest."""
+"""Maximum number of alerts per channel and round; the next round sends the rest."""
 ENDING_SOON: Final = "ending_soon"
 """The kind of the notice before automatic teardown; its mark is the sequence number of the announcement."""
 
@@ -105,7 +105,7 @@ def channels(ctx: Context) -> dict[str, Channel]:
 
 
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
-    """Return when the first channel accepted an alert; None if none has, or if the policy can't be read.
+    """Return the time when the first channel accepted an alert; None if none has, or if the policy can't be read.
 
     If no channel is configured, the alert counts as delivered at the time of its event.
     """
@@ -119,7 +119,7 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 
 
 def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
-    """Return when an announced teardown is due; None if its notice has not been delivered.
+    """Return the time when an announced teardown is due; None if its notice has not been delivered.
 
     The grace period starts with the delivery. If the current policy has a longer grace period, that one is used.
     """
@@ -138,12 +138,12 @@ class Courier:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.trouble: dict[str, str] = {}
-        """By channel: why it failed."""
+        """Maps each failed channel to the reason."""
         self._tries: Counter[tuple[str, int]] = Counter()
         self._next: dict[str, float] = {}
 
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
-        """Send each channel its pending alerts until one fails. Return the reasons for failures, by channel.
+        """Send each channel its pending alerts until one fails. Return the reason for each channel's failure.
 
         A new alert is sent at once. The delay before the next attempt doubles after each failure. `current` are the
         keys of the conditions that are currently true.
@@ -223,7 +223,10 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
 
 
 def sign(secret: str, stamp: str, body: bytes) -> str:
-    """Return `sha256=` and the HMAC of time stamp, dot and body in hex. The receiver checks signature and time."""
+    """Return `sha256=` and, in hex, the HMAC of the timestamp, a dot and the body.
+
+    The receiver checks the signature and the time.
+    """
     return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 

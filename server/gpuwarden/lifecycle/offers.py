@@ -1,4 +1,4 @@
-"""Query platforms for a machine's price and capacity, and list its storage that survives a stop.
+"""Query platforms for a machine's price and capacity, and list the storage that survives a stop of the machine.
 
 A submission queries one platform (`ask_offer`), and `gpuwarden offers` queries all configured ones (`offers`). If a
 platform does not respond in time, its capacity is reported as unknown, not as none.
@@ -22,7 +22,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 
 
 class Capacity(StrEnum):
-    """Whether a platform can rent out the requested machine now. NOT_SOLD: it does not offer that machine."""
+    """Whether a platform can rent out the requested machine now. NOT_SOLD: the platform does not offer that machine."""
 
     AVAILABLE = "available"
     UNKNOWN = "unknown"
@@ -32,7 +32,7 @@ class Capacity(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """One platform's answer. `refusal` is the error if the requested machine can't be rented there now.
+    """One platform's answer. `refusal` is the error if the requested machine can't be rented there at the moment.
 
     `profile` is None if the platform could not be queried; the reason is in `quote`.
     """
@@ -56,7 +56,7 @@ class Offer:
 
     @property
     def survives_stop(self) -> tuple[str, ...] | None:
-        """Return the mounts whose files always survive a stop; None if the platform has no stop or no profile."""
+        """Return the mounts whose files always survive a stop; None without a profile or if stops are unsupported."""
         if self.profile is None or self.profile.verbs.stop is None:
             return None
         tiers = (t for t in self.profile.storage if t.present != "sometimes" and t.survives.stop is True)
@@ -64,7 +64,7 @@ class Offer:
 
 
 async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
-    """Query one platform. Raises NotFound for an unknown name, NotSupported if it is not rented."""
+    """Query one platform. Raises NotFound for an unknown name, NotSupported for a platform without rentals."""
     profile, provider = ctx.profile(platform), ctx.provider(platform)
     try:
         answer = await in_time(platform, provider.quote(resources))
@@ -79,9 +79,10 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
 
 
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
-    """Query the given or all configured platforms concurrently. Return the cheapest first, then unknown, then refusals.
+    """Query the given platforms, or all configured ones, concurrently. Return the cheapest first, refusals last.
 
-    A platform that can't be queried is unknown. If it is the only given one, its error is raised.
+    A platform that can't be queried has an unknown price, and comes before the refusals. If it is the only platform
+    given, its error is raised.
     """
     found: list[Offer] = []
 

@@ -62,7 +62,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event since which no process of a job can write files; None if the job may have a process."""
+    """Return the event after which no process of a job can write files; None if the job may still have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 

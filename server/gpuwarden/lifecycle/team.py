@@ -1,4 +1,4 @@
-"""Apply the team settings of the policy: the approvers, and the caps of each person and project."""
+"""Apply the policy's team settings: the approvers, and the caps for each person and project."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_approver(ctx: Context) -> None:
 def check_name(ctx: Context, person: str) -> None:
     """Raise Refused if a user who is not an approver creates a token or passkey for another user.
 
-    Actions with a passkey or a token count as its owner's, so a passkey could approve and a token could spend for
-    another user, which would bypass the approvers and caps of the policy.
+    An action with a passkey or a token counts as an action of its owner. With another user's passkey or token, a user
+    could therefore approve or spend as that user, and bypass the policy's approvers and caps.
     """
     listed, maker = ctx.policy.team.approvers, person_here(ctx)
     if listed and maker not in {*listed, person}:
@@ -45,7 +45,7 @@ def check_name(ctx: Context, person: str) -> None:
 
 
 def check_receipt(ctx: Context, receipt: str) -> None:
-    """Raise Conflict if users have caps and a receipt, with its spending approval, belongs to another user."""
+    """Raise Conflict if users have caps and the receipt and its spending approval belong to another user."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     asked = person_of(issued.actor) if issued else ""
     if ctx.policy.team.people and asked != person_here(ctx):
@@ -56,7 +56,9 @@ def check_receipt(ctx: Context, receipt: str) -> None:
 
 
 def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
-    """Return why a job needs approval if its user or project has no cap in the policy; empty if both have one."""
+    """Return the reason why a job whose user or project has no cap in the policy needs approval; empty if both have
+    caps.
+    """
     team = ctx.policy.team
     if team.people and person not in team.people:
         return f"the policy has no cap for the user {line(person, 80) or '(unknown)'}"
@@ -68,7 +70,9 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
 def allowances(
     ctx: Context, spec: JobSpec, person: str
 ) -> Iterator[tuple[str, Allowance, Callable[[JobRecord], bool]]]:
-    """Yield the name and caps of a job's user and project, each with a test of whether a job counts towards them."""
+    """Yield the name and caps of a job's user and project, each with a function that tells if a job counts towards the
+    caps.
+    """
     team = ctx.policy.team
     if person in team.people:
         yield f"team.people.{person}", team.people[person], lambda job: job.person == person

@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""Seconds for one query to a platform, including all pages. Callers of a tool wait for only a minute."""
+"""Seconds for one query to a platform, including all pages. Tool callers wait only a minute."""
 
 STORE_S = 60.0
 """Seconds for one check of an artifact store, while the job is locked."""

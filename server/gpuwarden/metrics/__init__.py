@@ -1,10 +1,10 @@
 """Store the points and alerts that jobs report, and read them as curves.
 
-They are numerous, and they are unproven claims of the jobs, so they are stored in a separate file next to the ledger
-(`store.py`). Write them with `batching.Batches`; read them with `store.MetricStore`:
+They are stored in a separate file next to the ledger (`store.py`), because they are numerous and are unproven claims
+made by the jobs. Write them with `batching.Batches`; read them with `store.MetricStore`:
 
     store.series(job)                              every metric: number of points, last step, last value
-    store.points(job, metric, after, limit)        one page of points as they were posted, in order of their steps
+    store.points(job, metric, after, limit)        one page of points as they were posted, ordered by step
     store.downsampled(job, metric, points)         the lowest and the highest point of each bucket, for a chart
     store.alerts(job, after, limit)                the alerts of a job's script and of its runner
 

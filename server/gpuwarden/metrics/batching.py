@@ -1,6 +1,6 @@
-"""Write posts to the store in batches: one commit for all posts within about 50 ms.
+"""Write metrics posts to the store in batches, with one commit for all posts that arrive within about 50 ms.
 
-A post gets its response after its commit.
+The response to a post is sent after the commit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
-"""Maximum number of posts that wait for a commit. Further posts are rejected, and their senders try again."""
+"""The maximum number of posts that wait for a commit. Further posts are rejected, and their senders must try again."""
 
 
 @dataclass
 class _Waiting:
-    """One post that waits for its commit."""
+    """One post that is waiting for its commit."""
 
     post: PostedPoints | PostedAlert
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -33,9 +33,9 @@ class _Waiting:
 
 
 class Batches:
-    """Collect posts from any number of tasks.
+    """Collects posts from any number of tasks.
 
-    Use it in a block of `running()`, which commits the remaining posts when the block ends.
+    Use it inside a `running()` block, which commits the remaining posts when the block ends.
     """
 
     def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:

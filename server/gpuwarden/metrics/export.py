@@ -1,7 +1,8 @@
 """Export a job's points as CSV, as TensorBoard event files, or to trackio.
 
-Event files are encoded here, because TensorBoard needs a hundred megabytes of libraries. A record consists of a length,
-a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those bytes.
+Event files are encoded here, because the TensorBoard package requires a hundred megabytes of libraries. A record
+consists of a length, a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those
+bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ LARGEST_FLOAT32: Final = 3.4028234e38
 
 
 def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
-    """Yield all points of a job, metric by metric, in order of steps. Raises NotFound if the job has no points."""
+    """Yield all of a job's points, metric by metric, in step order. Raises NotFound if the job has no points."""
     names = [series.name for series in store.series(job)]
     if not names:
-        raise NotFound(f"job {job} has no metrics", "A job must report or print its metrics.")
+        raise NotFound(f"job {job} has no metrics", "A job must report its metrics or print them.")
     for name in names:
         cursor: Cursor | None = None
         while True:
@@ -61,7 +62,7 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file under `folder`/job and return its path. The step of a point without one is its index."""
+    """Write one event file under `folder`/job and return its path. A point without a step gets its index as step."""
     points = all_points(store, job)
     first = next(points)  # raises NotFound before a folder is created
     target = folder / job
@@ -103,7 +104,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
 
 
 def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
-    """Yield points with their steps. The step of a point without one is its index among the metric's points."""
+    """Yield points with their steps. A point without a step gets its index among the metric's points."""
     number, present = 0, ""
     for name, point in points:
         number, present = (number + 1, present) if name == present else (0, name)

@@ -1,7 +1,7 @@
-"""Parse a job's posts: points of metrics and alerts.
+"""Parse a job's posts: metric points and alerts.
 
 The input is untrusted; the output contains only bounded values. A post with an invalid structure is rejected
-(`Malformed`). If a single value is not a number, only this value is omitted, and it is reported.
+(`Malformed`). If a single value is not a number, only that value is omitted, and the omission is reported.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 from gpuwarden.core.sanitize import line
 
 MAX_POINTS: Final = 1_000
-"""Points of one post."""
+"""Maximum number of points in one post."""
 MAX_NAMES: Final = 64
-"""Metrics of one point."""
+"""Maximum number of metrics in one point."""
 MAX_LOOKED: Final = 256
-"""Entries of one point that are examined, whether or not they are metrics."""
+"""Maximum number of entries of one point that are examined, whether or not they are metrics."""
 MAX_NAME: Final = 100
 MAX_TEXT: Final = 1_000
 NO_STEP: Final = -1
@@ -36,7 +36,7 @@ _LATEST: Final = 1 << 62
 
 
 class Problem(StrEnum):
-    """Codes for problems of a post or of one of its values."""
+    """Codes for problems with a post or with one of its values."""
 
     NO_OBJECT = "not_an_object"
     NO_JOB = "job_id_missing"
@@ -71,7 +71,7 @@ class Malformed(ValueError):
 
 
 class Ignored(NamedTuple):
-    """A value of a post that was omitted."""
+    """A value that was omitted from a post."""
 
     field: str
     problem: Problem
@@ -235,8 +235,8 @@ def alert_fields(body: object) -> dict[str, Any]:
 def read_alert(body: object, now: float) -> PostedAlert:
     """Parse a post to the alerts API. Raises Malformed.
 
-    A job's alerts usually have no time. Equal alerts of one job are therefore stored once, as a post that was repeated
-    because its response was lost. The runner adds a `timestamp` to the alerts that it reports.
+    A job's alerts usually have no time. Identical alerts from one job are therefore stored once, as if the post had
+    been repeated because its response was lost. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

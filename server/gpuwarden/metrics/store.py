@@ -1,7 +1,7 @@
-"""Store metrics in SQLite: points and alerts, each of which is stored only once even if it is posted again.
+"""Store metrics in SQLite: points and alerts. A point or alert that is posted again is not stored twice.
 
 The store is one file next to the ledger, in WAL mode, so that the server can write while the page and the watch read.
-Only curves are lost with the file, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
+If the file is lost, only curves are lost, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
 crashes, no committed post is lost; a power failure may lose the most recent ones.
 """
 
@@ -26,12 +26,12 @@ FILE: Final = "metrics.db"
 VERSION: Final = 1
 APPLICATION_ID: Final = 0x67776D73  # "gwms"
 MAX_SERIES: Final = 512
-"""Maximum number of metrics of one job."""
+"""Maximum number of metrics per job."""
 MAX_JOB_POINTS: Final = 20_000_000
 MIN_FREE: Final = 256 << 20
 """Disk space in bytes reserved for the ledger, which must stay writable while a machine is billed."""
 MAX_ALERTS: Final = 1_000
-"""Maximum number of alerts of one job; further alerts are counted as ignored."""
+"""Maximum number of alerts per job; further alerts are counted as ignored."""
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some points in order, and the cursor of the next page, which is None on the last page."""
+    """Some points in order, and the cursor for the next page, which is None on the last page."""
 
     points: tuple[Point, ...]
     next: Cursor | None
@@ -75,8 +75,8 @@ class Marker(NamedTuple):
 class Curve(NamedTuple):
     """A downsampled curve. `x` are steps, or seconds since the epoch if `by_time` is true; `values` are finite.
 
-    `total` is the number of points that the curve represents, and `odd` the number of those that are not finite, of
-    which `markers` may list only some.
+    `total` is the number of points that the curve represents, and `odd` the number of points that are not finite.
+    `markers` may list only some of these points.
     """
 
     x: tuple[float, ...]
@@ -88,7 +88,7 @@ class Curve(NamedTuple):
 
 
 class StoredAlert(NamedTuple):
-    """One alert as the job reported it. To read the alerts after it, pass its `id`."""
+    """One alert as the job reported it. Pass its `id` to read the alerts that follow."""
 
     id: int
     type: str
@@ -106,7 +106,7 @@ class Batch:
 
 
 class Written(NamedTuple):
-    """The result for one post: the number of new points, the number of known points, and the omitted values."""
+    """The result for one post: the numbers of new and of already stored points, and the omitted values."""
 
     stored: int
     known: int
@@ -137,9 +137,7 @@ class MetricStore:
         """Store a batch in one transaction; return the result for each post. On DiskError, nothing is stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
-                raise OSError(
-                    f"less than {MIN_FREE >> 20} MiB of disk space are free; they are reserved for the ledger"
-                )
+                raise OSError(f"the free disk space is below {MIN_FREE >> 20} MiB, which are reserved for the ledger")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 written = [self._add(post) for post in batch.posts]
@@ -203,7 +201,7 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ reading
 
     def version(self) -> int:
-        """Return a number that changes with every commit of this object or of another process."""
+        """Return a number that changes with every commit by this object or by another process."""
         with self._lock, self._translated():
             other = int(self._db.execute("PRAGMA data_version").fetchone()[0])
             return (other << 32) + self._db.total_changes
@@ -223,7 +221,7 @@ class MetricStore:
             )
 
     def latest(self, job: str) -> dict[str, Point]:
-        """Return the last point of each metric of a job. The duration does not depend on the number of points."""
+        """Return the last point of each of a job's metrics. The query time does not depend on the number of points."""
         with self._reading() as db:
             named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
             return {name: self._last(db, key) for key, name in named}

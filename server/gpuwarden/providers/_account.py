@@ -4,7 +4,7 @@
 |---|---|
 | `<PLATFORM>_API_KEY` or the like | the account's key itself |
 | the same name + `_FILE` | a file that contains the key; refused if users other than its owner may read it |
-| `GPUWARDEN_<PROVIDER>_URL` | another address of the API, https or loopback only |
+| `GPUWARDEN_<PROVIDER>_URL` | a different API address, https or loopback only |
 | `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the one in `~/.ssh` |
 """
 
@@ -94,7 +94,7 @@ def text_of_key_file(name: str) -> str:
 
 
 def salted(salt: str, *words: str) -> str:
-    """Return a keyed digest of the words, with `salt` as the key."""
+    """Return a digest of the words, keyed with `salt`."""
     return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 
@@ -127,7 +127,7 @@ def is_loopback(host: str | None) -> bool:
 def public_key(env: Mapping[str, str]) -> str | None:
     """Return the user's public SSH key as `<type> <base64>`, without its comment; None if there is none.
 
-    Raises BadRequest if the variable names something else, such as a private key.
+    Raises BadRequest if the variable contains something else, such as a private key.
     """
     given = env.get(SSH_KEY_VARIABLE, "").strip()
     if given:

@@ -1,12 +1,12 @@
 """The HTTP client of all providers, and the classification of its replies.
 
 - a reply of the expected shape is `Known`
-- a definite refusal raises: the request had no effect
+- a definite refusal raises an exception; the request had no effect
 - anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, a truncated body, an unexpected shape. The request may
   have had an effect.
 
-*Not found* and refusals count only in the platform's own JSON; a page from a proxy is `Unknown`. A reply that refuses a
-create but names an instance is not a refusal.
+*Not found* and refusals are accepted only in the platform's own JSON; a page from a proxy is `Unknown`. A reply that
+refuses a create but names an instance is not a refusal.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""If a rate limit asks to wait for up to this many seconds, a read waits; else it raises RateLimited."""
+"""If a rate limit requests a wait of at most this many seconds, a read waits; otherwise it raises RateLimited."""
 AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
-"""An intermediary may reject a request without a User-Agent; the address is the platform's contact for questions."""
+"""An intermediary may reject a request without a User-Agent. The address lets a platform contact the project."""
 NAMES: Final = frozenset(
     ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
 )  # fmt: skip
@@ -55,10 +55,10 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
-"""A row of a list of offers, keys or the like. A row of an unexpected shape is kept unparsed, and `readable` omits it.
+"""A row of a list, for example of offers or keys. A row of an unexpected shape is kept unparsed; `readable` omits it.
 
 The type of a row that may be one of gpuwarden's instances is strict in the identifying fields and lenient in all
-others: `Row | RowId`. A list without a readable row may be a list of something else: it is Unknown.
+others: `Row | RowId`. A list without a readable row may be a list of something else, so it is Unknown.
 """
 
 MOST: Final = 10**18
@@ -101,7 +101,8 @@ class ApiResponse:
     def at(self, name: str) -> Any:
         """Return the named field of a JSON object, or None.
 
-        Dots descend: "error.code" is `code` inside `error`, "errors.0.details" is `details` of the first of `errors`.
+        A dot selects a nested field: "error.code" is `code` inside `error`, "errors.0.details" is `details` of the
+        first of `errors`.
         """
         value = self.json
         for step in name.split("."):
@@ -208,7 +209,7 @@ class ApiClient:
         return self.parse(reply.raw, shape, what)
 
     def parse(self, raw: bytes, shape: type[T], what: str) -> Answer[T]:
-        """Parse JSON text into a model. If it does not fit, return Unknown with the first mismatch."""
+        """Parse JSON text into a model. If it does not match the model, return Unknown with the first mismatch."""
         try:
             return Known(_adapter(cast("Any", shape)).validate_json(raw))
         except ValidationError as error:
@@ -329,7 +330,9 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
 
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
-    """Return an UNCLEAR instance for a row with a readable id and name only. It may run, so it counts as billing."""
+    """Return an UNCLEAR instance for a row with a readable id and name only. It may be running, so it counts as
+    billing.
+    """
     why = f"{platform} lists it, but the other fields of its row could not be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 

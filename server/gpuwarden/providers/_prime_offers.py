@@ -1,4 +1,4 @@
-"""Offers of Prime Intellect: the amounts that can be ordered, and their price."""
+"""Prime Intellect offers: the amounts that can be ordered, and their price."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Choice(ResponseModel):
     defaultIncludedInPrice: bool | None = None  # noqa: N815
 
     def amount(self, wanted: int | None) -> int | None:
-        """Return the amount to order; with None, the offer decides. Raises ValueError if the offer has less."""
+        """Return the amount to order; None selects the offer's default. Raises ValueError if the offer has less."""
         if self.minCount is None or self.maxCount is None:  # nothing to choose
             if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
                 raise ValueError("the offer has less")
@@ -40,7 +40,7 @@ class Choice(ResponseModel):
         return amount
 
     def usd_per_hour(self, amount: int | None) -> float:
-        """Return the price of an amount on top of the offer's own price."""
+        """Return the price of an amount, in addition to the offer's own price."""
         included = (self.defaultCount or 0) if self.defaultIncludedInPrice else 0
         return max(0, (amount or 0) - included) * max(0.0, self.pricePerUnit or 0.0)
 
@@ -85,9 +85,9 @@ class Chosen:
 
 
 def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
-    """Return the amounts to order of an offer and their price; None if the offer has less disk.
+    """Return the amounts to order from an offer and their price; None if the offer has less disk.
 
-    A price in another currency than dollars is unknown.
+    A price in a currency other than dollars is unknown.
     """
     try:
         disk = offer.disk.amount(disk_gb)

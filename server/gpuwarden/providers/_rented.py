@@ -1,4 +1,4 @@
-"""Base class of the providers of rented machines: instance names with tokens, GPU names, the account check."""
+"""Base class for providers of rented machines: instance names with tokens, GPU names, and the account check."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its m
 Instances: TypeAlias = list[Instance]
 PREFIX = "gpuwarden-"
 DURABLE_NAME = "gpuwarden"
-"""The name of the volume for durable storage, on platforms with named volumes."""
+"""The name of the durable storage volume, on platforms with named volumes."""
 MAX_PAGES = 400
 
 
 class Rented:
-    """Base of the providers over HTTP. A subclass sets `api`, `name` and `max_name`.
+    """Base class for providers with an HTTP API. A subclass sets `api`, `name` and `max_name`.
 
-    It implements `look_up` for one instance, `bill` for the bill of a gone instance, and `ask_account` for the account.
+    A subclass implements `look_up` for one instance, `bill` for the final bill of an instance that is gone, and
+    `ask_account` for the account.
     """
 
     name: ClassVar[str]
@@ -49,7 +50,7 @@ class Rented:
         self.env = os.environ if env is None else env
         self.client = ApiClient(self.api, clock, self.env)
         self._accounts: dict[str, str] = {}
-        """Account ids by the digest of their key. A key never moves to another account."""
+        """Account ids by key digest. A key never moves to another account."""
 
     # ------------------------------------------------------------------------------------------------- the account
 
@@ -58,10 +59,10 @@ class Rented:
         return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
-        """Return the account of the key in use; the platform is asked once per key.
+        """Return the account that the key in use belongs to. The platform is queried once per key.
 
-        If the API address is not the platform's own, it is part of the account's name, because a server at that address
-        could report any account.
+        If the API address is not the platform's own, the address is part of the account's name, because a server at
+        that address could report any account.
         """
         key = self.key_digest(self.name)
         if key not in self._accounts:
@@ -83,15 +84,17 @@ class Rented:
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Request one instance. None or NotFound means that, according to the platform, it does not exist."""
+        """Request one instance. None or NotFound means that, according to the platform, the instance does not exist."""
         raise NotImplementedError
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone instance with its final cost, or None if the platform does not report it."""
+        """Return an instance that is gone, with its final cost, or None if the platform does not report the cost."""
         return None
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. If it is gone and the list agrees, return None, or the instance with its bill."""
+        """Return one instance. If it is gone and the list confirms this, return None, or the instance with its final
+        bill.
+        """
         if not self.is_id(id):
             return Known(None)
         said = ""
@@ -112,7 +115,7 @@ class Rented:
         return Known(await self.bill(id, seen.token if seen else "") or seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance of the account, all pages."""
+        """Return every instance in the account, from all pages."""
         raise NotImplementedError
 
     def read_rows(
@@ -123,7 +126,7 @@ class Rented:
         names: type[N],
         named: Callable[[N], tuple[str, str | None]],
     ) -> Answer[tuple[Instance, ...]]:
-        """Parse a list row by row, so that an invalid row hides no other instance.
+        """Parse a list row by row, so that an invalid row does not hide other instances.
 
         A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without id
         and name could be any instance, so the full list is Unknown.
@@ -143,7 +146,7 @@ class Rented:
         return Known(tuple(found))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported, unless a subclass whose platform reports the balance overrides this."""
+        """Raise NotSupported. A subclass whose platform reports the balance overrides this method."""
         raise NotSupported(f"{self.api.platform} does not report the balance through its API", "See its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -154,7 +157,7 @@ class Rented:
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Return findings on the key and on other obstacles to renting."""
+        """Return findings about the key and about other obstacles to renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
@@ -165,7 +168,7 @@ class Rented:
             return [self.finding(severity, error.message, error.next_steps)]
 
     async def check_account(self) -> Findings:
-        """Return the platform's own findings, in addition to those on the key."""
+        """Return findings specific to the platform, in addition to those about the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: Hint = "") -> Finding:
@@ -175,10 +178,12 @@ class Rented:
     # ------------------------------------------------------------------------------------------------------- names
 
     def label(self, token: str) -> str:
-        """Return the instance name that contains the full token. Raises BadRequest if it can't be part of a name."""
+        """Return the instance name that contains the full token. Raises BadRequest if the token can't be part of a
+        name.
+        """
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-            raise BadRequest(f"the token {token!r} can't be part of a name of {self.api.platform}")
+            raise BadRequest(f"the token {token!r} can't be part of an instance name on {self.api.platform}")
         return label
 
     @staticmethod
@@ -189,13 +194,15 @@ class Rented:
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """Return the requested GPU. Raises BadRequest or NotSupported if this platform does not sell the request."""
+        """Return the requested GPU. Raises BadRequest or NotSupported if this platform does not offer what is
+        requested.
+        """
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Request an uninterrupted one.")
         if resources.durable_storage and self.durable_tier() is None:
-            raise NotSupported(f"{self.api.platform} sells no storage that outlives the machine")
+            raise NotSupported(f"{self.api.platform} does not offer storage that is kept after the machine is gone")
         if not resources.gpu:
-            raise BadRequest("the request names no GPU", do(Action.SET_ARGUMENT, "to a name such as H100", name="gpu"))
+            raise BadRequest("no GPU is specified", do(Action.SET_ARGUMENT, "to a name such as H100", name="gpu"))
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:
@@ -213,9 +220,9 @@ class Rented:
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Return the `Place` of jobs on an instance.
+        """Return the `Place` for jobs on an instance.
 
-        Port None means ssh's default, or that of the user's ssh config.
+        If the port is None, ssh uses its default port or the one in the user's ssh config.
         """
         return Place(
             platform=self.profile.id,
@@ -232,7 +239,8 @@ async def agreed_gone(
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
     said: str,
 ) -> Answer[Instance | None]:
-    """Return None if the list can be read and lacks the instance too; else the instance as listed.
+    """Return None if the list can be read and does not contain the instance either; otherwise return the instance as
+    listed.
 
     `said` is the reply for the single instance. A single 404 may be wrong, and a retired API address returns 404 for
     every instance.
@@ -255,7 +263,7 @@ def no_such(platform: str, ident: str) -> NotFound:
 
 
 def positive_price(price: float | None) -> float | None:
-    """Return a positive price, else None: zero means unknown."""
+    """Return a positive price, otherwise None, because zero means unknown."""
     return price if price is not None and price > 0 else None
 
 
@@ -267,7 +275,7 @@ def epoch(moment: datetime | None) -> float | None:
 
 
 def gpu_matches(asked: str, names: Iterable[str]) -> bool:
-    """Return whether a GPU with these names matches the request, by the whole name or by consecutive words of it.
+    """Return whether one of these GPU names matches the request, either as a whole or by consecutive words.
 
     "H100" matches "NVIDIA H100 80GB HBM3"; "L4" does not match "L40S".
     """

@@ -1,9 +1,9 @@
-"""Base class of the providers that rent no machine in advance.
+"""Base class of the providers that don't rent machines in advance.
 
 `create` makes a reservation, and the job itself is the instance.
 
-A reservation is a private file, named by its token. Jobs of other programs may have any text as a token in their
-labels. A text that is not a valid file name does not belong to a reservation.
+A reservation is a private file, named by its token. Jobs of other programs may have any string as a token in their
+labels. A string that is not a valid file name does not belong to a reservation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ReservingProvider:
         raise NotImplementedError
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return the reservation of a token."""
+        """Return the reservation for a token."""
         answer = await self.get(token)
         return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
 
     def _tokens(self) -> Iterator[str]:
-        """Yield the tokens of all reservations made on this machine, ended ones included."""
+        """Yield the tokens of all reservations made on this machine, including ended ones."""
         return (file.stem for file in sorted(self._state.glob("*.json")))
 
     def _file(self, token: str) -> Path:

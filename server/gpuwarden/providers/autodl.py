@@ -6,8 +6,8 @@
 | `AUTODL_IMAGE` | uuid of the image of new instances |
 | `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
 
-The API does not report the account. After the token was replaced, the new token counts as that of another account until
-a request confirms that it can access the instance.
+The API does not report the account. After the token was replaced, the new token is treated as that of another account
+until a request confirms that it can access the instance.
 
 The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
 AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
@@ -81,7 +81,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 
 
 class _Envelope(ResponseModel, Generic[D]):
-    """The envelope of every successful reply. Any code except Success is a failure, regardless of the status."""
+    """The envelope of every successful reply. Any code except Success is a failure, regardless of the HTTP status."""
 
     code: Literal["Success"]
     data: D
@@ -116,7 +116,7 @@ class _Wallet(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map AutoDL's refusals: status 200, with one of a few codes and a Chinese sentence."""
+    """Map AutoDL's refusals. They have HTTP status 200, one of a few codes and a message in Chinese."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
@@ -124,11 +124,11 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if code == "RecordNotFoundError":
         return NotFound(f"AutoDL did not find the requested object {detail}")
     if code == "TORealName":
-        return AuthFailed(f"AutoDL serves verified accounts only {detail}", "Verify the account in AutoDL's console.")
+        return AuthFailed(f"AutoDL accepts only verified accounts {detail}", "Verify the account in AutoDL's console.")
     if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
         return AuthFailed(f"AutoDL refused the token {detail}", "Check AUTODL_TOKEN.")
     if "频繁" in text or reply.status == 429:
-        return RateLimited(f"AutoDL got too many requests {detail}", "Wait, then retry.", reply.after_s)
+        return RateLimited(f"AutoDL received too many requests {detail}", "Wait, then retry.", reply.after_s)
     if "库存" in text:
         return NoCapacity(f"AutoDL has no free capacity now {detail}", "Try another GPU, or later.")
     if "余额" in text:
@@ -141,7 +141,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
 
 
 class AutoDL(Rented):
-    """A `Provider` over one AutoDL account."""
+    """A `Provider` for one AutoDL account."""
 
     name = "autodl"
     wishes = frozenset({"image"})
@@ -173,7 +173,7 @@ class AutoDL(Rented):
         return findings
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return a quote without a price: AutoDL reports prices only for rented instances."""
+        """Return a quote without a price, because AutoDL reports prices only for rented instances."""
         spec = self._spec(resources)
         note = f"{resources.gpu_count} x {spec}; AutoDL reports a price only for a rented instance"
         source = "AutoDL (its API has no price list)"
@@ -253,7 +253,9 @@ class AutoDL(Rented):
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Return the cash balance in dollars, or in yuan if no rate is set. Vouchers are excluded: not all apply."""
+        """Return the cash balance in dollars, or in yuan if no rate is set. Vouchers are excluded, because some may not
+        apply.
+        """
         answer = await self._wallet()
         if isinstance(answer, Unknown):
             return answer
@@ -293,7 +295,9 @@ class AutoDL(Rented):
         return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Envelope[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
-        """Send a GET about one instance. The id goes into the query: AutoDL ignores the documented JSON body."""
+        """Send a GET about one instance. The id is sent in the query, because AutoDL ignores the documented JSON
+        body.
+        """
         return await self.client.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
@@ -348,5 +352,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. The provider does not store files."""
     return AutoDL(profile, clock)

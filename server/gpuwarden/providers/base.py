@@ -1,8 +1,8 @@
-"""The provider protocol. A reply of an unexpected shape is `Unknown`; it never means that an instance does not exist.
+"""The provider protocol. A reply in an unexpected format is `Unknown` and never means that an instance does not exist.
 
 A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
-environment variables with the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the platform's own
-tools that end machines. The guard of an agent's shell checks these commands.
+environment variables that contain the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the
+platform's own tools that end machines. The guard of an agent's shell checks these commands.
 
 Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
 have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
@@ -30,27 +30,27 @@ from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
-"""Minimum length of a key. Shorter strings can't be keys, and would match in any text."""
+"""Minimum length of a key. Shorter strings can't be keys, and would match parts of any text."""
 
 
 class Provider(Protocol):
-    """A provider rents and releases instances of one platform."""
+    """A provider rents and releases instances on one platform."""
 
     name: str
     profile: Profile
     settle_s: float
-    """Minimum seconds between two polls that confirm each other."""
+    """Minimum seconds between two polls if the second is to confirm the first."""
 
     def key_digest(self, salt: str) -> str:
         """Return a salted digest of the account's key in use. Raises AuthFailed if no key is set."""
         ...
 
     async def account_id(self) -> Answer[str]:
-        """Return the account of the key in use. Raises NotSupported if the platform's API names none."""
+        """Return the account of the key in use. Raises NotSupported if the platform's API does not report it."""
         ...
 
     async def check(self) -> list[Finding]:
-        """Return the problems of the account or the key."""
+        """Return the problems with the account or the key."""
         ...
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -69,18 +69,18 @@ class Provider(Protocol):
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance, or None if look-up and list agree that it does not exist.
+        """Return one instance, or None if neither a query by id nor the list finds it.
 
         None counts only if a second poll confirms it.
         """
         ...
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance of the account, all pages."""
+        """Return every instance in the account, from all pages of the list."""
         ...
 
     async def balance(self) -> Answer[Balance]:
-        """Return the account's balance. Raises NotSupported if the platform's API reports none."""
+        """Return the account's balance. Raises NotSupported if the platform's API does not report a balance."""
         ...
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -88,22 +88,23 @@ class Provider(Protocol):
         ...
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request a stop. Known means that the platform accepted the request, not that billing stopped."""
+        """Request a stop. The result Known means that the platform accepted the request, not that billing stopped."""
         ...
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request termination. Idempotent: an instance that is already gone is Known."""
+        """Request termination. Idempotent: the result is Known for an instance that is already gone."""
         ...
 
 
 @runtime_checkable
 class Bidder(Protocol):
-    """A provider of interruptible instances that are rented by bid, and whose bids can be raised."""
+    """A provider of interruptible instances that are rented by bidding, and whose bids can be raised."""
 
     async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
-        """Raise the bid of an outbid instance, if a winning bid costs at most `most` dollars an hour, disk included.
+        """Raise the bid for an outbid instance, if a winning bid costs at most `most` dollars per hour, including the
+        disk.
 
-        Sends nothing if the current bid wins, or if no winning bid is within `most`.
+        No request is sent if the current bid wins, or if every winning bid costs more than `most`.
         """
         ...
 
@@ -122,7 +123,7 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
     """Let `get` confirm a missing instance with a recently read list. With None, `get` requests a new list.
 
-    Without this, a platform that reclaimed a thousand machines would be asked for its list a thousand times.
+    Otherwise, a platform that reclaimed a thousand machines would be asked for its list a thousand times.
     """
     token = _LIST.set(listed)
     try:
@@ -132,7 +133,7 @@ def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
 
 
 def known_list() -> Known[tuple[Instance, ...]] | None:
-    """Return the list that `get` may use; None if it has to request one."""
+    """Return the list that `get` may use; None if `get` has to request a list."""
     return _LIST.get()
 
 
@@ -160,7 +161,7 @@ def provider_names() -> list[str]:
 
 
 def account_keys() -> frozenset[str]:
-    """Return the environment variables with account keys of all providers. They are never sent to a machine."""
+    """Return the environment variables with the account keys of all providers. They are never sent to a machine."""
     names: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
     return frozenset(word for keys in names for key in keys for word in (key, f"{key}_FILE"))
 
@@ -169,19 +170,19 @@ def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
     """Return this process's account keys by source: an environment variable, or a file named by such a variable."""
     found = {}
     for name in account_keys():
-        found[name] = given = env.get(name, "").strip()  # a user may have put the key itself into this variable
+        found[name] = given = env.get(name, "").strip()  # this variable may contain the key itself instead of a path
         if name.endswith("_FILE") and given:
             found[f"the file of {name}"] = text_of_key_file(given)
     return {where: value for where, value in found.items() if len(value) >= LEAST_KEY}
 
 
 def keyed(name: str, env: Mapping[str, str]) -> bool:
-    """Return whether the user has set the key of a provider's account."""
+    """Return whether the user has set an account key for a provider."""
     keys: tuple[str, ...] = PROVIDERS.load(name).ACCOUNT_KEYS
     return any(env.get(word) for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:
-    """Return the provider called `name` for one profile. It may keep files in the folder `state`."""
+    """Return the provider called `name` for one profile. The provider may store files in the folder `state`."""
     provider: Provider = PROVIDERS.make(name, profile, state, clock)
     return provider

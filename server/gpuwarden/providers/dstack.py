@@ -1,6 +1,6 @@
-"""Provider `dstack`: the runs of a dstack project.
+"""Provider `dstack`: runs in a dstack project.
 
-No machine is rented before a job runs: dstack rents one for its run.
+No machine is rented before a job runs; dstack then rents one for the run.
 
 | variable | meaning |
 |---|---|
@@ -8,12 +8,13 @@ No machine is rented before a job runs: dstack rents one for its run.
 | `DSTACK_TOKEN`, `DSTACK_TOKEN_FILE` | the token of a user who is a member of the project |
 
 `create` makes a reservation: it requests a plan, writes the token and the checked price to a file, and costs nothing.
-From the launch on, the state of the instance is that of the run with the token in a tag. A run that has ended may leave
-an idle machine that is still billed, so the instance counts as gone only if the fleet has no machine of that run any
-more. If gpuwarden has a provider and a key for the cloud behind dstack, that cloud must confirm that the machine is
-gone, by the cloud's own id.
+After the launch, the state of the instance is that of the run whose tags contain the token. A run that has ended may
+leave an idle machine that is still billed, so the instance counts as gone only when the fleet has no machine from that
+run. If gpuwarden has a provider and a key for the cloud that dstack used, that cloud must also confirm, for the
+cloud's own id, that the machine is gone.
 
-The list includes the project's other runs, the machines of its fleets, and its gateways: all of them are billed.
+The list includes the project's other runs, the machines in its fleets, and its gateways, because all of them are
+billed.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ SHELL_GUARD: Final = ShellGuard(
     key_variables=ACCOUNT_KEYS,
 )
 DIRECT: Final = {"runpod": ("runpod", "runpod"), "vastai": ("vastai", "vastai"), "lambda": ("lambda", "lambda_cloud")}
-"""The profile and the provider that can query a cloud's machines directly, by dstack's name of the cloud."""
+"""The profile and the provider that can query a cloud's machines directly, by dstack's name for the cloud."""
 SKEW_S: Final = 86_400.0
-"""Allowed lag of the server's clock in seconds. The search for a reservation's run excludes runs that are older than
-the reservation by more than this."""
+"""Maximum lag of the server's clock in seconds. The search for a reservation's run excludes runs that are older than
+the reservation by more than this value.
+"""
 _AVAILABLE: Final = frozenset({"available", "idle", "unknown"})
 _THERE: Final = frozenset({"pending", "provisioning", "idle", "busy", "terminating"})
 
@@ -74,7 +76,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> DstackProvider:
 
 
 class DstackProvider(ReservingProvider):
-    """The provider of reservations and the runs that use them."""
+    """The provider for reservations and the runs that use them."""
 
     name = "dstack"
 
@@ -123,7 +125,8 @@ class DstackProvider(ReservingProvider):
         offers = [o for job in plan.job_plans[:1] for o in job.offers if o.availability in _AVAILABLE]
         if not offers:
             raise NoCapacity(
-                f"the project {self._project} has no offer for the request", "Check `dstack offer` and its backends."
+                f"the project {self._project} has no offer for the request",
+                "Check `dstack offer` and the project's backends.",
             )
         first = offers[0]
         where = line(f"{first.backend} {first.region} {first.instance.name}", 120)
@@ -133,7 +136,7 @@ class DstackProvider(ReservingProvider):
                 price_usd_per_hour=first.price if first.price > 0 else None,
                 source=f"dstack's plan: {where}",
                 at=self._clock.now(),
-                note="" if first.price > 0 else "dstack reports no price for machines of an SSH fleet",
+                note="" if first.price > 0 else "dstack does not report a price for machines in an SSH fleet",
             )
         )
 
@@ -143,7 +146,7 @@ class DstackProvider(ReservingProvider):
             if resources.durable_storage:
                 raise NotSupported(
                     "dstack runs have no disk to rent",
-                    "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER.",
+                    "Declare an output in a bucket: /hub/buckets/OWNER/NAME/FOLDER.",
                 )
             price = await self.quote(resources)
         if isinstance(price, Unknown):
@@ -155,9 +158,11 @@ class DstackProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's run. If it is gone, return it with its cost, or None."""
+        """Return the machine of a reservation's run. If the machine is gone, return it with its cost; None if no run
+        exists.
+        """
         try:
-            at = self._read(id).get("at")  # without a date, such as for another machine's run, read every page
+            at = self._read(id).get("at")  # if the date is unknown, as for another machine's run, read all pages
             since = at - SKEW_S if at else None
             runs = [
                 r for r in await self._server.runs(self._project, active=False, since=since) if r.tags.get(LEASE) == id
@@ -197,14 +202,14 @@ class DstackProvider(ReservingProvider):
         cloud = load_provider(name, load_profile(profile), self._state / name, self._clock)
         answer = await cloud.get(machine.instance_id)
         if isinstance(answer, Unknown):
-            return Unknown(f"dstack reports that it ended, but {profile} does not confirm it: {answer.why}")
+            return Unknown(f"dstack reports that the run has ended, but {profile} does not confirm this: {answer.why}")
         if answer.value is None or answer.value.state is InstanceState.GONE:
             return Known(None)
-        why = f"dstack reports that the run has ended, but {profile} still has its machine {machine.instance_id}"
+        why = f"dstack reports that the run has ended, but {profile} still has the machine {machine.instance_id}"
         return Known(self._view(id, run, InstanceState.TERMINATING, line(why, 200)))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every active reservation, every other active run, idle machines of fleets, and gateways."""
+        """Return every active reservation, every other active run, idle machines in fleets, and gateways."""
         try:
             active = await self._server.runs(self._project, active=True)
             fleets = await self._server.fleets(self._project)
@@ -225,7 +230,7 @@ class DstackProvider(ReservingProvider):
             name = lease if self._has(lease) else run.id
             found.setdefault(name, self._running(name, run, token=lease))
         for one in (one for fleet in fleets for one in fleet.instances if one.status in _THERE - {"busy"}):
-            where = line(f"{one.name} of the fleet {one.fleet_name} ({one.backend} {one.region})", 160)
+            where = line(f"{one.name} in the fleet {one.fleet_name} ({one.backend} {one.region})", 160)
             found[one.id] = Instance(
                 id=one.id,
                 state=InstanceState.TERMINATING if one.status == "terminating" else InstanceState.RUNNING,
@@ -240,15 +245,15 @@ class DstackProvider(ReservingProvider):
         return Known(tuple(found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: dstack spends from the accounts of its backends."""
+        """Raise NotSupported, because dstack is billed through the accounts of its backends."""
         raise NotSupported("dstack has no balance", "See the consoles of the clouds that its backends use.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: an ended run can't be started again."""
+        """Raise NotSupported, because an ended run can't be started again."""
         raise NotSupported("a run that ended can't be started again", "Submit the job again.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: a run can't be stopped and resumed."""
+        """Raise NotSupported, because a run can't be stopped and resumed."""
         raise NotSupported("a dstack run can't be stopped and resumed", "Use terminate, which ends the run.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002

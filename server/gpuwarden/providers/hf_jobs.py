@@ -4,7 +4,7 @@
 the state of the instance is that of the job with the token in a label; when the job ends, the instance is gone. A
 reservation that was terminated without a launch is gone too.
 
-The list includes the account's other jobs, and its scheduled jobs, which start jobs and spend by themselves.
+The list includes the account's other jobs, and its scheduled jobs, which start billed jobs by themselves.
 """
 
 from __future__ import annotations

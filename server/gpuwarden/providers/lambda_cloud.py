@@ -151,18 +151,20 @@ class _Filesystems(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map Lambda's error codes; its messages may change at any time."""
+    """Map Lambda's error codes. Its messages are not used, because they may change at any time."""
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
-            return NoCapacity(f"Lambda has no free capacity now ({said})", "Try another region or type, or later.")
+            return NoCapacity(
+                f"Lambda has no free capacity now ({said})", "Try another region or type, or try again later."
+            )
         if code == "global/object-does-not-exist":
             return NotFound(f"Lambda did not find the requested object: {said}")
     return None
 
 
 class LambdaCloud(Rented):
-    """A `Provider` over one Lambda account."""
+    """A `Provider` for one Lambda account."""
 
     name = "lambda_cloud"
     wishes = frozenset({"region"})
@@ -178,7 +180,7 @@ class LambdaCloud(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return a finding if the account has no usable SSH key: a launch needs one."""
+        """Return a finding if the account has no usable SSH key, because a launch needs one."""
         try:
             await self._key_name()
         except BadRequest as refusal:
@@ -186,7 +188,7 @@ class LambdaCloud(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the owner that the first page of the audit log names; Unknown unless there is exactly one."""
+        """Return the owner named on the first page of the audit log; Unknown unless there is exactly one."""
         answer = await self.client.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
@@ -254,7 +256,7 @@ class LambdaCloud(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance that is not gone. Lambda's list has one page."""
+        """Return every instance that is not gone. Lambda's list always has a single page."""
         answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
@@ -265,15 +267,15 @@ class LambdaCloud(Rented):
         return Known(tuple(self._view(i) for i in rows if i.id not in gone))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Lambda has no such operation."""
+        """Raise NotSupported, because Lambda can't start an instance again."""
         raise NotSupported("Lambda can't start an instance again", "Launch another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Lambda has no such operation."""
+        """Raise NotSupported, because Lambda has no stop operation."""
         raise NotSupported("Lambda has no stop", "Use terminate, which also deletes the instance's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request termination. Known only if the reply names the instance."""
+        """Request termination. The result is `Known` only if the reply names the instance."""
         if not is_safe_id(id):
             return Known(None)
         body = {"instance_ids": [id]}
@@ -326,7 +328,7 @@ class LambdaCloud(Rented):
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """Return the name of the one SSH key for a launch. Raises BadRequest if no key is known to fit."""
+        """Return the name of the one SSH key for a launch. Raises BadRequest if no key is known to match the user's."""
         answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
@@ -340,7 +342,7 @@ class LambdaCloud(Rented):
         if not fitting:
             raise BadRequest(
                 "no SSH key of the Lambda account is known to be yours, so no instance would be reachable",
-                "Add your public key to the account, or name one of its keys in LAMBDA_SSH_KEY_NAME.",
+                "Add your public key to the account, or set LAMBDA_SSH_KEY_NAME to the name of one of its keys.",
             )
         return Known(fitting[0])
 
@@ -398,5 +400,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. This provider stores no files."""
     return LambdaCloud(profile, clock)

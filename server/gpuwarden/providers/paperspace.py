@@ -2,18 +2,19 @@
 
 | variable | meaning |
 |---|---|
-| `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
-| `PAPERSPACE_TEMPLATE` | id of the template of new machines; default: the newest ML-in-a-Box for the machine type |
-| `PAPERSPACE_REGION` | region of new machines; required |
+| `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | an API key of the team |
+| `PAPERSPACE_TEMPLATE` | id of the template for new machines; default: the newest ML-in-a-Box for the machine type |
+| `PAPERSPACE_REGION` | region for new machines; required |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | optional ids of a private network and of a startup script |
 
 New Linux machines accept the SSH keys of the account. The API has no price list and no balance. Only existing machines
-have a price, so a quote takes it from one of the same type in the team, a price cap can't be enforced, and the end of
-the balance can't be predicted. A machine must be off before it can be deleted. A deadline becomes the machine's
-auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
+have a price, so a quote uses the price of a machine of the same type in the team, a price cap can't be enforced, and
+the time when the balance runs out can't be predicted. A machine must be off before it can be deleted. A deadline
+becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
 
-The API description gives no unit for either rate. Paperspace's older API had an hourly rate for usage and a monthly one
-for storage; no disk in the price list costs a dollar an hour or more, or less than a dollar a month.
+The API description does not specify the unit of the usage rate or of the storage rate. Paperspace's older API had an
+hourly rate for usage and a monthly rate for storage. Every disk in the price list costs less than a dollar an hour and
+at least a dollar a month.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class _Template(ResponseModel):
     availableMachineTypes: tuple[_Fits, ...]  # noqa: N815
 
     def fits(self, kind: str) -> bool:
-        """Return whether machines of a type can be made from the template."""
+        """Return whether machines of a type can be created from the template."""
         return any(f.machineTypeLabel == kind and f.isAvailable for f in self.availableMachineTypes)
 
 
@@ -110,7 +111,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""The API description has a machine as the reply; the service sometimes wraps it with the event that changes it."""
+"""In the API description, the reply is a machine. The service sometimes wraps it with the event that changes it."""
 
 
 class _Team(ResponseModel):
@@ -122,7 +123,7 @@ class _Session(ResponseModel):
 
 
 class _Deleted(ResponseModel):
-    """The reply to a deletion: any object that is not an error."""
+    """The reply to a deletion, which is any object that is not an error."""
 
     code: None = None
     message: None = None
@@ -135,13 +136,13 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         return NotFound(f"Paperspace did not find the requested object: {said}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
         return NoCapacity(
-            f"Paperspace has no free capacity now ({said})", "Try another machine type or region, or later."
+            f"Paperspace has no free capacity now ({said})", "Try another machine type or region, or try again later."
         )
     return None
 
 
 class Paperspace(Rented):
-    """A `Provider` over one Paperspace team."""
+    """A `Provider` for one Paperspace team."""
 
     name = "paperspace"
     wishes = frozenset({"region"})
@@ -156,24 +157,24 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return findings on settings that renting requires."""
+        """Return findings on settings that are required to rent a machine."""
         if self.env.get("PAPERSPACE_REGION"):
             return []
         return [self.finding(Severity.ERROR, "PAPERSPACE_REGION is not set, but a machine needs a region", "Set it.")]
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the key's team."""
+        """Return the id of the team that the key belongs to."""
         answer = await self.client.ask("GET", "/auth/session", _Session)
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the highest price of the team's machines of this type; None if it has none. Raises NoCapacity."""
+        """Return the highest price of the team's machines of this type, or None if it has none. Raises NoCapacity."""
         kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
             answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
             if isinstance(answer, Known) and not answer.value.available:
-                raise NoCapacity(f"Paperspace has no {kind} free in {region}", "Try another region, or later.")
+                raise NoCapacity(f"Paperspace has no {kind} free in {region}", "Try another region, or wait.")
         machines = await self._machines()
         same = (
             []
@@ -199,7 +200,7 @@ class Paperspace(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent one machine; it starts by itself."""
+        """Rent one machine. It starts automatically."""
         with nothing_sent():
             order = self._order(self.label(token), resources)
             template = await self._template(str(order["machineType"]))
@@ -212,7 +213,7 @@ class Paperspace(Rented):
             return answer
         made = answer.value.data if isinstance(answer.value, _Wrapped) else answer.value
         seen = self._view(made).model_copy(update={"token": token})
-        if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply shows the state before the request
+        if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply contains the state before the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)
 
@@ -231,7 +232,7 @@ class Paperspace(Rented):
         return Known(tuple(self._view(m) for m in answer.value))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a machine that is off; its address changes if it is dynamic."""
+        """Start a machine that is off. A dynamic address changes."""
         return await self._patch(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
@@ -264,7 +265,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(tuple({m.id: m for m in answer.value}.values()))
 
     async def _pages(self, path: str, shape: type[_Page[D]]) -> Answer[tuple[D, ...]]:
-        """Return the items of all pages; Unknown if a cursor is missing or repeats."""
+        """Return the items of all pages, or Unknown if a cursor is missing or repeats."""
         found: tuple[D, ...] = ()
         params: dict[str, str | int] = {"limit": PAGE}
         seen: set[str] = set()
@@ -283,7 +284,10 @@ class Paperspace(Rented):
         return Unknown(f"Paperspace's list of {path} does not end")
 
     async def _template(self, kind: str) -> Answer[str]:
-        """Return the template id for a new machine. Raises BadRequest if the template does not fit the machine type."""
+        """Return the template id for a new machine.
+
+        Raises BadRequest if the template does not support the machine type.
+        """
         given = self.env.get("PAPERSPACE_TEMPLATE")
         templates: list[_Template] = []
         for path in ("/os-templates", *(("/custom-templates",) if given else ())):
@@ -295,10 +299,10 @@ class Paperspace(Rented):
         usual = [t for t in fitting if USUAL_TEMPLATE in t.name.casefold()]
         ways = ", ".join(f"{t.id} ({t.name})" for t in reversed(fitting[-8:])) or "none in the list"
         if given and any(t.id == given for t in templates) and all(t.id != given for t in fitting):
-            raise BadRequest(f"the template {given} does not fit Paperspace's {kind}", f"Templates that fit: {ways}.")
+            raise BadRequest(f"the template {given} is not for Paperspace's {kind}", f"Compatible templates: {ways}.")
         if not given and not usual:
             raise BadRequest(
-                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; templates that fit: {ways}."
+                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; compatible templates: {ways}."
             )
         return Known(given or usual[-1].id)
 
@@ -337,9 +341,9 @@ class Paperspace(Rented):
             "startOnCreate": True,
             "autoShutdownEnabled": False,
         }
-        # Paperspace's own shutdown at the deadline, in whole hours rounded up; disabled if its maximum is shorter than
-        # the deadline. gpuwarden promises no shutdown time: no source confirms that the shutdown works. The fields are
-        # those of DigitalOcean's documentation; other descriptions name them differently.
+        # Paperspace's own shutdown at the deadline, in whole hours rounded up. It is disabled if its maximum is shorter
+        # than the deadline. gpuwarden does not promise a shutdown time, because no source confirms that the shutdown
+        # works. The field names are those in DigitalOcean's documentation; other descriptions name them differently.
         if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
             order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
         for field, name in (("networkId", "PAPERSPACE_NETWORK"), ("startupScriptId", "PAPERSPACE_STARTUP_SCRIPT")):
@@ -365,13 +369,16 @@ class Paperspace(Rented):
 
 
 def _usd_per_hour(m: _Machine) -> float | None:
-    """Return the hourly price of a running machine, disk included; None if its usage rate is unknown."""
+    """Return the hourly price of a running machine, disk included, or None if its usage rate is unknown."""
     usage = positive_price(m.usageRate)
     return None if usage is None else usage + (_storage_usd_per_hour(m) or 0.0)
 
 
 def _storage_usd_per_hour(m: _Machine) -> float | None:
-    """Return the hourly price of the disk, on or off. A rate of one dollar or more is monthly."""
+    """Return the hourly price of the disk, which is the same while the machine is off.
+
+    A rate of one dollar or more is monthly.
+    """
     rate = positive_price(m.storageRate)
     return rate / HOURS_A_MONTH if rate is not None and rate >= 1 else rate
 

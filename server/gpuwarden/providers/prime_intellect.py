@@ -7,8 +7,8 @@
 | `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
 The price cap is part of the order itself; a quote includes the price of disk, vCPUs and memory beyond those of the
-offer. Prepaid offers are skipped, since money paid in advance can't be metered. gpuwarden can't stop Pods; a Pod that
-is stopped is billed at its full price unless its record has another price.
+offer. Prepaid offers are skipped, because money paid in advance can't be metered. gpuwarden can't stop Pods; a stopped
+Pod is billed at its full price unless its record has another price.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map refusals. An unknown path returns only "Not Found"; a missing Pod returns a longer sentence."""
+    """Map refusals to errors. An unknown path returns only "Not Found"; a missing Pod returns a longer sentence."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect did not find the requested object: {said}")
     if reply.status in {400, 409, 422} and re.search(
@@ -143,7 +143,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
 
 
 class PrimeIntellect(Rented):
-    """A `Provider` over one user's account at Prime Intellect."""
+    """A `Provider` for one user's Prime Intellect account."""
 
     name = "prime_intellect"
     wishes = frozenset({"image", "region"})
@@ -158,7 +158,7 @@ class PrimeIntellect(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return findings on the account's SSH keys, since a Pod accepts no others, and on the team."""
+        """Return findings about the team and the account's SSH keys, because a Pod accepts no other keys."""
         try:
             await self._key_id()
         except BadRequest as refusal:
@@ -168,7 +168,7 @@ class PrimeIntellect(Rented):
         teams = await self.client.ask("GET", "/user/teams", _Teams, params={"limit": PAGE})
         if isinstance(teams, Unknown) or team in {t.teamId for t in readable(teams.value.data, _Team)}:
             return []
-        message = "the key's user belongs to no Prime Intellect team with the id in PRIME_TEAM_ID"
+        message = "the key's user is not in the Prime Intellect team with the id in PRIME_TEAM_ID"
         return [self.finding(Severity.ERROR, message, "Set it to one of your teams, or unset it.")]
 
     async def ask_account(self) -> Answer[str]:
@@ -177,7 +177,7 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the cheapest offer that fits."""
+        """Return the price of the cheapest matching offer."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -238,11 +238,11 @@ class PrimeIntellect(Rented):
         if isinstance(answer, Unknown):
             return answer
         if answer.value.status == "UNKNOWN" and answer.value.id == id:
-            return Unknown(f"Prime Intellect itself does not know the status of Pod {id}")
+            return Unknown(f"Prime Intellect reports an unknown status for Pod {id}")
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, page by page; Unknown if there are fewer than the reported total."""
+        """Return every Pod that is not gone, from all pages; Unknown if there are fewer than the reported total."""
         found: dict[str, _Pod | _PodId] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -263,7 +263,7 @@ class PrimeIntellect(Rented):
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return the balance of the paying wallet: the team's if one is set, else the user's."""
+        """Return the balance of the paying wallet: the team's wallet if a team is set, otherwise the user's."""
         team = self.env.get("PRIME_TEAM_ID")
         params: dict[str, str | int] = {"limit": 1, **({"teamId": team} if team else {})}
         answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params=params)
@@ -275,7 +275,7 @@ class PrimeIntellect(Rented):
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: Prime Intellect has no such operation."""
-        raise NotSupported("Prime Intellect has no stop", "Use terminate, which also deletes the Pod's disk.")
+        raise NotSupported("Prime Intellect can't stop a Pod", "Use terminate, which also deletes the Pod's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Request termination."""
@@ -290,7 +290,7 @@ class PrimeIntellect(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[Chosen]:
-        """Return the cheapest offer that fits. Raises NoCapacity."""
+        """Return the cheapest matching offer. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
@@ -340,7 +340,10 @@ class PrimeIntellect(Rented):
         return Known(tuple(found))
 
     async def _key_id(self) -> Answer[str | None]:
-        """Return the id of the user's SSH key in the account, else of its primary key. Raises BadRequest if none."""
+        """Return the id of the user's SSH key in the account, or else of the account's primary key.
+
+        Raises BadRequest if the account has neither.
+        """
         answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
@@ -430,5 +433,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> PrimeIntellect:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. The provider stores no files."""
     return PrimeIntellect(profile, clock)

@@ -1,4 +1,4 @@
-"""Provider `rehearsal`: instances of a cloud that is simulated on this machine according to a profile."""
+"""Provider `rehearsal`: instances in a cloud that is simulated on this machine according to a profile."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from gpuwarden.providers._rented import agreed_gone
 if TYPE_CHECKING:
     from gpuwarden.rehearsal.cloud import Cloud
 
-ACCOUNT_KEYS: Final = ()  # simulated money needs no key
-SHELL_GUARD: Final = ShellGuard()  # its machines are local processes, and no command-line tool ends them
+ACCOUNT_KEYS: Final = ()  # a simulated account needs no key
+SHELL_GUARD: Final = ShellGuard()  # its machines are local processes, and there is no command-line tool that ends them
 
 
 class RehearsalProvider:
-    """A `Provider` over a `Cloud`; the token is the instance's label."""
+    """A `Provider` for a simulated `Cloud`. The token is the instance's label."""
 
     name = "rehearsal"
     wishes = frozenset({"image", "region"})
-    """A simulated machine has neither image nor region; accepted so that a job with these options can be rehearsed."""
+    """Options that have no effect on a simulated machine.
+
+    They are accepted so that a job with these options can be rehearsed.
+    """
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -36,15 +39,15 @@ class RehearsalProvider:
         self.settle_s = cloud.settings.settle_s
 
     def key_digest(self, salt: str) -> str:
-        """Return a digest of the cloud's nonce: each folder counts as a separate account."""
+        """Return a digest of the cloud's nonce. Each cloud folder counts as a separate account."""
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
-        """Raise NotSupported: a simulated cloud has no account, only a nonce."""
-        raise NotSupported("a simulated cloud names no account")
+        """Raise NotSupported, because a simulated cloud has no account, only a nonce."""
+        raise NotSupported("a simulated cloud has no account name")
 
     async def check(self) -> list[Finding]:
-        """Return an empty list: a simulated account can't have problems."""
+        """Return an empty list, because a simulated account can't have problems."""
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -60,7 +63,7 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance, with its final bill if it is gone; None if the cloud does not know it."""
+        """Return one instance, with its final bill if it is gone, or None if the cloud does not know the instance."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
@@ -72,8 +75,8 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.list)
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: simulated money has no balance."""
-        raise NotSupported("simulated money has no balance")
+        """Raise NotSupported, because a simulated account has no balance."""
+        raise NotSupported("a simulated account has no balance")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance again."""
@@ -89,8 +92,8 @@ class RehearsalProvider:
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
-    """Return the provider for one profile; the cloud's files in `state/<profile id>` are kept."""
-    # On the system clock, a supervisor process applies changes in time; on any other clock, the next poll does.
-    from gpuwarden.rehearsal.cloud import Cloud  # a late import: this module is loaded to read key names
+    """Return the provider for one profile. The cloud's files in `state/<profile id>` are kept."""
+    # With the system clock, a supervisor process applies changes on time; with any other clock, the next poll does.
+    from gpuwarden.rehearsal.cloud import Cloud  # imported late, as this module is also loaded for key names only
 
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

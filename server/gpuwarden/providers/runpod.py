@@ -2,16 +2,17 @@
 
 | variable | meaning |
 |---|---|
-| `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, all others read |
-| `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
+| `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: read and write for Pods, read for the rest |
+| `RUNPOD_IMAGE` | the container image for new Pods, which must start sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: the one named gpuwarden |
 | `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
 
-Only the older GraphQL API offers the balance, the account's id and a stop date for a Pod. This API needs another scope
-of the key, and will be shut down early in 2027. Pods are created through REST v2, without a stop date. GraphQL does not
-report whether the account is billed by invoice.
+Only the older GraphQL API supports the balance, the account's id and a stop date for a Pod. The GraphQL API requires
+another key scope, and will be shut down early in 2027. It does not report whether the account is billed by invoice.
+Pods are created through REST v2, without a stop date.
 
-The API has no price cap and no interruptible Pods; a cap is compared with the list price before a Pod is created.
+REST v2 supports neither price caps nor interruptible Pods; a cap is compared with the list price before a Pod is
+created.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Pods(ResponseModel):
 
 
 class _PodName(ResponseModel):
-    """The fields that even an invalid row must have, so that it hides no Pod."""
+    """The fields that even an invalid row must have, so that no Pod is overlooked."""
 
     id: Ident
     name: str
@@ -118,7 +119,7 @@ class _Price(ResponseModel):
     community: float = 0.0
 
     def of(self, cloud: Cloud) -> float:
-        """Return the value for one cloud."""
+        """Return the value that applies to a cloud."""
         return self.secure if cloud == "SECURE" else self.community
 
 
@@ -169,7 +170,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A reply of GraphQL. An error in it invalidates all other fields, regardless of the status."""
+    """A GraphQL reply. An error in it invalidates all other fields, regardless of the HTTP status."""
 
     data: _Account
     errors: None = None
@@ -193,7 +194,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map refusals. *Not found* counts only in the API's own problem document."""
+    """Map refusals to errors. *Not found* counts only in the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404
@@ -206,7 +207,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
 
 
 class RunPod(Rented):
-    """A `Provider` over one RunPod account."""
+    """A `Provider` for one RunPod account."""
 
     name = "runpod"
     wishes = frozenset({"image", "region"})
@@ -225,10 +226,13 @@ class RunPod(Rented):
         self.graph = ApiClient(self.api, clock, self.env)
         self.graph.url = self.client.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
-        """The SSH address of a Pod before this process stopped it; the first replies after a restart repeat it."""
+        """The SSH address that a Pod had before this process stopped it.
+
+        The first replies after a restart repeat this address.
+        """
 
     async def check_account(self) -> Findings:
-        """Return an error finding if no public SSH key exists: a Pod without one is unreachable."""
+        """Return an error finding if no public SSH key exists, because a Pod without a key is unreachable."""
         if self.ssh_key() is not None:
             return []
         answer = await self.client.ask("GET", "/account/ssh-keys", _Keys)
@@ -238,7 +242,7 @@ class RunPod(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the key's user."""
+        """Return the id of the user that the key belongs to."""
         answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
@@ -260,7 +264,7 @@ class RunPod(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent the Pod that `quote` names."""
+        """Rent the Pod that `quote` offered."""
         with nothing_sent():
             label = self.label(token)
             offer = await self._offer(resources)
@@ -295,7 +299,7 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, Pods of clusters included. RunPod's list has one page."""
+        """Return every Pod that is not gone, including Pods in clusters. RunPod's list has only one page."""
         answer = await self.client.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
@@ -315,7 +319,7 @@ class RunPod(Rented):
         return await self._act(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request a stop. A locked Pod refuses with Conflict."""
+        """Request a stop. Raises Conflict if the Pod is locked."""
         return await self._act(id, "stop")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -339,7 +343,10 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
-        """Return the cheapest GPU type in stock that fits. Raises NoCapacity or BadRequest if none does."""
+        """Return the cheapest GPU type in stock that meets the request.
+
+        Raises NoCapacity or BadRequest if there is none.
+        """
         asked, cloud = self.refuse_unsold(resources), self._cloud(resources)
         params: dict[str, str | int] = {
             "include": "AVAILABILITY",
@@ -375,7 +382,7 @@ class RunPod(Rented):
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
         if cloud == "COMMUNITY" and self.wished(resources, "region"):
-            raise NotSupported("RunPod offers a choice of data center in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
+            raise NotSupported("RunPod lets you choose a data center in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         if cloud == "COMMUNITY" and resources.durable_storage:
             raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         return cast("Cloud", cloud)
@@ -441,7 +448,10 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Return whether the address is outdated: a restart changes the port, but first replies repeat the old one."""
+        """Return whether the address is outdated.
+
+        A restart changes the port, but the first replies repeat the old port.
+        """
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
             return True
@@ -450,14 +460,14 @@ class RunPod(Rented):
             return True
         ran = self.clock.now() - (epoch(pod.startedAt) or 0.0)
         if runtime.uptime is not None and runtime.uptime > ran + 60:
-            return True  # the uptime is counted from an earlier start
+            return True  # the reported uptime counts from an earlier start
         if self._left.get(pod.id) == (direct.host, direct.port) and ran < self.settle_s:
             return True
         self._left.pop(pod.id, None)
         return False
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone Pod with its bill, or None if RunPod has no bill for it."""
+        """Return a Pod that is gone, with its bill, or None if RunPod has no bill for it."""
         try:
             answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
         except WardenError:
@@ -474,7 +484,7 @@ def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
 
 
 def _meter(state: InstanceState, cost: float) -> bool | None:
-    """Return False only if status and cost both show that compute is off."""
+    """Return False only if both status and cost show that compute is off."""
     if state is _S.GONE:
         return False
     if state is _S.STOPPED:

@@ -6,9 +6,10 @@
 | `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's own: the address of its API server, if `sky api login` wrote none |
 | `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's own: the account on a shared API server |
 
-A cluster's name contains gpuwarden's token, and its hash must be the recorded one. SkyPilot alone can't prove that a
-cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's own list if
-gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown for none.
+A cluster's name contains gpuwarden's token, and the cluster's hash must match the recorded hash. SkyPilot alone can't
+prove that a cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's
+own list if gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown
+for none.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ MANAGED: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "WINDING_DOWN": (_S.RUNNING, True),
     "CANCELLING": (_S.STOPPING, None),
 }
-"""The state of a machine, and whether it is billed, by the state of its managed job."""
+"""The state of a machine and whether it is billed, for each state of its managed job."""
 WITNESSES: Final = {
     "lambda": "lambda",
     "paperspace": "paperspace",
@@ -74,7 +75,7 @@ WITNESSES: Final = {
     "runpod": "runpod",
     "vast": "vastai",
 }
-"""The platforms that gpuwarden can query directly, by SkyPilot's names of the clouds."""
+"""The platforms that gpuwarden can query directly, by SkyPilot's cloud names."""
 CONTROLLER: Final = "SkyPilot's own controller machine: it is billed until you end it with `sky down`"
 
 ACCOUNT_KEYS: Final = ("SKYPILOT_SERVICE_ACCOUNT_TOKEN",)
@@ -109,7 +110,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyProvider:
 
 
 class SkyProvider:
-    """The provider of the clusters of one infrastructure. The profile's id names it, such as `sky/aws`."""
+    """The provider for clusters on one infrastructure, which is named by the profile's id, such as `sky/aws`."""
 
     name = "sky"
 
@@ -134,7 +135,7 @@ class SkyProvider:
         return Known(f"{info.user} at {info.url}")
 
     async def check(self) -> list[Finding]:
-        """Return findings on the API server, its access to this infrastructure, and controllers that are billed."""
+        """Return findings about the API server, its access to this infrastructure, and controllers that are billed."""
         try:
             info = await self._sky.ask(Info, "info")
             listed = await self._sky.ask(Clusters, "clusters", names=None, fresh=False)
@@ -159,8 +160,8 @@ class SkyProvider:
         return found
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: SkyPilot has no account balance."""
-        raise NotSupported("SkyPilot reports no account balance", "See the console of the cloud behind it.")
+        """Raise NotSupported, because SkyPilot has no account balance."""
+        raise NotSupported("SkyPilot reports no account balance", "See the console of the underlying cloud.")
 
     # ------------------------------------------------------------------------------------------------------- renting
 
@@ -227,7 +228,7 @@ class SkyProvider:
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every cluster of this infrastructure, and SkyPilot's controllers and managed jobs.
 
-        Every infrastructure lists all controllers, and all managed jobs without a machine.
+        The provider of each infrastructure returns all controllers, and all managed jobs that have no machine.
         """
         listed = await self._sky.ask(Clusters, "clusters", names=None, fresh=False)
         mine = (c for c in listed.clusters if c.controller or c.cloud == self.infra)
@@ -241,7 +242,7 @@ class SkyProvider:
         return Known(None)
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request a stop. Raises NotSupported if the cloud has none."""
+        """Request a stop. Raises NotSupported if the cloud can't stop machines."""
         await self._sky.ask(Done, "act", verb="stop", cluster=id)
         return Known(None)
 
@@ -281,7 +282,7 @@ class SkyProvider:
         if any(c.live for c in ours):
             return Unknown(f"SkyPilot does not list {ident}, but SkyPilot's cost report lists it as running")
         if kept.get("hash") and not ours:
-            return Unknown(f"SkyPilot no longer lists {ident}, and its cost report lacks it")
+            return Unknown(f"SkyPilot no longer lists {ident}, and the cluster is not in its cost report")
         if doubt := await self._witness(kept):
             return Unknown(doubt)
         if not ours and not why:
@@ -290,7 +291,9 @@ class SkyProvider:
         return Known(Instance(id=ident, token=token, state=_S.GONE, meter=False, cost_usd=paid, why=line(why, 300)))
 
     async def _witness(self, kept: Mapping[str, Any]) -> str:
-        """Return why the cloud's own provider does not confirm the end; "" if it does or is not available."""
+        """Return the reason why the cloud's own provider does not confirm the end; "" if it confirms the end or is not
+        available.
+        """
         from gpuwarden.providers.base import keyed, load_provider
 
         platform = WITNESSES.get(self.infra)

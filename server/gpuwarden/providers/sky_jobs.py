@@ -1,7 +1,7 @@
 """Provider `sky_jobs`: SkyPilot's managed jobs. No machine is rented before a job runs.
 
 Its environment variables are those of the provider `sky`. `create` makes a reservation: it writes the token and the
-price to a file, dry-runs a launch, and costs nothing. From the launch on, the state of the instance is that of the
+price to a file, dry-runs a launch, and costs nothing. After the launch, the instance's state is the state of the
 managed job with the reservation's name.
 
 The end of a job does not prove that its machine is gone: the controller sets the state first and ends the machine
@@ -44,7 +44,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyJobsProvider:
 
 
 class SkyJobsProvider(ReservingProvider, SkyProvider):
-    """The provider of reservations and their managed jobs. Account, price and check are the same as for clusters."""
+    """The provider for reservations and their managed jobs. Account, price and checks are the same as for clusters."""
 
     name = "sky_jobs"
 
@@ -52,7 +52,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         SkyProvider.__init__(self, profile, state, clock, env)
 
     async def check(self) -> list[Finding]:
-        """Return findings on the API server and its access to this infrastructure, and on billed controllers."""
+        """Return findings about the API server, its access to this infrastructure, and billed controllers."""
         found = await super().check()
         return [*found, Finding(rule="sky", severity=Severity.INFO, message=CONTROLLER)]
 
@@ -104,7 +104,9 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             return Unknown(error.message)
 
     async def _ended(self, id: str, ours: list[ManagedJob]) -> Answer[Instance | None]:  # noqa: A002
-        """Return the final state of finished jobs; if there is no job, return the reservation or None."""
+        """Return the final state of finished jobs. If there is no job, return the reservation, or None if it is not
+        active.
+        """
         if not ours:
             waits = self._has(id) and not self._read(id).get("ended")
             return Known(self._reserved(id) if waits else None)
@@ -143,15 +145,17 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
     # --------------------------------------------------------------------------------------------------------- verbs
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: an ended job can't be started again."""
+        """Raise NotSupported, because an ended job can't be started again."""
         raise NotSupported("a managed job that ended can't be started again", "Submit it again.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: a managed job can't be stopped and resumed."""
+        """Raise NotSupported, because a managed job can't be stopped and resumed."""
         raise NotSupported("a managed job can't be stopped and resumed", "Use terminate, which cancels it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Cancel the job and end the reservation. Unknown if the job is not yet submitted to the controller."""
+        """Cancel the job and end the reservation. Returns Unknown if the job has not yet been submitted to the
+        controller.
+        """
         try:
             queue = await self._queue(run_name(id))
             ours = [job for job in queue.rows if named(job.name)[0] == run_name(id)]

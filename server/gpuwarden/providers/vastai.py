@@ -6,8 +6,8 @@
 | `VAST_IMAGE` | the container image of new instances |
 
 The price cap limits the search for offers. A bid is within the cap and above the offer's minimum, so that the next
-bidder does not take the machine at once. A durable volume is created together with the instance, on the same machine,
-and exists as long as that machine.
+bidder does not immediately win the machine. A durable volume is created together with the instance, on the same
+machine, and exists as long as the machine does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ ON_START: Final = "touch ~/.no_auto_tmux"
 
 
 Contract = Annotated[int, Field(ge=0)]
-"""An instance's id. `_is_id` accepts every such id: one that can't be looked up must not count as gone."""
+"""An instance's id. `_is_id` accepts every such id, because an instance that can't be looked up must not count as
+gone."""
 
 
 class _Instance(ResponseModel):
@@ -79,7 +80,7 @@ class _Instance(ResponseModel):
 
 
 class _Label(ResponseModel):
-    """The fields that even an invalid row must have, so that it hides no instance."""
+    """The fields that even an invalid row must have, so that no instance is overlooked."""
 
     id: Contract
     label: str | None
@@ -152,7 +153,7 @@ class _Charges(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map Vast's own errors: an invalid key may be a 404, and an offer that is gone a 400, 404 or 410."""
+    """Map Vast's own errors: an invalid key may be reported as 404, and an offer that is gone as 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
         return AuthFailed(
@@ -161,7 +162,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if reply.status == 429 and reply.after_s is None:
         threshold = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
         after = float(threshold[1]) if threshold else None
-        return RateLimited(f"Vast.ai got too many requests ({said})", "Wait, then retry.", after)
+        return RateLimited(f"Vast.ai received too many requests ({said})", "Wait, then retry.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
         hint = "Submit the job again for the current offers, or choose another GPU or platform."
         return NoCapacity(f"the Vast.ai offer is no longer available ({said})", hint)
@@ -171,7 +172,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
 
 
 class Vast(Rented):
-    """A `Provider` over one Vast.ai account."""
+    """A `Provider` for one Vast.ai account."""
 
     name = "vastai"
     wishes = frozenset({"image", "region"})
@@ -190,7 +191,7 @@ class Vast(Rented):
         super().__init__(profile, clock, env)
         self._gpu_names: tuple[str, ...] = ()
         self._stopped: set[str] = set()
-        """Instances that this process stopped; an outbid instance looks the same."""
+        """Instances that this process stopped. The API reports the same state for an outbid instance."""
 
     async def check_account(self) -> Findings:
         """Return an error finding if neither this machine nor the account has a public SSH key.
@@ -213,7 +214,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the cheapest offer that fits, disk included."""
+        """Return the price of the cheapest matching offer, including the disk."""
         answer = await self._offers(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -344,7 +345,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """Return at least one offer that fits, the cheapest first. Raises NoCapacity if none fits."""
+        """Return the matching offers, at least one, the cheapest first. Raises NoCapacity if no offer matches."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk, names = resources.disk_gb or DISK_GB, await self._named(asked)
         query: dict[str, object] = {
@@ -377,7 +378,7 @@ class Vast(Rented):
             and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
         ]
         if not fitting and len(answer.value.offers) >= OFFERS:
-            return Unknown(f"Vast.ai listed only the first {OFFERS} offers, and none of them fits")
+            return Unknown(f"Vast.ai listed only the first {OFFERS} offers, and none of them matches")
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
@@ -385,7 +386,9 @@ class Vast(Rented):
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names of a GPU; empty if it lists no names. Raises BadRequest if it has no such GPU."""
+        """Return the platform's names for a GPU; empty if it lists no names. Raises BadRequest if it has no such
+        GPU.
+        """
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
             if isinstance(answer, Unknown):
@@ -482,7 +485,7 @@ class Vast(Rented):
             return None
         if not found:
             return None
-        why = "Vast.ai has only its charges"
+        why = "Vast.ai reports only its charges"
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=total, why=why)
 
 
@@ -492,7 +495,7 @@ def _is_id(ident: str) -> bool:
 
 
 def _price(offer: _Offer, resources: Resources) -> float | None:
-    """Return the hourly price, disk included."""
+    """Return the hourly price, including the disk."""
     if not resources.interruptible:
         return positive_price(offer.dph_total)
     bid = _bid(offer, resources.max_price_usd_per_hour)
@@ -500,7 +503,9 @@ def _price(offer: _Offer, resources: Resources) -> float | None:
 
 
 def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
-    """Return a winning bid with headroom, at most `most` dollars an hour with the disk; None if there is none."""
+    """Return a winning bid with headroom, at most `most` dollars an hour including the disk; None if no such bid
+    exists.
+    """
     least = positive_price(row.min_bid)
     if least is None:
         return None
@@ -513,8 +518,8 @@ def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
     """Return the normalized state for Vast's four fields, and whether compute is billed.
 
-    `actual_status` may have undocumented values. An outbid instance has `stopped` in the other three fields, like one
-    that its user stopped; only a bid can be outbid.
+    `actual_status` may have undocumented values. An outbid instance has `stopped` in the other three fields, as does an
+    instance that its user stopped. Only an instance with a bid can be outbid.
     """
     wanted = i.intended_status == "running"
     match i.actual_status:
@@ -550,5 +555,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. The provider does not store files."""
     return Vast(profile, clock)

@@ -1,6 +1,6 @@
 """Simulate a metered cloud on this machine.
 
-What happens to the processes and files of a rented machine is real, but the money is not.
+The processes and files of a rented machine are real; only the money is simulated.
 
 The cloud behaves as one profile's front matter describes: its verbs, the data that survives them, when the meter stops,
 and how an interruption happens. Time advances on access: every call first applies the transitions that are due
@@ -68,8 +68,9 @@ class Session:
 class Cloud:
     """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
-    `settings` and `faults` replace those in the folder; None keeps them. With `supervise`, a supervisor process runs
-    while the cloud can change without a call. Without `make`, a missing folder raises Unreachable.
+    `settings` and `faults` replace those stored in the folder; None keeps the stored ones. With `supervise`, a
+    supervisor process runs while the cloud can change without a call. Without `make`, a missing folder raises
+    Unreachable.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Cloud:
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
                 self.store.save(new)
-            if faults is not None or not self.store.begun:  # saving the state fixes the nonce
+            if faults is not None or not self.store.begun:  # the nonce does not change once the state is saved
                 state = self.store.state()
                 state.calls = {}
                 self.store.save(state)
@@ -132,11 +133,11 @@ class Cloud:
         return self._call("quote", ask)
 
     def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance labelled `token`. Like real clouds, it rents another instance if called again."""
+        """Rent an instance labelled `token`. As with real clouds, a second call rents another instance."""
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
-            with nothing_sent():  # as if the search for an offer, before the order, had found nothing
+            with nothing_sent():  # as if the search that precedes the order had found no offer
                 self._refuse(s, resources, usd)
             number = s.state.calls.get("instances", 0) + 1
             s.state.calls["instances"] = number
@@ -168,7 +169,7 @@ class Cloud:
         return self._call("list", lambda s: tuple(self._listed(s)))
 
     def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance: with its final bill after it has ended, None if it vanished or never existed."""
+        """Return one instance, with its final bill if it has ended; None if it vanished or never existed."""
 
         def look(s: Session) -> Instance | None:
             record = s.state.records.get(id)
@@ -211,7 +212,7 @@ class Cloud:
         def act(s: Session) -> None:
             facts = self.profile.unattended
             if facts is None or facts.self_stop is not True:
-                raise NotSupported(f"no machine of {self._platform} is known to have a way to stop itself")
+                raise NotSupported(f"machines on {self._platform} have no known way to stop themselves")
             record = self._known(s, id)
             if record.state is _S.RUNNING:
                 s.state.records[id] = s.engine.stop(record, s.now, by_itself=True)
@@ -219,7 +220,7 @@ class Cloud:
         return self._call("self_stop", act)
 
     def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Terminate an instance. There is no effect if it has already ended."""
+        """Terminate an instance. This has no effect if the instance has already ended."""
 
         def act(s: Session) -> None:
             verbs, record = self.profile.verbs, s.state.records.get(id)
@@ -279,7 +280,7 @@ class Cloud:
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
         """Add a fault to an instance, effective from now on."""
         if fault.call is not None:
-            raise BadRequest(f"{fault.kind} is a fault of a call; configure it with Faults")
+            raise BadRequest(f"{fault.kind} is a fault in a call; configure it with Faults")
         with self._session() as s:
             record = self._known(s, id)
             s.state.records[id] = meter.turn(self.profile, s.config.settings, s.engine.given(record, fault), s.now)
@@ -294,8 +295,8 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Apply this cloud's faults to a backend's submit, which does not call the cloud: its request or its reply may
-        be lost.
+        """Apply this cloud's faults to a backend's submit, which does not call the cloud, so that its request or its
+        reply may be lost.
 
         Raises Unreachable before or after the body, BadReply after it. The lock is not held while the body runs.
         """
@@ -313,7 +314,7 @@ class Cloud:
 
     @property
     def _takes_end_date(self) -> bool:
-        """Return whether the platform accepts an end date, even if it ignores it."""
+        """Return whether the platform accepts an end date, even if the platform then ignores it."""
         return self.profile.unattended is not None and self.profile.unattended.end_date != "none"
 
     @property
@@ -326,7 +327,7 @@ class Cloud:
                 kinds = self._strikes(s, verb)
                 if 0 < s.config.settings.calls_per_minute < s.state.in_minute:
                     with nothing_sent():
-                        raise RateLimited(f"{self._platform} allows no more calls now", after_s=60 - s.now % 60)
+                        raise RateLimited(f"{self._platform} accepts no further calls now", after_s=60 - s.now % 60)
                 if "lost_request" in kinds:
                     return Unknown(f"rehearsal: no reply to {verb}; the request or the reply was lost")
                 if "no_capacity" in kinds:
@@ -376,17 +377,21 @@ class Cloud:
 
     def _refuse(self, s: Session, resources: Resources, price: float) -> None:
         if resources.interruptible and not self.profile.spot.offered:
-            raise NotSupported(f"{self._platform} sells no interruptible instances", "Request an uninterrupted one.")
+            raise NotSupported(
+                f"{self._platform} does not offer interruptible instances", "Request an uninterrupted one."
+            )
         limit = resources.max_price_usd_per_hour
         if limit is not None and price > limit:
             raise NoCapacity(
-                f"{self._platform} has nothing at {usd_per_hour(limit)} or less; its price is {usd_per_hour(price)}"
+                f"{self._platform} has no offer at {usd_per_hour(limit)} or less; its price is {usd_per_hour(price)}"
             )
         if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
     def _tick(self, s: Session, *, hold: bool = True) -> None:
-        """Complete pending effects, apply due transitions and carry out their effects, each after its commit."""
+        """Complete pending effects, then apply due transitions. Each transition is committed before its effects are
+        carried out.
+        """
         for id, before in list(s.state.records.items()):  # noqa: A001
             record = self._carry_out(before)
             record = s.engine.advance(record, s.now)
@@ -437,7 +442,7 @@ class Cloud:
         return record
 
     def _carry_out(self, record: Record) -> Record:
-        """Carry out pending effects in order. An effect may have been carried out before."""
+        """Carry out pending effects in order. An effect may be carried out again after a crash."""
         files = self._disk(record)
         for effect in record.pending:
             match effect.split(":"):
@@ -461,7 +466,9 @@ class Cloud:
 
     @staticmethod
     def _due(record: Record) -> float:
-        """Return the time of the next known change of an instance; 0 if a fault waits for a training step."""
+        """Return the time of the next known change to an instance; 0 if an injected fault is waiting for a training
+        step.
+        """
         if record.pending or any(fault.step is not None for fault in record.faults):
             return 0.0
         return math.inf if record.due is None else record.due
@@ -482,7 +489,7 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """Return the processes that the run folders name; none if these are on a volume, because the processes may
+        """Return the processes named in the run folders; none if the folders are on a volume, because the processes may
         belong to another instance.
         """
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
@@ -533,8 +540,8 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            # This is the rate per hour of the clock, as on the bill, so that a second poll can detect that a stopped
-            # machine is billed.
+            # This is the rate per hour of simulated time, as on the bill, so that a second poll can detect that a
+            # stopped machine is billed.
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,

@@ -1,7 +1,8 @@
-"""The provider's side of a simulated world, for evaluations and drills: the verbs and bills of its clouds, and a Hub.
+"""The provider's side of a simulated scenario, for evaluations and drills: the verbs and bills of rehearsal clouds, and
+a Hub.
 
-It reads and writes one JSON object per line. Like a provider's command line, it has no gates, and it reports the true
-state. It can't access a real account, because all of its clouds are rehearsal clouds.
+The console reads and writes one JSON object per line. Like a provider's command line, it has no gates and reports the
+true state. It can't access a real account, because all its clouds are rehearsal clouds.
 
     {"do": "configure", "platform": P, "settings": {...}, "faults": [...]}
     {"do": "create", "platform": P, "label": L, "gpu": G, "interruptible": B, "durable": B}
@@ -30,12 +31,12 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 
 Order = dict[str, Any]
-TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (valid only for the world's own Hub)
+TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (valid only for the simulated Hub)
 
 
 class Console:
-    """One world. `cloud` returns a platform's rehearsal cloud by name, and `ledger` returns the server's events so
-    far.
+    """The console of one scenario. `cloud` returns a platform's rehearsal cloud by name, and `ledger` returns the
+    server's events so far.
     """
 
     def __init__(self, cloud: Callable[[str], Cloud], ledger: Callable[[], list[dict[str, Any]]]) -> None:

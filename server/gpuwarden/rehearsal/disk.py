@@ -1,10 +1,13 @@
 """Store the files of rehearsal instances in real folders, laid out according to the profile's tiers.
 
-``` <root>/instances/<id>/fs/         while the machine is on: the tiers at their mount paths
-<root>/instances/<id>/fs.off/     the same folder while it is off, so that it can't be read <root>/volumes/<tier>/
-tiers that survive terminate; linked into fs/ of every instance that has them <root>/trash/                     content
-to delete ``` To wipe a tier, its content is moved to the trash, except the mount points of other tiers. Links that a
-job made are never followed: the link is removed, but not its target.
+```
+<root>/instances/<id>/fs/         while the machine is on: the tiers at their mount paths
+<root>/instances/<id>/fs.off/     the same folder while the machine is off, so that it can't be read
+<root>/volumes/<tier>/            tiers that survive terminate; linked into fs/ of every instance that has them
+<root>/trash/                     content to delete
+```
+To wipe a tier, its content is moved to the trash, except the mount points of other tiers. Links that a job made are
+never followed: the link is removed, but not its target.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from gpuwarden.core.profile import VOLATILE, Event, Profile, Tier
 
 
 class Disk:
-    """The folders of one instance."""
+    """One instance's folders."""
 
     def __init__(self, root: Path, profile: Profile, id: str, tiers: tuple[Tier, ...]) -> None:  # noqa: A002
         self.root = root
@@ -45,7 +48,7 @@ class Disk:
             volume.mkdir(parents=True, exist_ok=True)
             parent = _real_folder(self.root, self.fs, at.parent, self._links())
             link = parent / at.name
-            # The parent may be another volume: resolve a relative link from its real folder.
+            # The parent may be a link to another volume, so a relative link must start at the parent's real folder.
             target = os.path.relpath(os.path.realpath(volume), os.path.realpath(parent))
             if not link.is_symlink() or link.readlink() != Path(target):
                 trash(self.root, link)
@@ -60,7 +63,7 @@ class Disk:
             self.fs.rename(self.off)
 
     def wipe(self, event: Event) -> None:
-        """Delete the tiers that do not survive `event`, and those for which this is unknown."""
+        """Delete the tiers that do not survive `event`, or for which it is unknown whether they do."""
         base = self.off if self.off.exists() else self.fs
         own = {tier.path for tier in self.tiers}
         memory = [root.in_memory(at) for root in self.tiers if root.path == "/" for at in VOLATILE if at not in own]
@@ -113,15 +116,15 @@ def run_root(profile: Profile) -> str:
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """Return the tiers of an instance, outer mounts first. `sometimes`: whether tiers that exist only sometimes are
-    present.
+    """Return the tiers of an instance, outer mounts first. `sometimes` is whether to include the tiers that
+    only some machines have.
     """
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:
-    """Return whether a tier is a volume of the account instead of the instance, so that it survives terminate."""
+    """Return whether a tier is a volume of the account instead of the instance, so that the tier survives terminate."""
     return tier.survives.terminate is True and tier.path != "/"
 
 
@@ -138,7 +141,7 @@ def trash(root: Path, path: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Free the space of wiped content. Safe to interrupt and to repeat."""
+    """Free the disk space of deleted content. Can be interrupted and repeated safely."""
     can = root / "trash"
     for entry in list(can.iterdir()) if can.is_dir() else []:
         if entry.is_dir() and not entry.is_symlink():
@@ -165,8 +168,8 @@ def _inside(base: Path, path: str) -> Path:
 
 
 def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, Path]) -> Path:
-    """Create `path` under `base` from real folders and the cloud's own links. Anything else on the path is moved to the
-    trash.
+    """Create `path` under `base` from real folders and the cloud's own links. Other files and links on the path are
+    moved to the trash.
     """
     if base.is_symlink():
         trash(root, base)
@@ -186,8 +189,8 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Return whether every folder from `base` to `path` is a real folder or a link to one of the cloud's volumes. Makes
-    these folders writable.
+    """Return whether every folder from `base` to `path` is a real folder or a link to one of the cloud's volumes. Also
+    make these folders writable.
     """
     if base.is_symlink() or not base.is_dir():
         return False
@@ -203,7 +206,7 @@ def _plain(root: Path, base: Path, path: Path) -> bool:
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
-    """Yield the paths to remove, so that only the paths in `keep` and their parents remain in `start`."""
+    """Yield the paths to remove from `start`, so that only the paths in `keep` and their parents remain."""
     _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:

@@ -1,4 +1,4 @@
-"""A backend whose `submit` is subject to a rehearsal cloud's faults. Other calls are not changed."""
+"""A backend that applies a rehearsal cloud's faults to `submit`. Other calls are unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 
 
 def lossy(backend: Backend, cloud: Cloud) -> Backend:
-    """Return `backend` with a `submit` whose request or reply may be lost, as the cloud's faults define."""
+    """Return `backend` with a `submit` whose request or reply may be lost, depending on the cloud's faults."""
     return cast("Backend", _Lossy(backend, cloud))
 
 

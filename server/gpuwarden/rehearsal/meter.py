@@ -1,4 +1,4 @@
-"""Compute simulated money. Cost is a function of a record and a time, so no charges are lost in a crash."""
+"""Compute simulated costs. A cost is a function of a record and a time, so no charges are lost in a crash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OFF = frozenset({_S.STOPPED, _S.INTERRUPTED})
 
 
 def price(settings: Settings, profile: Profile, resources: Resources) -> float:
-    """Return simulated dollars per hour; 0 on a platform without a meter."""
+    """Return the price in simulated dollars per hour; 0 on a platform without a meter."""
     if not profile.meter.metered:
         return 0.0
     names = {name.casefold(): usd for name, usd in settings.catalog.items()}

@@ -19,14 +19,14 @@ CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "
 
 
 class Settings(Frozen):
-    """The parts of the simulated platform's behaviour that its profile does not define.
+    """Settings for the behaviour of a simulated platform that its profile does not define.
 
-    Durations are seconds of the cloud's clock. `time_scale` applies only to money: one second of the clock is that many
-    seconds on the meter. Boots, grace periods and resumes keep their length, so that processes have enough time.
-    `sometimes` decides whether `sometimes` storage is present. Calls beyond `calls_per_minute` of the clock are
-    refused; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date in its order; some real
-    platforms accept an end date and ignore it. `settle_s` is the minimum time between two polls that count as a
-    confirmation.
+    Durations are in seconds on the cloud's clock. `time_scale` applies only to billing: each second on the clock is
+    billed as that many seconds. It does not shorten boots, grace periods and resumes, so that processes have enough
+    time. `sometimes` decides whether storage that the profile marks as `sometimes` is present. More than
+    `calls_per_minute` calls in a minute on the clock are refused; 0 means no limit. `keeps_end_dates`: an instance is
+    stopped at the end date in its order; some real platforms accept an end date but ignore it. `settle_s` is the
+    minimum time between two polls that count as a confirmation.
     """
 
     boot_s: float = Field(default=1.0, ge=0)
@@ -54,21 +54,21 @@ CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no
 
 
 class Fault(Frozen):
-    """One fault.
+    """One simulated fault.
 
     A call fault affects the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
     fault affects the `at`-th instance created, and the `count - 1` instances after it. With `probability`, the affected
     calls or instances are instead drawn independently from the seed.
 
-    - `lost_request`: no effect and no response. `lost_reply`: the effect without a response. `bad_reply`: the effect,
-      and a response with an unexpected shape. `no_capacity`: no effect, and a refusal. `false_refusal`: the effect,
-      and a refusal.
-    - `stale`: for `seconds` a new instance is not listed yet, and a gone one is still listed as terminating.
+    - `lost_request`: the call has no effect and no response. `lost_reply`: the call takes effect, but there is no
+      response. `bad_reply`: it takes effect, but the response has an unexpected shape. `no_capacity`: it has no effect
+      and is refused. `false_refusal`: it takes effect, but is refused.
+    - `stale`: for `seconds`, a new instance is not listed yet, and an instance that is gone is listed as terminating.
     - `slow_boot`: the boot takes `seconds` longer. `failed_boot`: the instance never runs, and it is billed until it is
       terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
     - `full_disk`: writes fail once the instance's files exceed `size` bytes.
-    - `bills_when_stopped`: reported as stopped, but compute is still billed.
+    - `bills_when_stopped`: the instance is reported as stopped, but compute is still billed.
     - `comes_back`: the instance is terminated and gone, but runs again after `seconds`.
     """
 
@@ -108,7 +108,7 @@ class Faults(Frozen):
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """Return the faults that the `nth` instance has from its creation."""
+        """Return the faults that the `nth` instance has when it is created."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
@@ -159,7 +159,7 @@ class Record(Frozen):
 
 
 class State(BaseModel):
-    """All mutable state. It is in one file, so that one rename commits it."""
+    """All mutable state. It is stored in one file, so that one rename commits a change."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -168,7 +168,7 @@ class State(BaseModel):
     calls: dict[str, int] = Field(default_factory=dict)
     minute: int = 0
     in_minute: int = 0
-    """The number of calls in the minute `minute` of the clock."""
+    """The number of calls in the minute `minute` on the clock."""
     records: dict[str, Record] = Field(default_factory=dict)
 
 

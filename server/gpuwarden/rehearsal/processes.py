@@ -1,9 +1,9 @@
-"""Find and signal the processes of rehearsal instances, but never any other processes.
+"""Find and signal the processes of rehearsal instances, and never any other process.
 
-A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if a
-run folder names it and its start ticks match, or if it descends from such a process. This includes children that called
-setsid or ignore SIGTERM. The only processes that are not found are those that cleared their environment *and* were
-orphaned *and* are not named in any status.
+A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if
+its process id is recorded in a run folder and its start ticks match, or if it descends from such a process. This
+includes children that called setsid or ignore SIGTERM. A process is not found only if it cleared its environment, was
+orphaned, *and* is not recorded in any status.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
-# The supervisor does not get the marker, because it would kill itself, nor the caller's secrets.
+# The supervisor does not get the marker, because it would then kill itself. It does not get the caller's secrets.
 SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
-    """Return the living processes of an instance. `named` are processes that run folders name: pid, start ticks, boot
-    id.
+    """Return the running processes of an instance. `named` are the processes recorded in run folders: pid, start ticks
+    and boot id.
     """
     found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
     for pid, ticks, boot in named:
@@ -67,7 +67,7 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # Wait briefly until all are dead. They are not reaped here, because their parents may wait for the exit codes.
+        # Wait briefly until all have exited. They are not reaped here: their parents may wait for the exit codes.
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end and any(_lives(p) for p in processes):
             time.sleep(0.002)
@@ -75,11 +75,11 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
 
 
 def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
-    """Make the kernel refuse writes by an instance's processes, or allow them again. Return false if this is not
+    """Make the kernel refuse writes by an instance's processes, or allow writes again. Return false if this is not
     supported.
 
-    Sets the soft RLIMIT_FSIZE, which applies to root too, needs no mount and can be removed. A write beyond the first
-    16 KiB of a file fails with EFBIG ("File too large"); a full disk would fail with ENOSPC.
+    This sets the soft RLIMIT_FSIZE, which also applies to root, does not need a mount, and can be removed. A write
+    beyond the first 16 KiB of a file fails with EFBIG ("File too large"); a full disk would fail with ENOSPC.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
@@ -108,7 +108,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Return whether a process named in a status is still the same process. Returns false on systems without /proc."""
+    """Return whether a process recorded in a status is still the same process. False on systems without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -17,7 +17,7 @@ FINAL = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
 
 
 def folders(run_root: Path) -> list[Path]:
-    """Return the run folders: real folders with a status or metrics."""
+    """Return the run folders: folders, not links, that contain a status or metrics."""
     try:
         found = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError:

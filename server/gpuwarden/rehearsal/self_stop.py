@@ -1,6 +1,6 @@
 """Stop a rehearsal instance from inside, as its runner does: `python -m gpuwarden.rehearsal.self_stop CLOUD ID`.
 
-If the cloud's clock can be moved forward, the clock's file is an additional argument.
+If the cloud's clock can be advanced, the path of the clock's file is an additional argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.rehearsal.store import Store
 
 
 def main(root: Path, instance: str, shifted: str = "") -> str:
-    """Request the stop. Return why the cloud refused it, or an empty string."""
+    """Request the stop. Return the reason if the cloud refuses it, or an empty string."""
     config = Store(root).config()
     if config is None:
         return f"there is no cloud in {root}"

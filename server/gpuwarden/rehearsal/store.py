@@ -1,8 +1,8 @@
-"""Manage the cloud's files, and the lock that synchronizes the processes that share one cloud.
+"""Manage the simulated cloud's files, and the lock for the processes that share one cloud.
 
 `cloud.json` is the configuration (profile, settings, faults), and `state.json` is the state. Each is replaced by a
-rename, so a killed process leaves either the old or the new content. There is no fsync, because power loss is not
-simulated.
+rename, so a killed process leaves either the old or the new content. The files are not synced to disk, because
+power loss is not simulated.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Store:
             return None
         except ValidationError as error:
             raise BadReply(
-                f"{path} is not a file of a rehearsal cloud: {error.error_count()} problems, the first: "
+                f"{path} is not a valid file for a rehearsal cloud: {error.error_count()} problems, the first: "
                 f"{error.errors()[0]['msg'][:200]}",
-                "Move the folder away to start a new simulated cloud; until then, the processes of this cloud run on.",
+                "Move the folder away to start a new simulated cloud; until then, this cloud's processes keep running.",
             ) from error

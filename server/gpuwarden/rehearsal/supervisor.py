@@ -2,8 +2,8 @@
 calls it.
 
 `python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and exits when no instance
-has a scheduled change, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud
-starts a new one. It is not needed for correctness, because every caller applies the same transitions.
+has a scheduled change, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud starts
+a new supervisor. A supervisor is not needed for correctness, because every caller applies the same transitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDLE_S = 1.0
 
 
 def main(root: Path) -> None:
-    """Detach from the caller, then poll until nothing can change without a call."""
+    """Detach from the caller, then poll until the cloud can't change without a call."""
     if hasattr(os, "fork") and os.fork():
         return  # the caller waits for the launcher; the supervisor itself is orphaned
     from filelock import FileLock, Timeout

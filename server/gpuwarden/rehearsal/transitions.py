@@ -26,7 +26,7 @@ _S = InstanceState
 
 
 class Engine:
-    """The rules of one platform."""
+    """The state transitions on one platform."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
         self.profile = profile
@@ -75,7 +75,7 @@ class Engine:
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """Return the record after the instance has vanished: afterwards, no list or look-up contains it."""
+        """Return the record after the instance has vanished; no list or lookup contains it afterwards."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:

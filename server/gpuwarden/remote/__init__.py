@@ -1,1 +1,1 @@
-"""Work on remote machines: upload and launch the runner, and copy files in both directions."""
+"""Upload and launch the runner on remote machines, and copy files in both directions."""

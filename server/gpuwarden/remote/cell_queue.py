@@ -1,7 +1,7 @@
 """Run the cells of a fan-out on one machine, at most one per GPU at a time. This file is copied to the machine.
 
 Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
-`cell.json` in that folder is written last, so an interrupted cell runs again and a completed one does not.
+`cell.json` in that folder is written last, so an interrupted cell is run again, but a completed cell is not.
 """
 
 import json
@@ -14,10 +14,10 @@ import time
 from typing import Any, Dict, List, Optional
 
 RETRIES = 2
-"""The maximum number of restarts, per run of the queue, of a cell that was killed by a signal."""
+"""The maximum number of times that a cell killed by a signal is restarted in one run of the queue."""
 GRACE_S = 8.0
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code that the runner treats as an interruption. It then launches the queue again."""
+"""The exit code that the runner treats as an interruption, after which it launches the queue again."""
 
 
 class Slot:
@@ -59,13 +59,13 @@ class Slot:
             return True
         code = self.child.poll()
         if code is None:
-            if time.monotonic() > self.ends:  # monotonic, so a change of the clock does not stop a cell
+            if time.monotonic() > self.ends:  # monotonic, so that setting the clock does not stop a cell
                 self.timed_out = True
                 self.end()
                 code = self.child.poll()
             if code is None:
                 return False
-        if self.leaving:  # the cell was stopped with the queue, and runs again in the next run of the queue
+        if self.leaving:  # the cell was stopped with the queue; the next run of the queue starts the cell again
             return False
         self.sweep()
         if code < 0 and not self.timed_out and self.tries < RETRIES:
@@ -95,7 +95,7 @@ class Slot:
         print("cell %d: %s (exit code %d)" % (self.cell["index"], state, code), flush=True)
 
     def sweep(self) -> None:
-        """Kill the processes that a finished cell left running: they could still write files and use the GPU."""
+        """Kill processes that a finished cell left running, because they could still write files and use the GPU."""
         if self.child is not None:
             try:
                 os.killpg(self.child.pid, signal.SIGKILL)

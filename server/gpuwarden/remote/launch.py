@@ -45,10 +45,10 @@ WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
 STALL_S: Final = 1800.0
-"""The runner reports a stall after this many seconds without a new step, or a new line if the job reports no steps."""
+"""The runner reports a stall after this many seconds without a new step (or log line, if the job reports no steps)."""
 MARKER: Final = "GPUWARDEN_REHEARSAL_INSTANCE"
 """An environment variable that a rehearsal sets for every process of an instance."""
-_SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
+_SIGKILL: Final = 9  # the `signal` module does not have this name on Windows clients
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 
@@ -61,14 +61,14 @@ def runner_source() -> bytes:
 @cache
 def checker() -> tuple[str, bytes]:
     """Return the name and content of the archive that examines and seals checkpoints on the machine."""
-    from gpuwarden.checkpoints import archive  # a slow import of all checkpoint readers
+    from gpuwarden.checkpoints import archive  # imported here, because importing all checkpoint readers is slow
 
     content = archive.build()
     return archive.name(content), content
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """Return a file name that contains a digest, so that the file of a running job is never overwritten."""
+    """Return a file name that contains a digest, so that the file that a running job uses is never overwritten."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
@@ -81,7 +81,7 @@ def run_name(token: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A prepared job: the files for its run folder, and the spec for the runner's `start`."""
+    """A prepared job, with the files for its run folder and the spec for the runner's `start`."""
 
     files: dict[str, bytes]
     runner: str
@@ -89,7 +89,7 @@ class Launch:
 
 
 def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str]) -> Launch:
-    """Turn a job into files and a runner spec. `interpreter` goes before a script's path, e.g. `("python3",)`."""
+    """Convert a job to files and a runner spec. `interpreter` is placed before a script's path, e.g. `("python3",)`."""
     runner = content_name("runner", runner_source())
     pyz, content = checker()
     files = {runner: runner_source(), pyz: content}
@@ -104,7 +104,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files |= {content_name("cells", queue): queue, (listed := content_name("order", order)): order}
         argv = [*interpreter, f"{run_dir}/{content_name('cells', queue)}", f"{run_dir}/{listed}", *argv]
     timeout = spec.timeout_s
-    # A script is stored outside of the working folder, so Python would not find the modules among its inputs.
+    # A script is stored outside the working folder, so Python would not find modules that are inputs of the job.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
@@ -136,7 +136,7 @@ def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
 
 
 def marked(place: Place) -> dict[str, str]:
-    """Return the marker that identifies a rehearsal's processes on this machine; {} for a real machine."""
+    """Return the marker that identifies a rehearsal's processes on this machine, or {} for a real machine."""
     value = place.env.get(MARKER)
     return {"marker": f"{MARKER}={value}"} if value else {}
 
@@ -209,14 +209,14 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""The end reasons that are accepted from a status file. All other reasons follow from observations."""
+"""The end reasons that are accepted from a status file. All other reasons are derived from observations."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 
 def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
-    """Return the identity that the runner's `start` reported; None if the runner reports none.
+    """Return the identity that the runner's `start` reported, or None if it reported none.
 
-    Raises BadReply for a reply without an attempt, because it is then unknown whether the job was launched.
+    Raises BadReply for a reply without an attempt, because such a reply leaves open whether the job was launched.
     """
     if not isinstance(reply.get("attempt"), int):
         raise BadReply("the runner's start command returned no attempt", do(Action.CHECK, "before trying again"))
@@ -228,7 +228,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 def observation(reply: Mapping[str, Any]) -> Observation:
     """Interpret one entry of the runner's `poll`. An invalid reply means UNKNOWN, never that the job ended."""
-    folder = reply.get("folder", reply.get("state"))  # so that a job's status file can't set `folder`
+    folder = reply.get("folder", reply.get("state"))  # prevents a job's status file from setting `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
         known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
@@ -265,7 +265,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
 
 
 def _alert(alert: _Alert | str) -> RunnerAlert:
-    """Return an alert with shortened texts, because the job can write the file. Older runners wrote `kind: text`."""
+    """Return an alert with shortened strings, because the job can write the file. Older runners wrote `kind: text`."""
     if isinstance(alert, str):
         kind, _, text = alert.partition(": ")
         alert = _Alert(kind=kind, text=text)
@@ -284,7 +284,10 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
-    """Return state, reason and staleness. Only the liveness of processes is observed; the status file may be wrong."""
+    """Return the job's state, its reason and its staleness.
+
+    Only the liveness of processes is observed directly; the status file may be wrong.
+    """
     if status.state != "running" and status.confirmed and status.alive:
         # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to exit.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
@@ -304,7 +307,7 @@ def _judge(status: _Status) -> tuple[Job, Reason, bool]:
 
 
 def _claimed(status: _Status) -> Code:
-    """Return the code for the end of a job according to its final status."""
+    """Return the code for the end of a job, according to its final status."""
     if status.state in _OF_STATE:
         return _OF_STATE[status.state]
     killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
@@ -314,7 +317,7 @@ def _claimed(status: _Status) -> Code:
 
 
 class NoArchive(NotFound):
-    """The archive that examines checkpoints is missing on the machine. It can be uploaded again."""
+    """The archive that examines checkpoints is missing on the machine. The caller can upload it again."""
 
 
 _ERRORS: Final[dict[str, type[WardenError]]] = {
@@ -329,7 +332,7 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
 
 
 def raise_for(reply: Mapping[str, Any]) -> None:
-    """Raise the error in a runner's reply; return if the reply is `ok`."""
+    """Raise the error in a runner's reply. Does nothing if the reply is `ok`."""
     if reply.get("ok") is True:
         return
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
@@ -367,7 +370,7 @@ def _rows() -> TypeAdapter[list[Artifact]]:
 
 
 def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return a manifest, from its files and its last line."""
+    """Return a manifest that consists of its files and its last line."""
     if not end or end[0].get("ok") is None:
         raise BadReply("the manifest is truncated: its last line is missing", "Request it again.")
     last = end[0]

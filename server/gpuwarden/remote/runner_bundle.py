@@ -18,7 +18,7 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 
 
 def one_file() -> bytes:
-    """Return the modules as one file, each after those that it imports. The result is deterministic.
+    """Return the modules as one file, each after the modules that it imports. The result is deterministic.
 
     All modules share one namespace. Imports between modules are replaced by blank lines, so that line 7 of a module is
     the 7th line after its heading.

@@ -1,6 +1,6 @@
 """Read an artifact store in S3: the manifest, the objects, and their sizes and checksums from HEAD requests.
 
-Needs boto3 (the extra `s3`) and a key with list and read access; the uploader on the machine has another key.
+Needs boto3 (the extra `s3`) and a key with list and read access; the uploader on the machine uses a different key.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class S3Reader:
             raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content; None if it does not exist. Raises BadReply if it is too long."""
+        """Return the manifest's content; None if there is no manifest. Raises BadReply if the manifest is too long."""
 
         def get() -> bytes:
             body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
@@ -114,9 +114,8 @@ class S3Reader:
             raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
-        """Send a request. Return None if the object does not exist. Raises the client's other errors as gpuwarden's.
-
-        The texts of errors are never quoted, because they may contain headers and URLs with secrets.
+        """Send a request. Return None if the object does not exist. Other client errors are converted to gpuwarden's
+        errors. Error messages are never quoted, because they may contain headers and URLs with secrets.
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
 

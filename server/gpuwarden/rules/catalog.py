@@ -1,4 +1,4 @@
-"""Find the rules: one module each, named after the rule's id."""
+"""Find the rules. Each rule has its own module, which is named after the rule's id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts that rules read. A use case collects them; they are frozen, and rules do no I/O."""
+"""The facts that rules read. They are frozen and are collected by the calling code, because rules do no I/O."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from gpuwarden.static_analysis.script import ScriptFacts
 from gpuwarden.static_analysis.script_usage import Uses
 
 MARGIN = 1.3
-"""Minimum ratio of a timeout to the estimate: 30 % of room."""
+"""The minimum ratio of a timeout to the estimated time, which leaves a margin of 30 %."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A field of a spec that contains a secret's value; the value itself is not stored."""
+    """A spec field that contains a secret's value; the value itself is not stored."""
 
     where: str
     looks_like: str
@@ -50,7 +50,8 @@ class Leak:
 class Rehearsed:
     """The outcome of rehearsing this script with these arguments on this machine: `passed`, `fault` or `stopped`.
 
-    `certain`: the error does not depend on any substitute. `line` is 0 if the error has no line in the script.
+    `certain` is true if the error does not depend on substitute data or models. `line` is 0 if no script line caused
+    it.
     """
 
     outcome: str
@@ -65,32 +66,33 @@ class SubmitFacts:
 
     - `profile`: None for an unknown platform.
     - `quote`: None if the platform is not metered.
-    - `unusable`: why jobs can't run on the platform. `unsold`: why the platform does not rent the requested machine.
-    - `unset_secrets`: declared secrets without a value here. `account_secrets`: declared secrets that are, or contain,
-      the key of an account that rents machines, or gpuwarden's own secrets.
-    - `looked`: findings of the probe of an existing machine and of the check of the account. Each names the rule that
+    - `unusable`: the reason why jobs can't run on the platform. `unsold`: the reason why the platform does not rent out
+      the requested machine.
+    - `unset_secrets`: declared secrets that have no value on this machine. `account_secrets`: declared secrets that
+      are, or contain, the key of an account that rents machines, or gpuwarden's own secrets.
+    - `looked`: findings from the probe of an existing machine and from the account check. Each names the rule that
       reports it.
     - `hub`: None for a job that does not use the Hub.
     - `proven_script`: this exact script has succeeded before, or is shipped with gpuwarden.
     - `script_url`: the problem with the address of a script.
-    - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files of the named folders
+    - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files in the input folders
       that are not copied. `input_leaks`: inputs that look like secrets.
-    - `attempts`: how many times the platform itself may run the command.
-    - `artifact_store`: the problem with the artifact store, None if the job has none. `unset_store_keys`: the variables
-      of its credentials that have no value here.
-    - `engine`: the limits of the engine that runs the job, None without an engine.
+    - `attempts`: the number of times that the platform itself may run the command.
+    - `artifact_store`: the problem with the artifact store; None if the job has no store. `unset_store_keys`: the
+      variables for the store's credentials that have no value on this machine.
+    - `engine`: the limits of the engine that runs the job; None without an engine.
     - `local_modules`: modules, with their paths, that the program imports from files that are not copied.
-    - `readiness`: the unmet needs of an existing machine, None if it was not checked.
-    - `files_here`: files of the working directory that the command or the arguments name and that are not copied; None
-      if the platform takes no files.
-    - `rehearsed`: the last rehearsal of this script with these arguments, None without one.
+    - `readiness`: requirements that an existing machine does not meet; None if it was not checked.
+    - `files_here`: files in the working directory that the command or the arguments name and that are not copied; None
+      if the platform does not accept files.
+    - `rehearsed`: the last rehearsal of this script with these arguments; None if there was none.
     """
 
     spec: JobSpec
     policy: Policy
     profile: Profile | None
     platforms: tuple[str, ...]
-    """All known platforms, for the message if `profile` is None."""
+    """All known platforms, to be listed in the message if `profile` is None."""
     script: ScriptFacts | None = None
     quote: Answer[Quote] | None = None
     unusable: str = ""
@@ -117,7 +119,7 @@ class SubmitFacts:
 
     @property
     def undeclared(self) -> tuple[str, ...]:
-        """Return the third-party modules that the script imports, without files beside it."""
+        """Return the third-party modules that the script imports, excluding files next to the script."""
         local = dict(self.local_modules)
         return tuple(m for m in self.script.third_party if m not in local) if self.script is not None else ()
 
@@ -128,22 +130,22 @@ class SubmitFacts:
 
     @property
     def launch(self) -> GroupLaunch:
-        """Return the settings of a launch on several nodes, read from the command."""
+        """Return the settings for a launch on several nodes, as read from the command."""
         return read_launch((*self.spec.command, *self.spec.args), self.spec.env, self.script)
 
     @property
     def nodes(self) -> int:
-        """Return the job's number of nodes: the larger one of those in its engine request and in its command."""
+        """Return the job's number of nodes: the maximum of the numbers in its engine request and in its command."""
         return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
     def uses(self) -> Uses:
-        """Return the facts read from the script or the command; empty if it can't be parsed."""
+        """Return the facts read from the script or the command; empty if the source can't be parsed."""
         return self.script.uses if self.script is not None else Uses()
 
     @cached_property
     def libraries(self) -> Libraries:
-        """Return the training libraries, in the releases that the job gets."""
+        """Return the training libraries with the releases that the job will use."""
         header = self.script.header if self.script is not None else None
         pip = tuple(sorted(installed(self.uses.shells, "pip")))
         given = (*header.dependencies, *pip) if header else pip or None
@@ -151,17 +153,17 @@ class SubmitFacts:
 
     @property
     def gpu(self) -> tuple[Gpu, int] | None:
-        """Return the requested GPU model and the number of GPUs; None without a GPU or for an unknown name."""
+        """Return the requested GPU model and the number of GPUs; None if no GPU is requested or its name is unknown."""
         found = gpu_of(self.spec.gpu)
         return (found[0], found[1] * self.spec.gpu_count) if found else None
 
     @property
     def could_not(self) -> Severity:
-        """Return the severity for a check that could not be made: it blocks a metered job."""
+        """Return the severity for a check that could not be made. For a metered job, this blocks the job."""
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
     def reported(self, rule: str) -> Iterator[Found]:
-        """Yield the findings of one rule from the probes of the machine and the account."""
+        """Yield the findings for one rule from the probes of the machine and the account."""
         return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
@@ -171,7 +173,7 @@ class SubmitFacts:
 
     @property
     def price(self) -> float | None:
-        """Return the price in US dollars per hour, None if unknown."""
+        """Return the price in US dollars per hour; None if unknown."""
         if self.quote is None or isinstance(self.quote, Unknown):
             return None
         return self.quote.value.price_usd_per_hour
@@ -180,7 +182,8 @@ class SubmitFacts:
     def worst_cost(self) -> float | None:
         """Return the worst-case cost of the job in US dollars: price x timeout x possible runs; None if unknown.
 
-        `max_cost_usd` doesn't lower it: it only ends the job's process at the next check, and the machine stays billed.
+        `max_cost_usd` does not lower this cost: when it is reached, the next check ends only the job's process, and the
+        machine is still billed.
         """
         spec = self.spec
         if self.price is None or spec.timeout_s is None:
@@ -216,7 +219,8 @@ class SubmitFacts:
 class OutputFile:
     """One declared file on the machine, and the state of its copies.
 
-    `copied`: it was pulled. `stored`: the artifact store has a copy that is equal by the store's own checksum.
+    `copied`: the file was pulled. `stored`: the artifact store has a copy that is equal according to the store's own
+    checksum.
     """
 
     path: str
@@ -231,13 +235,14 @@ class OutputFile:
 class TeardownFacts:
     """All facts that are known before a machine is stopped or terminated.
 
-    - `machine`: the provider's report on the instance. `files`: the files on it now, Unknown if it can't be reached.
-    - `copy_verdict`: the verdict on the pulled copy, None if it was not verified since it last changed.
-    - `copy_equal`: every file of the copy has the digest of the machine's manifest, whatever its content.
-    - `copy_unread`: files of no known format, if the copy is not proven only because of them.
-    - `copy_aside`: images, tables and logs that are equally broken on the machine, if no other files refute the copy.
-    - `store`: the address of the artifact store, if it was checked. `store_why`: why it lacks files that the verb
-      destroys.
+    - `machine`: the provider's report on the instance. `files`: the files currently on the instance; Unknown if it
+      can't be reached.
+    - `copy_verdict`: the verdict on the pulled copy; None if the copy was not verified since it last changed.
+    - `copy_equal`: every file in the copy has the digest from the machine's manifest, even if its content is invalid.
+    - `copy_unread`: files of unknown formats, if they are the only reason why the copy is not proven.
+    - `copy_aside`: images, tables and logs that are broken on the machine too, if no other file refutes the copy.
+    - `store`: the address of the artifact store, if the store was checked. `store_why`: the reason why the store lacks
+      files that the verb destroys.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""Generate the page of all rules, `references/rules.md`."""
+"""Generate the page that lists all rules, `references/rules.md`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ sources:
 ---
 <!-- Written by `gpuwarden rules --write` from server/gpuwarden/rules/. Change the rule, not this page. -->
 
-`PF` rules check a submit, `TD` rules a teardown. An *error* closes the gate, and so does *unknown*, which means that
-the check could not be made. A *warning* is shown but does not close the gate. The severity of a finding may differ from
-the rule's usual severity. Ids are never reused.
+`PF` rules check a submission, and `TD` rules check a teardown. An *error* closes the gate. *Unknown* means that a
+check could not be completed, and also closes the gate. A *warning* is shown but does not close the gate. The severity
+of a finding may differ from the rule's usual severity. Ids are never reused.
 
 | rule | severity | requirement |
 |---|---|---|
@@ -32,7 +32,7 @@ the rule's usual severity. Ids are never reused.
 
 
 def render_page(words: Words) -> str:
-    """Return the text of the page, with the fixes in an interface's `words`."""
+    """Return the text of the page, with the fixes worded for an interface by `words`."""
     rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
     return HEAD + rows + "".join(render_rule(r, words) for r in rules)

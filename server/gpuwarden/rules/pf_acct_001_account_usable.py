@@ -14,8 +14,8 @@ def account_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The account and its key may rent and release instances.
 
     Why: otherwise, a missing key, a key without permissions or an empty balance is detected only after all other
-    preparation. The worst case is a key that may launch an instance but not terminate it, because the machine is then
-    billed until you end it in the provider's console. Both permissions are checked before anything is rented.
+    preparation. The worst case is a key that may launch an instance but not terminate it, because the instance is then
+    billed until you terminate it in the provider's console. Both permissions are checked before anything is rented.
 
     Example:
         submit_job(platform="lambda", gpu="gpu_1x_a10", script=train)  # the API key was revoked

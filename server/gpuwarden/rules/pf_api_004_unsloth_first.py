@@ -15,7 +15,8 @@ _PATCHED = frozenset({"transformers", "trl", "peft"})
 def unsloth_first(facts: SubmitFacts) -> Iterator[Found]:
     """Unsloth is imported before the libraries that it patches.
 
-    Why: if imported later, it warns and patches only a part: training is slower, needs more memory and may be wrong.
+    Why: if unsloth is imported later, it prints a warning and patches only some of the code. Training is then slower,
+    needs more memory and may be wrong.
 
     Example:
         from trl import SFTTrainer

@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
     """The script declares every flag that it gets.
 
-    Why: the parser rejects an unknown flag and the job ends in its first seconds, after the machine was rented. The
-    rule reads argparse and parsers that create flags from dataclasses, whose fields come from the script and from the
-    released libraries. A parser that ignores unknown flags starts the training without the intended setting: a
-    misspelled flag is an error there too, any other unknown flag is a warning. A parser that other code may extend is
+    Why: the parser rejects an unknown flag, and the job ends in its first seconds, after the machine was rented. The
+    rule analyzes argparse parsers and parsers that create flags from dataclasses in the script or in released
+    libraries. A parser that ignores unknown flags starts the training without the intended setting. For such a parser,
+    a misspelled flag is also an error, and any other unknown flag is a warning. A parser that other code may extend is
     not checked.
 
     Example:

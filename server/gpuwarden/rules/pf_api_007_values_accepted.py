@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use an accepted value.",
 )
 def values_accepted(facts: SubmitFacts) -> Iterator[Found]:
-    """An argument or flag with a fixed set of values has one of them.
+    """An argument or flag with a fixed set of values is set to one of them.
 
     Why: the library rejects any other value when the script starts. If the library only documents the values and is
     not known to check them, this is a warning.

@@ -15,7 +15,7 @@ _FIX = (
 def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
     """The cost cap covers the timeout.
 
-    Why: a job that reaches its cap first is stopped, perhaps just before its last save.
+    Why: a job that reaches its cap before its timeout is stopped, possibly just before its last save.
 
     Example:
         submit_job(gpu="h100", timeout_s=36_000, max_cost_usd=10)  # 10 hours at $3.00 per hour cost $30.00

@@ -40,7 +40,7 @@ def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{fact.where} has no config {fact.use.config!r}", fix=fix, severity=severity)
         elif not given and len(names) > 1 and not {"default", fact.repo.default_config} & {*names}:
             fix = f"Name one: {_listed(names)}."
-            yield Found(f"{fact.where} has {len(names)} configs and none is named", fix=fix, severity=severity)
+            yield Found(f"{fact.where} has {len(names)} configs, but none is specified", fix=fix, severity=severity)
         elif fact.config is not None and fact.use.split:
             have = [s.name for s in fact.config.splits]
             wanted = [re.sub(r"\[.*\]$", "", part).strip() for part in fact.use.split.split("+")]

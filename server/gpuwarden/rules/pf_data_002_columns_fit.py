@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.row_layouts import reads
 _NEEDS = {
     "messages": "a list of messages with role and content",
     "conversations": "a list of messages",
-    "objects": "bbox and category, each a list",
+    "objects": "lists named bbox and category",
     "label": "labels",
     "labels": "labels",
     "score": "numbers",
@@ -29,9 +29,10 @@ _NEEDS = {
 def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """The dataset has the columns that the training method reads, in types that the method accepts.
 
-    Why: the format of the data is the most common reason why a job fails at once, especially for preference data. A
-    column of the right name may have the wrong content: URLs instead of images, one text instead of messages. The
-    result of a script's own `map` is not analyzed; then PF-DATA-003 checks only the columns that the script reads.
+    Why: a wrong data format is the most common reason for an immediate failure, especially for preference data. A
+    column with the right name may have the wrong content, such as URLs instead of images or a string instead of
+    messages. The result of the script's own `map` calls is not analyzed; in that case, only PF-DATA-003 applies, which
+    checks the columns that the script reads.
 
     Example:
         data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
@@ -51,7 +52,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
     if any(not problems for _, problems in judged):
-        return  # the dataset that fits is the training set; the others have another purpose
+        return  # the dataset that matches is the training set; the others have other purposes
     for _, problems in judged:
         yield from problems
 
@@ -63,7 +64,7 @@ def _methods(facts: SubmitFacts) -> list[str]:
 
 
 def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
-    """Return the column sets of a method, with the text column under the script's own name for it."""
+    """Return the column sets that a method accepts, with the text column under the name that the script uses."""
     if facts.uses.typed is not None and facts.uses.typed.columns:
         return facts.uses.typed.columns
     named = facts.uses.setting("dataset_text_field")
@@ -101,10 +102,10 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
 def _mistyped(
     facts: SubmitFacts, fact: RepoFact, method: str, there: list[frozenset[str]], kinds: Mapping[str, str]
 ) -> list[Found]:
-    """Return a finding if every present set of columns has a column of a wrong or unknown type."""
+    """Return a finding if each column set that is present has a column with a wrong or unknown type."""
     if facts.uses.typed is None and facts.uses.called("cast_column", "cast"):
-        return []  # the script changes the types of columns
-    # The script may choose the name of the text column; a column of masks is often called label.
+        return []  # the script changes column types
+    # The script may choose the name of the text column, and a mask column is often called label.
     serves = {str(facts.uses.setting("dataset_text_field")): "text"}
     if method == "segmentation":
         serves["label"] = "mask"
@@ -121,7 +122,7 @@ def _mistyped(
 
 
 def _mapping(facts: SubmitFacts, method: str, seen: set[str]) -> str:
-    """Return the call or the setting that renames the columns to fit, or an empty string."""
+    """Return the call or the setting that renames the columns to the expected names, or an empty string."""
     for wanted in _wanted(facts, method):
         renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in seen), None) for n in wanted - seen}
         if renames and all(renames.values()):

@@ -30,4 +30,4 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     trainers = facts.uses.trainers
     if trainers and all(t.get("eval_dataset") is None and t.get("evaluator") is None for t in trainers):
         line = facts.uses.line_of("eval_strategy")
-        yield Found(f"line {line} sets eval_strategy={asked!r}, but no trainer gets an eval_dataset")
+        yield Found(f"line {line} sets eval_strategy={asked!r}, but no trainer is given an eval_dataset")

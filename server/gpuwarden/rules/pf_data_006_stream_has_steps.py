@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
     """Training on a streamed dataset sets a number of steps.
 
-    Why: a stream has no length, so the trainer can't count epochs and refuses to start.
+    Why: a stream has no known length, so the trainer can't compute epochs and fails at the start.
 
     Example:
         data = load_dataset("HuggingFaceFW/fineweb", split="train", streaming=True)

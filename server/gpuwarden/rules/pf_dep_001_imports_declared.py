@@ -21,8 +21,8 @@ from gpuwarden.static_analysis.env_and_shell import installed
 def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     """Every third-party import has an entry in the script's header.
 
-    Why: `uv run` installs only the packages that the header lists. An import that is installed only as a dependency of
-    another package is reported too, because the other package may drop it.
+    Why: `uv run` installs only the packages that the header lists and their dependencies. An import that is installed
+    only as a dependency of another package is also reported, because that package may drop the dependency.
 
     Example:
         # dependencies = ["torch>=2.8"]
@@ -39,7 +39,7 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     names = script.header.dependencies
     direct = listed(names, installed(script.uses.shells, "pip"))
     if any(read_requirement(d) is None for d in names):
-        return  # a bare address may install any package
+        return  # a requirement that is only a URL may install any package
     there = closure(direct)
     strange = {name for name in direct if "[" not in name} - KNOWN  # their dependencies are not known here
     severity = Severity.WARNING if strange else None
@@ -48,7 +48,7 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
         if direct & set(packages):
             continue
         if there & set(packages):
-            message = f"{module} is imported but only a dependency of another package; {packages[0]} is not listed"
+            message = f"{module} is imported, but is only a dependency of another package; {packages[0]} is not listed"
             yield Found(message, severity=Severity.INFO)
         else:
             message = f"{module} is imported, but dependencies does not list {' or '.join(packages)}"

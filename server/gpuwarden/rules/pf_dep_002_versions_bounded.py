@@ -4,7 +4,7 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.ecosystem_tables import read_requirement
 
-# Packages with incompatible changes of their interface within the last year.
+# Packages whose interface changed incompatibly within the last year.
 _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})
 
 

@@ -13,7 +13,7 @@ from gpuwarden.static_analysis.writes import LIGHTNING
 
 @dataclass(frozen=True)
 class _Need:
-    """A package that is needed without a visible import; any one of `names` suffices."""
+    """A package that is needed although the script does not import it. Any one of `names` suffices."""
 
     names: tuple[str, ...]
     why: str
@@ -27,10 +27,10 @@ class _Need:
     fix="Add it to dependencies in the script's header.",
 )
 def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
-    """Packages that the script needs without importing them are listed too.
+    """Packages that the script needs but does not import are also listed.
 
-    Why: tokenizers, optimizers, metrics and trackers import their helpers late. A conversion script without
-    sentencepiece and a detection script without albumentations both failed in unexpected places.
+    Why: tokenizers, optimizers, metrics and trackers import helper packages only when they need them. A conversion
+    script without sentencepiece and a detection script without albumentations both failed in unexpected places.
 
     Example:
         # dependencies = ["transformers>=5", "torch>=2.8"]
@@ -50,9 +50,7 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
     for need in _needs(script.uses, {name for name, _ in script.uses.imports}):
         if not there & set(need.names):
             severity = None if need.certain else Severity.WARNING
-            yield Found(
-                f"{need.why} needs {' or '.join(need.names)}, which dependencies does not list", severity=severity
-            )
+            yield Found(f"{need.why} needs {' or '.join(need.names)}, which is not in dependencies", severity=severity)
 
 
 def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:

@@ -16,7 +16,7 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     """The engine has the job's queue, and the queue is open to this account.
 
     Why: a job for a queue that does not exist is rejected. A job for a queue that is down waits until the queue is
-    opened, and one for a queue that does not admit the account or the QOS waits forever.
+    opened. A job for a queue that does not admit the account or the QOS waits forever.
 
     Example:
         submit_job(platform="slurm/cluster", options={"partition": "gpus"}, script=train)  # it is called gpu
@@ -31,11 +31,11 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     queue, asked = limits.queue, limits.asked
     if queue is None:
         there = line(", ".join(q.name for q in limits.queues), 300) or "none"
-        what = f"no queue {asked.queue}" if asked.queue else "no default queue, and the job names none"
+        what = f"no queue {asked.queue}" if asked.queue else "no default queue, and the job does not specify one"
         yield Found(f"{facts.spec.platform} has {what}; its queues are {there}")
         return
     if queue.open is False:
-        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}: it starts no jobs now")
+        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not start jobs now")
     if asked.account and queue.accounts is not None and asked.account not in queue.accounts:
         yield Found(f"the queue {queue.name} does not admit the account {asked.account}")
     if asked.qos and queue.qos is not None and asked.qos not in queue.qos:

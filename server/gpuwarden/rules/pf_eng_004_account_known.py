@@ -30,8 +30,10 @@ def account_known(facts: SubmitFacts) -> Iterator[Found]:
         return
     asked = limits.asked
     if limits.accounts == ():
-        yield Found(f"{facts.spec.platform} has no account for you", "Ask the site to add you to an account.")
+        yield Found(
+            f"{facts.spec.platform} has no account for you", "Ask the site's administrators to add you to an account."
+        )
     elif asked.account and limits.accounts is not None and asked.account not in limits.accounts:
-        yield Found(f"the account {asked.account} is not among your accounts: {line(', '.join(limits.accounts), 300)}")
+        yield Found(f"the account {asked.account} is not one of your accounts: {line(', '.join(limits.accounts), 300)}")
     if asked.qos and limits.qos and asked.qos not in limits.qos:
-        yield Found(f"the QOS {asked.qos} is not among your QOS: {line(', '.join(limits.qos), 300)}")
+        yield Found(f"the QOS {asked.qos} is not one of your QOS: {line(', '.join(limits.qos), 300)}")

@@ -11,13 +11,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to resources of the queue, or choose another queue", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to resources that the queue has, or choose another queue", name="options"),
 )
 def resources_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The machines of the queue have the requested resources.
+    """The queue's machines have the requested resources.
 
-    Why: a job is rejected if it requests more than any machine of its queue has, or waits forever, and the engine shows
-    the same reason as for busy machines.
+    Why: if a job requests more than any machine in its queue has, the job is rejected, or it waits forever, and the
+    engine shows the same reason as for busy machines.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four
@@ -32,7 +32,7 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare the GPUs. Ignore the case of types, because it differs between sites."""
+    """Compare the GPUs. Types are compared without case, because sites write them differently."""
     if not asked.gpus or queue.gpus is None:
         return
     there = queue.gpus
@@ -40,7 +40,7 @@ def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
     wanted = f"{asked.gpus} x {asked.gpu or 'GPU'}"
     has = line(", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(there.items())), 200) or "none"
     if asked.gpus > most:
-        yield Found(f"a machine of the queue {queue.name} has {has}, but the job requests {wanted}")
+        yield Found(f"a machine in the queue {queue.name} has {has}, but the job requests {wanted}")
 
 
 def _sizes(queue: Queue, asked: Asked) -> Iterator[Found]:
@@ -50,9 +50,9 @@ def _sizes(queue: Queue, asked: Asked) -> Iterator[Found]:
         ("MB of memory", asked.memory_mb, queue.memory_mb),
     ):
         if wanted is not None and most is not None and wanted > most:
-            yield Found(f"a machine of the queue {queue.name} has {most} {what}, but the job requests {wanted}")
+            yield Found(f"a machine in the queue {queue.name} has {most} {what}, but the job requests {wanted}")
     fewest = min((n for n in (queue.nodes, queue.max_nodes) if n is not None), default=None)
     if fewest is not None and asked.nodes > fewest:
         yield Found(
-            f"a job of the queue {queue.name} gets at most {fewest} machines, but this one requests {asked.nodes}"
+            f"a job in the queue {queue.name} gets at most {fewest} machines, but this one requests {asked.nodes}"
         )

@@ -15,7 +15,7 @@ def engine_accepts(facts: SubmitFacts) -> Iterator[Found]:
     """The engine itself would accept the job.
 
     Why: only the engine knows all limits and plug-ins of its site. It checks this exact job in a dry run, so that a
-    refusal comes before anything is submitted.
+    refusal is known before the job is submitted.
 
     Example:
         submit_job(platform="slurm/cluster", options={"constraint": "a100"}, script=train)  # no machine has that

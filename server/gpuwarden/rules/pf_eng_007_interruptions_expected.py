@@ -27,12 +27,12 @@ def interruptions_expected(facts: SubmitFacts) -> Iterator[Found]:
     if queue is None or facts.limits is None or queue.preempts is None or queue.preempts == "no":
         return
     what = {"requeue": "queued again", "suspend": "suspended"}.get(queue.preempts, "ended")
-    grace = f" after {queue.grace_s} s of grace" if queue.grace_s else ""
+    grace = f" after a grace period of {queue.grace_s} s" if queue.grace_s else ""
     wait = facts.limits.requeue_s
     later = f"; it can start again {wait:.0f} s later at the earliest" if wait and queue.preempts != "suspend" else ""
     lost = not facts.spec.max_restarts and queue.preempts != "suspend"
     yield Found(
-        f"a job of the queue {queue.name} may be {what} to make room for another job{grace}{later}"
+        f"a job in the queue {queue.name} may be {what} to make room for another job{grace}{later}"
         + (", and this job may not be restarted" if lost else ""),
         severity=Severity.WARNING if lost else None,
     )

@@ -14,10 +14,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The engine accepts this number of jobs at a time and lets them run.
 
-    Why: the cells of a fan-out are submitted to the engine as one array, and each of its tasks counts as a job. A site
-    limits the size of an array and the number of submitted jobs of a user, an account or a QOS; if an array exceeds a
-    limit, all of its tasks are rejected. The site also limits the number of running jobs: further jobs wait, and if the
-    limit is 0, all jobs wait.
+    Why: the cells of a fan-out are submitted to the engine as one array, and each of the array's tasks counts as a job.
+    A site limits the size of an array and the number of jobs that a user, an account or a QOS has submitted; if an
+    array exceeds a limit, all of its tasks are rejected. The site also limits the number of running jobs: further jobs
+    wait, and if the limit is 0, all jobs wait.
 
     Example:
         submit_job(platform="slurm/cluster", script=train, seeds=2000)  # an array has at most 1001 tasks there
@@ -32,19 +32,19 @@ def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     tasks = limits.asked.tasks
     if limits.max_array is not None and tasks > max(limits.max_array, 1):
         yield Found(
-            f"an array of {facts.spec.platform} has at most {limits.max_array:,} tasks, but this one has {tasks:,}"
+            f"an array on {facts.spec.platform} has at most {limits.max_array:,} tasks, but this one has {tasks:,}"
         )
         return
     for limit in limits.ceilings:
         jobs = counted(limit.most, "job")
         if limit.kind == "submitted" and limit.exceeded(limits.asked):
             there = f"{limit.owner} may have {jobs} in the queue and has {limit.used:,}"
-            yield Found(f"{there}; this submit adds {tasks:,}")
+            yield Found(f"{there}; this submission adds {tasks:,}")
         elif limit.kind == "running" and limit.exceeded(limits.asked):
             yield Found(f"{limit.owner} does not allow any job to run", fix="Choose another account or QOS.")
         elif limit.kind == "running" and tasks > limit.left:
             yield Found(
                 f"{limit.owner} allows {jobs} to run at a time, and {limit.used:,} run now; further jobs wait",
-                fix="Expect the jobs to start one after the other.",
+                fix="The jobs will start one after the other.",
                 severity=Severity.INFO,
             )

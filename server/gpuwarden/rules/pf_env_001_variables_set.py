@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES, REPORT_V
     "PF-ENV-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Pass the variable in env, name it in secrets, or read it with a default.",
+    fix="Pass the variable in env, list it in secrets, or read it with a default.",
 )
 def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     """Variables that the script requires are passed to it.
@@ -29,7 +29,7 @@ def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     if run_by_us:
         given |= RUNNER_VARIABLES
     here = facts.spec.platform.partition("/")[0] in {"local", "rehearsal"}
-    if facts.policy.local.network if here else run_by_us:  # a job can't report without a network
+    if facts.policy.local.network if here else run_by_us:  # without a network, a job can't report
         given |= {name for address, key in REPORT_VARIABLES.items() if address not in own for name in (address, key)}
     named: dict[str, int] = {}
     for read in facts.uses.env:

@@ -13,9 +13,9 @@ _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",
     fix="Name the key in secrets, or report to another tracker.",
 )
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
-    """A tracker that needs a key gets one.
+    """A tracker that needs a key gets a key.
 
-    Why: a job has no terminal to enter a key at, so the run ends at the tracker's first call.
+    Why: a job has no terminal where a key could be entered, so the run ends at the tracker's first call.
 
     Example:
         TrainingArguments(output_dir="out", report_to="wandb")  # submit_job(secrets=[])

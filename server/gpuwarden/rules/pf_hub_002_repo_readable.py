@@ -28,7 +28,9 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         severity = Severity.WARNING if fact.use.maybe else None
         if repo.status == "disabled":
-            yield Found(f"{fact.where}: {repo.why}", fix="Choose another repo, or a copy.", severity=severity)
+            yield Found(
+                f"{fact.where}: {repo.why}", fix="Choose another repo, or a copy of this one.", severity=severity
+            )
         if not repo.exists:
             continue
         if repo.access is False:

@@ -12,10 +12,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use the new id.",
 )
 def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
-    """Repos are named by their current ids.
+    """Repos are referenced by their current ids.
 
-    Why: an old id works through a redirect until a new repo takes the name. From then on the job loads other weights or
-    other data under the same name, and its log does not show the difference.
+    Why: an old id works through a redirect until a new repo is created under the old name. From then on, the job loads
+    different weights or data under the same name, and its log does not show the difference.
 
     Example:
         AutoModel.from_pretrained("gpt2")

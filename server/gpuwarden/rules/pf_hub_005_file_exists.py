@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use one of the files that the repo has.",
 )
 def file_exists(facts: SubmitFacts) -> Iterator[Found]:
-    """Files that the script names in a repo exist there.
+    """The files that the script uses from a repo exist in the repo.
 
-    Why: repos are reorganized; a file name from an old example fails at the download.
+    Why: repos are reorganized, so a file name from an old example may no longer exist, and the download fails.
 
     Example:
         hf_hub_download("Qwen/Qwen3-0.6B", "pytorch_model.bin")  # it has model.safetensors

@@ -16,7 +16,7 @@ _ENCODERS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForObje
 def right_head(facts: SubmitFacts) -> Iterator[Found]:
     """The model has the architecture that the method trains.
 
-    Why: an encoder is loaded as a language model with a random head, or can't be loaded at all.
+    Why: an encoder is loaded as a language model with a randomly initialized head, or can't be loaded at all.
 
     Example:
         SFTTrainer(model="google-bert/bert-base-uncased", train_dataset=data)  # BertForMaskedLM

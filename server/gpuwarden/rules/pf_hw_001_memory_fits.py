@@ -7,9 +7,11 @@ from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.setup import run_of
 
 WIDEST: Final = 3.0
-"""Maximum ratio of an interval's upper to its lower end for a warning; a wider interval is too uncertain."""
+"""Maximum ratio between an interval's upper and lower end for a warning. A wider interval is too uncertain."""
 REACHED: Final = 0.9
-"""Position in the interval, on a logarithmic scale; one in sixteen published peaks is above it (`published.py`)."""
+"""Position in the interval on a logarithmic scale. One in sixteen published peaks is above this position
+(`published.py`).
+"""
 ROUNDED: Final = 0.5
 """Tolerance for the rounding of a card's nominal memory size, in GB."""
 
@@ -18,15 +20,15 @@ ROUNDED: Final = 0.5
     "PF-HW-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Take a larger GPU, LoRA or QLoRA, or a smaller model.",
+    fix="Use a larger GPU, LoRA or QLoRA, or a smaller model.",
 )
 def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The model and its training state fit into the GPU's memory.
 
-    Why: the job certainly runs out of memory if even the lowest estimate does not fit, and probably if only the lowest
-    one fits. The estimate is computed from the model's config.json, and the finding names the formula; for several GPUs
-    it assumes ideal sharding. An estimate gives no warning if its upper end is more than three times its lower end, or
-    if only its highest tenth is too large.
+    Why: the job definitely runs out of memory if even the lowest estimate does not fit, and probably does if only the
+    lowest estimate fits. The estimate is computed from the model's config.json, and the finding contains the formula.
+    For several GPUs, the estimate assumes ideal sharding. There is no warning if the upper end of the estimate is more
+    than three times the lower end, or if only its highest tenth is too large.
 
     Example:
         submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)
@@ -46,10 +48,10 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(
             f"{model.use.id} needs {need} to train, but one {gpu[0].name} has {gpu[0].gb} GB",
             severity=Severity.WARNING,
-            fix="Shard it with FSDP or DeepSpeed ZeRO-3, or take a larger GPU.",
+            fix="Shard the model with FSDP or DeepSpeed ZeRO-3, or use a larger GPU.",
         )
     elif need.within(REACHED) > gpu[0].gb + ROUNDED and need.width <= WIDEST and facts.uses.typed is None:
-        # Shipped trainers, which have typed settings, halve the rows per step if memory runs out.
+        # Shipped trainers, which have typed settings, halve the rows per step if they run out of memory.
         yield Found(
             f"{model.use.id} may need more memory than {gpu[0].name} has: {need} of {gpu[0].gb} GB ({need.how})",
             severity=Severity.WARNING,

@@ -16,8 +16,8 @@ _FIRST_WITH_WHEELS = 75
 def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     """The GPU supports the features that the script uses.
 
-    Why: bf16 and flash attention need compute capability 8.0. On a T4 (7.5) or V100 (7.0) they fail after the model
-    was loaded. The configs of trl use bf16 by default.
+    Why: bf16 and flash attention need compute capability 8.0. On a T4 (7.5) or V100 (7.0), they fail after the model
+    has been loaded. trl configs use bf16 by default.
 
     Example:
         submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", bf16=True)')
@@ -45,6 +45,6 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     pinned = any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))
     if gpu[0].capability < _FIRST_WITH_WHEELS and not pinned:
         yield Found(
-            f"current wheels of torch have no kernels for {name}",
-            fix="Pin a torch release of 2025 with CUDA 12.6, or choose another GPU.",
+            f"current torch wheels have no kernels for {name}",
+            fix="Pin a torch release from 2025 with CUDA 12.6, or choose another GPU.",
         )

@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
     """The requested GPU is in the table of known GPUs.
 
-    Why: memory and precision can't be checked for a name without an entry in the table. The job is not refused, because
-    platforms add new GPUs before the table does. The platform's quote decides whether it offers the GPU.
+    Why: memory and precision can't be checked for a GPU that is not in the table. The job is not refused, because
+    platforms add new GPUs before the table does. The platform's quote shows whether the platform offers the GPU.
 
     Example:
         submit_job(gpu="fast-one")

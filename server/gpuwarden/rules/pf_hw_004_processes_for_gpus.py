@@ -23,8 +23,8 @@ _LAUNCHERS = (
 def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
     """A job with several GPUs starts several processes.
 
-    Why: plain `python train.py` on a machine with four GPUs uses one, or fails in trl with an error about
-    DataParallel; all four are billed.
+    Why: on a machine with four GPUs, plain `python train.py` uses only one GPU, or fails in trl with an error about
+    DataParallel, but all four GPUs are billed.
 
     Example:
         submit_job(gpu="a10g", gpu_count=4, command=["python", "train.py"])

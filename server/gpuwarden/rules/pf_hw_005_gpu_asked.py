@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def gpu_asked(facts: SubmitFacts) -> Iterator[Found]:
     """A job that trains a model requests a GPU.
 
-    Why: a serverless platform runs a job that names no hardware on a CPU, and the trainer then runs for days at a price
-    that looks low, until the timeout ends it without a trained model. Scripts that only download or convert don't need
-    a GPU and get no warning.
+    Why: a serverless platform runs a job without a hardware request on a CPU, and the trainer then runs for days at a
+    price that looks low, until the timeout ends it without a trained model. Scripts that only download or convert don't
+    need a GPU and get no warning.
 
     Example:
         submit_job(platform="hf-jobs", script=train)  # no gpu: the platform gives a CPU

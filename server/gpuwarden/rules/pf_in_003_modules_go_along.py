@@ -22,5 +22,5 @@ def modules_go_along(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for module, path in facts.local_modules:
-        message = f"{module} is imported, but {path} of the working directory is not among the inputs"
+        message = f"{module} is imported, but {path} in the working directory is not among the inputs"
         yield Found(message, do(Action.SET_ARGUMENT, name="inputs", add=path))

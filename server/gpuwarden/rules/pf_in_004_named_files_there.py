@@ -8,9 +8,9 @@ from gpuwarden.static_analysis.command_files import started_file
 
 @rule("PF-IN-004", gate="submit", severity=Severity.WARNING, fix=do(Action.SET_ARGUMENT, name="inputs"))
 def named_files_there(facts: SubmitFacts) -> Iterator[Found]:
-    """Local files that the command names are among the inputs.
+    """The inputs include all local files that the command names.
 
-    Why: a job starts in a new working folder, which has only its inputs. A missing file that `python` or `torchrun`
+    Why: a job starts in a new working folder that contains only its inputs. A missing file that `python` or `torchrun`
     starts is an error; any other missing file is a warning, since the job may create it.
 
     Example:
@@ -21,11 +21,11 @@ def named_files_there(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.files_here is None or facts.uses.typed is not None:
-        return  # the platform takes no files; PF-IN-002 reads the settings of shipped trainers
+        return  # the platform doesn't accept files; PF-IN-002 reads the settings of shipped trainers
     started = started_file(facts.spec.command).removeprefix("./")
     for path in facts.files_here:
         severity = Severity.ERROR if path == started else None
-        message = f"the command starts {path}" if severity else f"the command names {path} of the working directory"
+        message = f"the command starts {path}" if severity else f"the command names {path} in the working directory"
         yield Found(
             f"{message}, which is not among the inputs", do(Action.SET_ARGUMENT, name="inputs", add=path), severity
         )

@@ -10,13 +10,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-IN-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name the folder in inputs, or correct the path.",
+    fix="Add the folder to inputs, or correct the path.",
 )
 def loaded_folders_exist(facts: SubmitFacts) -> Iterator[Found]:
     """A folder from which the script loads a model or a dataset is among the inputs or created by the script.
 
-    Why: the working folder of a rented machine has only the inputs. A path such as `./model` is never looked up on the
-    Hub, so the load fails after the rental. If other code may create the folder, this is a warning.
+    Why: the working folder on a rented machine contains only the inputs. A path such as `./model` is never looked up on
+    the Hub, so the load fails after the rental. If other code may create the folder, this is a warning.
 
     Example:
         AutoModelForCausalLM.from_pretrained("./my-modle")

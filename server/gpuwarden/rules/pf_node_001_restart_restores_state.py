@@ -32,4 +32,4 @@ def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
             severity=Severity.INFO,
         )
     if launch.fewest is not None and launch.workers is not None and launch.fewest >= launch.workers:
-        yield Found(f"all {launch.workers} workers are required: the loss of one pauses the job, then fails it")
+        yield Found(f"all {launch.workers} workers are required: losing one pauses the job and then fails it")

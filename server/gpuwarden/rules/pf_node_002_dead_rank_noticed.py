@@ -10,13 +10,13 @@ MASKS_S = 1800.0
     "PF-NODE-002",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Set a timeout of some minutes, longer than the slowest save, and leave asynchronous error handling on.",
+    fix="Set a timeout of a few minutes, longer than the slowest save takes, and leave asynchronous error handling on.",
 )
 def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
-    """A group of nodes detects a dead rank within minutes.
+    """A multi-node job detects a dead rank within minutes.
 
-    Why: the other ranks wait for it in a collective while all nodes are billed, and after half an hour the log reports
-    "timeout" although the cause was out of memory.
+    Why: the other ranks wait for a dead rank in a collective operation while all nodes are billed, and after half an
+    hour the log reports "timeout" although the cause was, for example, a lack of memory.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "train.py", "--ddp_timeout", "7200"], inputs=["train.py"])

@@ -12,13 +12,13 @@ _NOWHERE = re.compile(r"(lo|docker\d*|br-\w*|virbr\d*|veth\w*|cni\d*)")
     "PF-NODE-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name the interface that reaches the other nodes, or leave the variable out.",
+    fix="Specify the interface that reaches the other nodes, or omit the variable.",
 )
 def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
     """The network interface for ranks on several nodes reaches the other nodes.
 
-    Why: ranks can't connect over the loopback or a container bridge. The job hangs at its start while all nodes are
-    billed.
+    Why: ranks on different nodes can't connect over the loopback interface or a container bridge. The job hangs when it
+    starts, while all nodes are billed.
 
     Example:
         submit_job(platform="slurm/cluster", options={"nodes": 2}, env={"NCCL_SOCKET_IFNAME": "docker0"})

@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
     """The user knows if a job runs on several nodes that were not checked.
 
-    Why: one node with a dead fabric manager, another packet size or another version of NCCL hangs the whole group. An
-    engine chooses the nodes after the submit, so this gate can't check them. On Slurm, the job checks its own nodes at
-    the start and ends before its command if they can't work together; this check does not include the network between
-    them or an all-reduce.
+    Why: one node with a dead fabric manager, a different packet size or a different version of NCCL hangs the whole
+    group. An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job
+    checks its own nodes at the start and ends before its command starts if they can't work together; this check does
+    not include the network between them or an all-reduce.
 
     Example:
         submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=86400, script=train)

@@ -19,8 +19,8 @@ def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job declares its outputs.
 
     Why: only declared outputs can be pulled, verified and protected from a teardown. Without outputs, the job's files
-    are lost with the machine, and the teardown gate can't compare anything. On a platform that is not metered, this is
-    a warning.
+    are lost with the machine, and the teardown gate can't compare anything. On a platform that is not metered, missing
+    outputs are only a warning.
 
     Example:
         submit_job(script=train, outputs=[])

@@ -9,15 +9,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Write to a path that survives, name an artifact store, or pull in time.",
+    fix="Write to a path that survives, specify an artifact store, or pull in time.",
 )
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive the planned teardown, the job's end and interruptions.
 
-    Why: each platform deletes different paths at different times. An output on a path that does not survive is a
-    mistake if the same machine has a path that does. If no path survives the teardown, you must pull first, and the
-    teardown gate requires that. If the platform itself terminates the machine when the job ends, such as for a managed
-    job, only an artifact store helps.
+    Why: each platform deletes different paths at different times. Writing an output to a path that does not survive is
+    a mistake if another path on the same machine does. If no path survives the teardown, the outputs must be pulled
+    first, which the teardown gate enforces. If the platform itself terminates the machine when the job ends, as it does
+    for a managed job, the outputs can be kept only in an artifact store.
 
     Example:
         submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
@@ -39,7 +39,7 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     if ends and not spec.artifact_store:
         yield Found(f"{output} is deleted when the job ends, before it can be pulled")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
-        held = Severity.WARNING if ends and spec.artifact_store else None  # it is uploaded right after each save
+        held = Severity.WARNING if ends and spec.artifact_store else None  # uploaded right after each save
         yield Found(f"{output} is deleted when the platform reclaims the machine", severity=held)
     if ends and spec.artifact_store:
         return
@@ -57,7 +57,7 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
         )
     else:
         yield Found(
-            f"{output} is deleted by {spec.teardown}, as is every path of this machine",
-            fix="No change is needed now: pull and verify it before the teardown; the teardown gate requires that.",
+            f"{output} is deleted by {spec.teardown}, as is every path on this machine",
+            fix="No change is needed now. Pull and verify it before the teardown, as the teardown gate requires.",
             severity=Severity.WARNING,
         )

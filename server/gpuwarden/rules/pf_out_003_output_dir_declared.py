@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The trainer's output folder is among the outputs.
 
-    Why: only declared outputs are pulled, verified and protected. Declaring a folder that the script never writes does
-    not protect its results.
+    Why: only declared outputs are pulled, verified and protected. If the declared folder is one to which the script
+    never writes, the results are not protected.
 
     Example:
         submit_job(script='TrainingArguments(output_dir="checkpoints")', outputs=["out"])

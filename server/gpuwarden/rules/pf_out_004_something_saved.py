@@ -11,7 +11,7 @@ dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
 _REPORTS = frozenset({"dump", "write", "write_text", "to_json", "to_parquet", "copy", "copytree", "move"})
-"""Calls with which a script with a Trainer writes metrics, settings and copies, but not the model."""
+"""Calls that write metrics, settings and copies in a script with a Trainer, but not the model."""
 _TEXTS = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
 _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 
@@ -20,13 +20,13 @@ _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
     "PF-OUT-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Save the model, at least at the end and better at intervals.",
+    fix="Save the model, at least at the end and preferably at intervals.",
 )
 def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains a model also saves it.
 
-    Why: a training loop that saves nothing succeeds without a result. The trainers of transformers and trl save by
-    themselves, unless save_strategy="no" turns that off; a file of metrics does not replace the model.
+    Why: a training loop that doesn't save anything succeeds without a result. The trainers of transformers and trl save
+    automatically, unless save_strategy="no" turns this off; a metrics file does not replace the model.
 
     Example:
         for batch in batches:
@@ -48,7 +48,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     if not any(c.last == "backward" for c in uses.calls):
         return
     if not saves:
-        yield Found("the script trains and never saves anything")
+        yield Found("the script trains but never saves anything")
     elif not any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls):
         written = [PurePosixPath(w.path) if w.path else None for w in uses.writes]
         if written and all(path is not None and path.suffix in _TEXTS for path in written):

@@ -18,10 +18,10 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     """The script writes every output that the job declares.
 
     Why: declaring an output does not make the script write it. If the spec names a repo and the script never pushes,
-    the model is lost and nothing fails. The saves of trainers and the calls that save or push are compared with the
-    outputs. If code that can't be analyzed may write too, or if the script saves to another folder that survives the
-    job, this is a warning instead of an error. A script without any call, such as one with only a comment that names
-    its new location, writes nothing either.
+    the model is lost without an error. The outputs are compared with what trainers save and with the calls that save or
+    push. If code that can't be analyzed may also write the output, or if the script saves to another folder that
+    survives the job, this is a warning instead of an error. A script without any calls, such as a script with only a
+    comment that names its new location, does not write the outputs either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -41,7 +41,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
-    """Report a declared repo to which the script does not push."""
+    """Report a declared repo if the script does not push to it."""
     pushes = facts.uses.pushes
     wanted = "/".join(output.split("/")[3:5])
     if any(p.target == wanted and not p.maybe for p in pushes):
@@ -57,7 +57,7 @@ def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
 
 
 def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
-    """Report a declared file or folder to which the script does not save."""
+    """Report a declared file or folder if the script does not save to it."""
     writes = facts.uses.writes
     if any(w.path is not None and not w.maybe and _overlap(facts, w.path, output) for w in writes):
         return

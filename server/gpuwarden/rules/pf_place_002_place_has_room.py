@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def place_has_room(facts: SubmitFacts) -> Iterator[Found]:
     """The machine has enough free disk space.
 
-    Why: on a full disk, a checkpoint is truncated, and the job often keeps running. The probe of the machine compares
+    Why: on a full disk, checkpoints are truncated, often without stopping the job. The probe of the machine compares
     the free space with a fixed minimum, because the size of the job's files is not known in advance.
 
     Example:

@@ -16,7 +16,7 @@ _NO_UV = (
 
 @rule("PF-PLACE-003", gate="submit", severity=Severity.ERROR, fix=_NO_UV)
 def packages_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The machine has the Python and the packages that the program needs, or uv can install them.
+    """The machine has the Python version and the packages that the program requires, or uv can install them.
 
     Why: without uv, a script would run with the machine's own packages and fail at its first import. An existing
     machine is checked before anything is sent: the Python of a script and its packages, the presence of uv, and whether
@@ -53,7 +53,7 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
         own = facts.script is not None and installed(facts.script.uses.shells, "pip")
         yield Found(message, _NO_UV_THERE, Severity.WARNING if own else None)  # the script installs packages itself
     elif not there.starts_header:
-        yield Found(f"the header requires {asked}, but a job there has no network for uv to fetch it", _NO_NETWORK)
+        yield Found(f"the header requires {asked}, but a job there has no network access to install it", _NO_NETWORK)
     elif there.unmet and there.uv is Uv.BROUGHT:
         yield Found(f"gpuwarden copies uv to the machine to install {asked}", "Nothing to do.", Severity.INFO)
     if there.no_modules:

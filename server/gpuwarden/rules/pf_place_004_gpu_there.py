@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
 
 _CURE = (
     "Choose a platform that has this GPU.",
-    do(Action.LEAVE_OUT_ARGUMENT, "to use the hardware of the machine", alternative=True, name="gpu"),
+    do(Action.LEAVE_OUT_ARGUMENT, "to use the machine's hardware", alternative=True, name="gpu"),
 )
 
 
@@ -18,7 +18,8 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     """An existing machine has the requested GPUs.
 
     Why: on a machine without the GPU, a trainer stops at its first CUDA call, or trains on the CPU for days. If the
-    machine's GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is a warning.
+    machine's GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is only a
+    warning.
 
     Example:
         submit_job(platform="ssh/box", script=train, gpu="H100")  # the machine has one L4
@@ -31,7 +32,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     if not isinstance(facts.readiness, Known) or not asked or asked.lower().startswith("cpu"):
         return
     if facts.readiness.value.where:
-        return  # PF-ENG-005 checks the GPUs of an engine
+        return  # PF-ENG-005 checks an engine's GPUs
     names, wanted = facts.readiness.value.gpus, gpu_of(asked)
     if names is None:
         why = facts.readiness.value.gpus_why
@@ -48,7 +49,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _is(name: str, asked: str) -> bool:
-    """Return whether the driver's name of a GPU matches the requested one, with any size of memory."""
+    """Return whether the driver's name for a GPU matches the requested model, with any memory size."""
     found, wanted = gpu_of(name), gpu_of(asked)
     if found and wanted:
         return found[0].name.partition("-")[0] == wanted[0].name.partition("-")[0]

@@ -10,7 +10,7 @@ from gpuwarden.static_analysis.command_files import started_file
     "PF-PLACE-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Install it there, or use its full path there.",
+    fix="Install the program on the machine, or use its full path.",
 )
 def program_there(facts: SubmitFacts) -> Iterator[Found]:
     """The program that a command starts, and the absolute paths in the command, exist on the machine.
@@ -34,4 +34,4 @@ def program_there(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"{command[0]} is not {where}", severity=Severity.WARNING if there.where else None)
     for path in there.no_files:
         severity = None if path == started_file(command) and not there.where else Severity.WARNING
-        yield Found(f"{path} is not {where}", "Put it there, or correct the path.", severity)
+        yield Found(f"{path} is not {where}", "Copy it to the machine, or correct the path.", severity)

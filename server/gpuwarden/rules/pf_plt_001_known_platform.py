@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def known_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The platform has a profile.
 
-    Why: without a profile, the effects of a stop on files and billing are unknown, so no output can be protected.
+    Why: without a profile, the effects of a stop on files and billing are unknown, so outputs can't be protected.
 
     Example:
         submit_job(platform="runpood", script=train)

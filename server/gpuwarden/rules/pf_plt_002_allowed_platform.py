@@ -13,8 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def allowed_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows the platform.
 
-    Why: the user who pays decides where money may be spent. The policy is the user's file; a job, a tool call or a text
-    that an agent has read can't change it. The policy may contain patterns such as `vast*`.
+    Why: the user who pays decides where money may be spent. The policy file belongs to the user and can't be changed by
+    a job, by a tool call or by instructions in a document that an agent reads. The policy may contain patterns such as
+    `vast*`.
 
     Example:
         submit_job(platform="runpod", script=train)  # policy: platforms = ["local", "ssh/*"]

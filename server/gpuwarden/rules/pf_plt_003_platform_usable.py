@@ -13,9 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
     """Jobs can run on the platform from this machine.
 
-    Why: gpuwarden has a backend for some platforms and only a profile for others: their storage and billing rules
-    are known, but you rent their instances in the console. The refusal comes before the script is checked or a price is
-    requested. Such a platform can still be rehearsed, with simulated instances and simulated money.
+    Why: gpuwarden has a backend for some platforms and only a profile for others. A profile contains the storage and
+    billing rules, but you have to rent the instances in the console. A job for a platform without a backend is refused
+    before the script is checked or a price is requested. The platform can still be rehearsed, with simulated instances
+    and costs.
 
     Example:
         submit_job(platform="featurize", script=train)  # gpuwarden can't rent there

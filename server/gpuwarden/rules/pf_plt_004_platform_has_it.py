@@ -11,11 +11,11 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Request hardware that the platform offers, or try another platform.",
 )
 def platform_has_it(facts: SubmitFacts) -> Iterator[Found]:
-    """The platform offers the requested GPU, storage and kind of machine now.
+    """The platform currently offers the requested GPU, storage and kind of machine.
 
-    Why: a free query shows at once if a platform does not offer a GPU, a kind of storage or an interruptible instance,
-    or if none is free at the moment. Otherwise the rental would fail, after the inputs were packed and a receipt was
-    issued. PF-COST-001 handles an unknown price.
+    Why: a query at no cost shows immediately whether a platform offers the GPU, the kind of storage and interruptible
+    instances, and whether they are available at the moment. Otherwise, the rental would fail after the inputs were
+    packed and a receipt was issued. PF-COST-001 handles unknown prices.
 
     Example:
         submit_job(platform="lambda", gpu="gpu_8x_h100_sxm5")  # sold out in every region

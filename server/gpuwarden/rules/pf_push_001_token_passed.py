@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def token_passed(facts: SubmitFacts) -> Iterator[Found]:
     """A job that pushes to the Hub gets a token.
 
-    Why: without a token, the push fails with 401: at the start with a trainer, otherwise at the very end.
+    Why: without a token, the push fails with 401: at the start if a trainer pushes, otherwise at the very end.
 
     Example:
         submit_job(script='model.push_to_hub("me/model")', secrets=[])

@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     gate="submit",
     severity=Severity.ERROR,
     fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), write to a mounted bucket, "
-    "or name an artifact store.",
+    "or specify an artifact store.",
 )
 def something_durable(facts: SubmitFacts) -> Iterator[Found]:
     """On a platform that deletes the machine at the job's end, the job itself stores its results elsewhere.

@@ -14,7 +14,7 @@ HUB_PATH = "/hub/models/"
     fix=do(Action.SET_ARGUMENT, "with the repo added, so that it is verified", name="outputs"),
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The target repo of a serverless job's push is among its outputs.
+    """A serverless job that pushes to a repo declares this repo as an output.
 
     Why: only declared outputs are verified. A partial push looks like success in the log.
 

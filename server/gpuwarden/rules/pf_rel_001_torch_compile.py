@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-REL-001",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Leave it out of the first run; turn it on after the job has succeeded, on Ampere or newer.",
+    fix="Omit torch.compile in the first run. Turn it on after the job has succeeded, on an Ampere or newer GPU.",
 )
 def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     """torch.compile is used only after the script has succeeded once.
 
     Why: it saves a tenth to a fifth of the time and adds its own failures (no compiler in the image, recompilation at
-    every new sequence length, bf16 kernels on a T4) with misleading messages. In a first run, they hide whether the
-    script itself works.
+    every new sequence length, bf16 kernels on a T4) with misleading messages. In a first run, these failures hide
+    whether the script itself works.
 
     Example:
         TrainingArguments(output_dir="out", torch_compile=True)  # this script never succeeded before

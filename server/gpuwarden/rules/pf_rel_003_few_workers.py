@@ -10,7 +10,7 @@ MOST = 4
     "PF-REL-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Use 4 or fewer per GPU unless the machine certainly has the cores, the memory and the shared memory.",
+    fix="Use at most 4 per GPU, unless the machine is known to have enough cores, memory and shared memory.",
 )
 def few_workers(facts: SubmitFacts) -> Iterator[Found]:
     """Data is loaded by a few workers.

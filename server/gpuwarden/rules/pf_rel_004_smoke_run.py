@@ -30,9 +30,9 @@ _KNOWN_GOOD = {
 def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
-    Why: if a proven script fails, the cause is in the inputs; if a new script fails, the cause may be anywhere. The
-    unchanged trainers of gpuwarden count as proven, because its tests run each of them to the end. So does a script
-    whose first step was rehearsed on this machine with the same arguments.
+    Why: if a proven script fails, the cause is in the inputs; if a new script fails, the cause may be anywhere.
+    gpuwarden's unchanged trainers count as proven, because gpuwarden's tests run each trainer to the end. A script
+    whose first step was rehearsed on this machine with the same arguments also counts as proven.
 
     Example:
         submit_job(gpu="h100", script=new_script, timeout_s=36_000)
@@ -57,7 +57,7 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _inputs(facts: SubmitFacts) -> str:
-    """Return known inputs for the script's one method; none if the script reads columns that the data may lack."""
+    """Return known inputs for the script's only method; none if the script reads columns that those inputs may lack."""
     known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
     if len(known) != 1 or known[0] is None or facts.uses.reads or facts.uses.row_functions:
         return ""

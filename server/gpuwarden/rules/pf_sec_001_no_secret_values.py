@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
     """The command, the script and the environment contain no secret value.
 
-    Why: arguments are visible to every process of the machine, and specs are stored in the ledger. Secrets are passed
-    by name only; their values come from the user's environment and reach the job through a pipe. Revoke a value that
-    was ever written to one of them.
+    Why: arguments are visible to every process on the machine, and specs are stored in the ledger. Secrets are passed
+    by name only; their values come from the user's environment and reach the job through a pipe. Revoke any value
+    that was written to one of them.
 
     Example:
         submit_job(env={"HF_TOKEN": "hf_..."}, script=train)  # the value itself

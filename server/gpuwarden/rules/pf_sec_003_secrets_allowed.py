@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows every named secret, and none is the key of an account.
 
-    Why: a job can send its secrets anywhere. The key of an account can rent and terminate any machine of the account
-    without passing the gates, so no policy can allow it.
+    Why: a job can send its secrets anywhere. An account key can rent and terminate any machine in the account without
+    passing the gates, so no policy can allow it.
 
     Example:
         submit_job(secrets=["VAST_API_KEY"], script=train)  # can rent and terminate any machine

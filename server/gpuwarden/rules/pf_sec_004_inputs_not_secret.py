@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def inputs_not_secret(facts: SubmitFacts) -> Iterator[Found]:
     """No input looks like a secret, by its name or by its content.
 
-    Why: inputs are copied to a machine of another owner and stay on its disk. A key in a folder of code is copied with
-    it, although no argument of the call names it. Both file names and contents are checked against the patterns that
-    are also used for logs.
+    Why: inputs are copied to someone else's machine and stay on its disk. A key in a code folder is copied with the
+    folder, although no argument of the call names the key. Both file names and contents are checked against the
+    patterns that are also used for logs.
 
     Example:
         submit_job(inputs=["code", "id_ed25519"], script=train)

@@ -30,9 +30,9 @@ def script_url(facts: SubmitFacts) -> Iterator[Found]:
             r"https://gist\.github\.com/[^/]+/\w+$", word
         ):
             raw = word.replace("github.com", "raw.githubusercontent.com", 1).replace("/blob/", "/", 1)
-            yield Found(f"{word} is a web page about a file", fix=f"Use {raw}." if "/blob/" in word else "")
+            yield Found(f"{word} is a web page that shows a file", fix=f"Use {raw}." if "/blob/" in word else "")
         elif re.match(r"https://huggingface\.co/.+/blob/", word):
-            yield Found(f"{word} is a web page about a file", fix=f"Use {word.replace('/blob/', '/resolve/', 1)}.")
+            yield Found(f"{word} is a web page that shows a file", fix=f"Use {word.replace('/blob/', '/resolve/', 1)}.")
     if isinstance(facts.script_url, Unknown):
         yield Found(facts.script_url.why, fix="Try again.", severity=facts.could_not)
     elif facts.script_url.value:

@@ -10,14 +10,14 @@ from gpuwarden.rules.facts import SubmitFacts
     gate="submit",
     severity=Severity.ERROR,
     fix="Ask the user to fix the address, the permissions or the variables, "
-    "or leave out the artifact store and pull the outputs.",
+    "or omit the artifact store and pull the outputs.",
 )
 def store_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The artifact store can be read from here, and the uploader's credentials are set.
 
-    Why: a store that can't be read proves nothing at the teardown gate, and an upload without credentials fails on a
-    billed machine. The uploader's credentials have separate names (GPUWARDEN_STORE_AWS_ACCESS_KEY_ID,
-    GPUWARDEN_STORE_HF_TOKEN), so that a write-only key can go to the machine while the read key stays here.
+    Why: a store that can't be read can't serve as proof at the teardown gate, and an upload without credentials fails
+    on a billed machine. The uploader's credentials have separate names (GPUWARDEN_STORE_AWS_ACCESS_KEY_ID,
+    GPUWARDEN_STORE_HF_TOKEN), so that a write-only key can be sent to the machine while the read key stays here.
 
     Example:
         submit_job(artifact_store="s3://runs/team-a")  # there is no such bucket, or no key for it

@@ -8,15 +8,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-STORE-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name a store that the list covers, or ask the user to add this one to [artifact_stores] in the policy.",
+    fix="Specify a store that the list covers, or ask the user to add this one to [artifact_stores] in the policy.",
 )
 def store_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's list of artifact stores covers the job's store.
 
-    Why: a job's outputs are uploaded with the user's credentials to the store that its arguments name. A list in the
-    policy's [artifact_stores] limits the allowed stores: an entry covers its own address and everything under it,
-    compared part by part, so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a job may name any
-    store.
+    Why: a job's outputs are uploaded with the user's credentials to the store in the job's arguments. A list in the
+    policy's [artifact_stores] limits the allowed stores. An entry covers its own address and everything under it.
+    Addresses are compared by path component, so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a
+    job may use any store.
 
     Example:
         submit_job(artifact_store="s3://other-bucket/x")  # [artifact_stores] allowed = ["s3://training-runs/team-a"]

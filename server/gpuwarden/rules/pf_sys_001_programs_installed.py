@@ -15,8 +15,8 @@ from gpuwarden.static_analysis.env_and_shell import installed
 def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
     """The script installs the system programs that it starts.
 
-    Why: slim images have neither compilers nor git extensions, so a build fails in its first line. Your own machine may
-    have them, so this is a warning there.
+    Why: slim images have neither compilers nor git extensions, so a build fails at its first command. On your own
+    machine, this is only a warning, because the programs may be installed there.
 
     Example:
         subprocess.run(["cmake", "-B", "build"], check=True)

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SYS-003",
     gate="submit",
     severity=Severity.INFO,
-    fix="Pass check=True and print stdout and stderr on a failure, or don't capture them.",
+    fix="Pass check=True, and print stdout and stderr on failure, or don't capture them.",
 )
 def output_shown(facts: SubmitFacts) -> Iterator[Found]:
     """Programs that the script starts show their output and stop the script when they fail.
 
-    Why: after a failure, a captured error message is missing from the log. A program that fails without stopping the
-    script is worse: the script continues with a partial build, and the error that ends the job does not name the actual
-    cause.
+    Why: after a failure, a captured error message is missing from the log. If a program fails without stopping the
+    script, the script continues, for example with a partial build, and the error that finally ends the job does not
+    show the actual cause.
 
     Example:
         subprocess.run(["nvidia-smi"], capture_output=True)

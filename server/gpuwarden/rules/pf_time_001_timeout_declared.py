@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job has a timeout.
 
-    Why: a platform's default ends long jobs too early (30 minutes is common), and a job without any limit is billed
+    Why: a platform's default timeout (often 30 minutes) ends long jobs too early, and a job without any limit is billed
     until you notice it.
 
     Example:

@@ -14,7 +14,8 @@ from gpuwarden.rules.facts import MARGIN, SubmitFacts
 def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is at least 30 % above the estimate.
 
-    Why: estimates often omit the time for setup, downloads and saving; a job that ends before its last save loses it.
+    Why: estimates often omit the time for setup, downloads and saving; a job that is stopped before its last save loses
+    that save.
 
     Example:
         submit_job(script=train, estimate_s=3_600, timeout_s=3_600)
@@ -29,6 +30,6 @@ def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     needed = round(spec.estimate_s * MARGIN)
     if spec.timeout_s < needed:
         yield Found(
-            f"the timeout is {spec.timeout_s} s, but the estimate is {spec.estimate_s} s, {needed} s with 30 % of room",
+            f"the timeout is {spec.timeout_s} s, but the estimate is {spec.estimate_s} s, {needed} s with 30 % margin",
             fix=do(Action.SET_ARGUMENT, name="timeout_s", at_least=needed),
         )

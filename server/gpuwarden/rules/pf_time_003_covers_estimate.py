@@ -9,9 +9,9 @@ from gpuwarden.static_analysis.estimate.setup import run_of
 from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 
 SHORT_S: Final = 180
-"""Minimum timeout in seconds; with less, a rented machine often does not complete its start."""
+"""Minimum timeout in seconds. With a shorter timeout, a rented machine often does not finish starting."""
 WHOLE_S: Final = 90
-"""Seconds that a rented machine certainly needs to start, import, load a model, train on a full dataset and save."""
+"""Minimum seconds that a rented machine needs to start, import, load a model, train on a full dataset and save."""
 # Settings, flags and methods that make a run shorter than its data.
 _LIMITS: Final = frozenset(
     """max_steps max_train_steps num_train_steps total_steps max_iters max_iterations max_updates fast_dev_run max_time
@@ -68,7 +68,9 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _rows(facts: SubmitFacts) -> int | None:
-    """Return the number of rows of the only dataset, None for several or if the script selects among the rows."""
+    """Return the number of rows in the only dataset; None if there are several, or if the script selects some of the
+    rows.
+    """
     if facts.hub is None or facts.uses.called("select", "take", "filter"):
         return None
     splits = {
@@ -81,7 +83,7 @@ def _rows(facts: SubmitFacts) -> int | None:
 
 
 def sliced(split: str, rows: int | None) -> int | None:
-    """Return the number of rows of a split with an optional slice such as `train[:1000]`; None for other forms."""
+    """Return the number of rows in a split with an optional slice such as `train[:1000]`; None for other forms."""
     found = re.fullmatch(r"\w+(?:\[:(\d+)(%?)\])?", split)
     if found is None or rows is None or found[1] is None:
         return rows if found else None

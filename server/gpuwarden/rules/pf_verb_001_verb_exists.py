@@ -8,12 +8,12 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-VERB-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Set teardown to a verb that the platform has.",
+    fix="Set teardown to a verb that the platform supports.",
 )
 def verb_exists(facts: SubmitFacts) -> Iterator[Found]:
     """The platform supports the intended teardown.
 
-    Why: if a machine can't be stopped, it stays billed after a planned stop. The intended teardown also decides which
+    Why: a machine that can't be stopped is still billed after a planned stop. The intended teardown also decides which
     outputs survive, so a verb that the platform lacks makes the check of the output paths meaningless.
 
     Example:

@@ -12,8 +12,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was made after the last write on the machine.
 
-    Why: no copy has a checkpoint that was written after the pull, and the newest checkpoint usually matters most. Size
-    and modification time of every declared file are compared with the manifest of the pull; a second pull transfers
+    Why: a checkpoint that was written after the pull is in no copy, and the newest checkpoint usually matters most. The
+    size and modification time of every declared file are compared with the pull's manifest. A second pull transfers
     only changed files.
 
     Example:

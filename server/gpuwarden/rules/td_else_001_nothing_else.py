@@ -16,8 +16,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     """The machine has no other processes and no recent files.
 
-    Why: the user's own shells, downloads and files on the machine are lost too. gpuwarden can't decide whether that
-    matters, so the finding is shown to the approver.
+    Why: the user's own shells, downloads and files on the machine would also be lost. gpuwarden can't decide whether
+    that matters, so the finding is shown to the approver.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the user edits /opt/notes.txt in vim there
@@ -29,11 +29,11 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     if facts.gone:
         return
     if isinstance(facts.disclosure, Unknown):
-        yield Found(f"other uses of the machine could not be determined: {facts.disclosure.why}")
+        yield Found(f"other processes and files on the machine could not be listed: {facts.disclosure.why}")
         return
     found = facts.disclosure.value
     if not found.complete:
-        yield Found("not every process and file of the machine could be inspected")
+        yield Found("some processes or files on the machine could not be inspected")
     if found.processes:
         strangers = counted(len(found.processes), "process", "processes")
         yield Found(f"{strangers} that belong to no job: {'; '.join(found.processes[:5])}")

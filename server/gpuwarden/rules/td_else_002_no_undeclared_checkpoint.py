@@ -19,8 +19,8 @@ SHOWN = 5
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
     """The declared outputs cover every checkpoint on the machine.
 
-    Why: no proof covers the weights of a job that saved to an undeclared path, and the teardown would delete them.
-    Declare and pull them afterwards, or let the user accept their loss at a terminal by typing the file names.
+    Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them.
+    Declare and pull the files afterwards, or let the user accept the loss by typing the file names at a terminal.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there

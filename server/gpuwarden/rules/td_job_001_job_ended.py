@@ -16,8 +16,8 @@ def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     """The job has ended, or is paused.
 
     Why: a running job may still be writing, and a preempted one may still need its files. A paused job has no process;
-    after a stop it resumes on its machine, after a termination from a copy. A job in an unknown state counts as
-    running: a machine that does not answer is no evidence that the job has ended.
+    it resumes on its machine after a stop, and from a copy after a termination. A job in an unknown state counts as
+    running, because a machine that does not answer does not prove that the job has ended.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the job is running

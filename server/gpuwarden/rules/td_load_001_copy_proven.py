@@ -17,11 +17,11 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found complete since it last changed.
 
-    Why: equal digests prove that the copy equals the file; only loading the copy proves that the file is a checkpoint.
-    A file in a format that can't be read is a warning if its copy equals the machine's file by digest: copied, load not
-    proven. So is an image, a table or a log that is equally broken on the machine. A file that begins like a readable
-    format is verified regardless of its name. A file that is only in an artifact store was not loaded here, so it is a
-    warning too.
+    Why: equal digests prove that the copy equals the file, but only loading the copy proves that the file is a
+    checkpoint. A file in a format that can't be read is a warning (copied, load not proven) if its copy has the same
+    digest as the machine's file. An image, a table or a log that is broken in the same way on the machine is also a
+    warning. A file that begins like a readable format is verified regardless of its name. A file that is only in an
+    artifact store is a warning, because it was not loaded here.
 
     Example:
         pull_artifacts(job_id="j1")
@@ -35,7 +35,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
-    # If the copy was refuted, another copy of the same bytes does not help.
+    # If the copy was refuted, copying the same bytes again does not help.
     left_unproven = all(f.stored for f in facts.dying) and facts.copy_verdict in {None, Verdict.UNKNOWN}
     unread = [f for f in facts.dying if not f.copied or left_unproven]
     if unread:
@@ -59,7 +59,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     elif facts.copy_verdict is Verdict.REFUTED and facts.copy_aside:
         broken, names = counted(len(facts.copy_aside), "file"), ", ".join(facts.copy_aside[:3])
         yield Found(
-            f"{broken} broken on the machine and in the copy, none of them a checkpoint: {names}",
+            f"{broken} broken on the machine and in the copy; none of them is a checkpoint: {names}",
             fix="Check the copies; the originals on the machine are broken in the same way.",
             severity=Severity.WARNING,
         )

@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def outputs_exist(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared output exists.
 
-    Why: neither a copy nor a proof covers the results of a job that saved to an undeclared path. The teardown would
-    destroy them without another finding, so search for them before you approve it.
+    Why: results that a job saved to an undeclared path are neither copied nor verified. The teardown would destroy
+    these results without another finding, so search for them before you approve it.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs are ["out", "logs"], and logs does not exist

@@ -15,7 +15,7 @@ def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     """Everything in a declared output can be copied.
 
     Why: links that leave their folder, sockets and names that can't be decoded as UTF-8 are not pulled, so no proof
-    covers them. Following a link could copy any file of the machine, or hide that the real checkpoint is outside of the
+    covers them. Following a link could copy any file on the machine, or hide that the real checkpoint is outside of the
     declared outputs.
 
     Example:
@@ -27,4 +27,4 @@ def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.skipped and not facts.gone:
         names = ", ".join(facts.skipped[:5])
-        yield Found(f"{counted(len(facts.skipped), 'thing')} in the declared outputs can't be copied: {names}")
+        yield Found(f"{counted(len(facts.skipped), 'item')} in the declared outputs can't be copied: {names}")

@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def verb_exists(facts: TeardownFacts) -> Iterator[Found]:
     """The platform supports the requested verb.
 
-    Why: on some platforms, instances can be terminated but not stopped. A shutdown from inside such a
-    machine ends the operating system, but the machine is still billed, so a shutdown never replaces a missing stop.
+    Why: on some platforms, instances can be terminated but not stopped. A shutdown from inside such a machine only
+    halts the operating system, and the machine is still billed, so it can't replace a stop.
 
     Example:
         teardown_request(job_id="j1", verb="stop")  # the platform can only terminate

@@ -40,7 +40,7 @@ def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
 
 
 def renamed_by(call: Call) -> dict[str, str] | None:
-    """Return the columns that a call renames, or None if they are unknown."""
+    """Return the columns that a call renames; None if they are unknown."""
     if len(call.args) >= 2 and all(isinstance(a, str) for a in call.args[:2]):
         return {call.args[0]: call.args[1]}
     mapping = call.get("column_mapping", 0)
@@ -72,11 +72,11 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
-    """Yield the columns that row functions read only if other columns have certain values, with those other columns.
+    """Yield the columns that row functions read only if other columns have certain values, together with those columns.
 
-    Only conditions that look up the other columns with `get` count, because a dataset that has these columns probably
-    has such rows. A condition that tests whether a row has a column, or that does not depend on the row, yields
-    nothing.
+    Only conditions that read the other columns with `get` are used, because a dataset that has these columns probably
+    has rows with such values. Conditions that test whether a row has a column, or that do not depend on the row, are
+    ignored.
     """
     runs = {id(node) for node, _ in program.nodes} - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
@@ -96,7 +96,7 @@ def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[s
 
 
 def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
-    """Return the columns that a condition on a row looks up with `get`, or None for any other condition."""
+    """Return the columns that a condition on a row reads with `get`; None for any other condition."""
     found: set[str] = set()
     for node in ast.walk(test):
         match node:
@@ -112,7 +112,7 @@ def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
 
 
 def _row_readers(program: Program, functions: Mapping[str, ast.FunctionDef]) -> Iterator[ast.FunctionDef | ast.Lambda]:
-    """Yield the functions that get rows as their first parameter."""
+    """Yield the functions that receive rows as their first parameter."""
     given = [node for _, node in row_functions(program)]
     given += [_named(c.node, "formatting_func") for c in program.calls if c.last.endswith("Trainer") and c.node]
     seen: dict[int, ast.FunctionDef | ast.Lambda] = {}
@@ -128,7 +128,7 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from the row passed to a function; empty if it reads none."""
+    """Return the column that a node reads from the row passed to a function; an empty string if there is none."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""

@@ -14,7 +14,7 @@ _DATA: Final = re.compile(r"[^\s:*?$]+\.(jsonl?|csv|tsv|parquet|ya?ml|toml|txt|p
 
 
 def is_python(program: str) -> bool:
-    """Return whether a program's name is that of a Python interpreter."""
+    """Return whether a program's name is the name of a Python interpreter."""
     return re.fullmatch(r"python[\d.]*", program.rpartition("/")[2]) is not None
 
 
@@ -35,7 +35,7 @@ def started_file(command: Sequence[str]) -> str:
 
 
 def named_files(words: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, or the values of `--name=value`, that look like files of data, settings or code."""
+    """Yield the arguments, or the values of `--name=value`, that look like data, settings or code files."""
     for word in words:
         value = word.partition("=")[2] if word.startswith("-") else word
         if _DATA.fullmatch(value) and "://" not in value:

@@ -10,7 +10,7 @@ from gpuwarden.static_analysis.package_usage import OWN
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 
 _DATACLASS_PARSERS = {"HfArgumentParser": False, "TrlParser": True, "H4ArgumentParser": True}
-"""Parsers that read dataclasses, and whether each of them handles `--config FILE` itself."""
+"""Parsers that read dataclasses, each with whether it handles `--config FILE` itself."""
 _EXACT = frozenset({"parse_args", "parse_args_into_dataclasses", "parse_args_and_config"})
 _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 
@@ -19,9 +19,9 @@ _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 class CommandLine:
     """The flags that a script declares.
 
-    `flags` maps a flag, with dashes as underscores, to the strings that it accepts (empty: any). `classes` are the
-    dataclasses whose fields are also flags. `abbreviates`: flags may be abbreviated. `ignores`: unknown flags have no
-    effect. `partial`: other code may add flags, or read the unknown ones.
+    `flags` maps each flag, with dashes replaced by underscores, to the strings that it accepts (empty: any). `classes`
+    lists the dataclasses whose fields are also flags. `abbreviates`: flags may be abbreviated. `ignores`: unknown flags
+    have no effect. `partial`: other code may add flags or read unknown flags.
     """
 
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class CommandLine:
 
 
 def command_line(program: Program) -> CommandLine | None:
-    """Return the command line of a program; None if it has none, or if it can't be determined completely."""
+    """Return the command line of a program; None if there is none, or if it can't be determined completely."""
     parsers = [c for c in program.calls if c.last in {"ArgumentParser", *_DATACLASS_PARSERS}]
     last = {c.last for c in program.calls}
     if len(parsers) != 1 or "add_subparsers" in last or not last & (_EXACT | _TOLERANT):

@@ -1,4 +1,4 @@
-"""Facts about training libraries, as tables that the preflight rules read.
+"""Tables of facts about training libraries, which the preflight rules read.
 
 Checked against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21 and torch 2.15 of November 2026.
 When a library changes, only this file needs an update.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # ------------------------------------------------------------------------------------------------------ methods
 
-# The method of each trainer. trl keeps the experimental ones in separate modules.
+# The training method of each trainer. trl keeps experimental trainers in separate modules.
 TRAINERS: dict[str, str] = {
     "SFTTrainer": "sft",
     "DPOTrainer": "dpo",
@@ -29,7 +29,7 @@ TRAINERS: dict[str, str] = {
 }
 CONFIGS: dict[str, str] = {name.removesuffix("Trainer") + "Config": method for name, method in TRAINERS.items()}
 
-# A dataset needs all columns of at least one set of its method.
+# A dataset needs all columns of at least one of the sets for its method.
 COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "sft": (
         frozenset({"text"}),
@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "segmentation": (frozenset({"image", "mask"}), frozenset({"image", "label"}), frozenset({"image", "annotation"})),
 }
 
-# Other common names of a column. If a dataset has one, a finding recommends renaming it.
+# Other common names for a column. If a dataset uses one, a finding recommends renaming the column.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "text": ("content", "document", "body", "article", "sentence"),
     "messages": ("conversation", "conversations", "chat", "dialogue", "turns"),
@@ -83,7 +83,7 @@ HEADS: dict[str, str] = {
 
 # -------------------------------------------------------------------------------------------------- dependencies
 
-# Import name -> package names, if they differ. Each of the packages provides the import.
+# Maps import names to package names where they differ. Each of the packages provides the import.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "sklearn": ("scikit-learn",),
     "PIL": ("pillow",),
@@ -123,7 +123,7 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "typing_extensions": ("typing-extensions",),
 }
 
-# Packages that a package certainly depends on.
+# Packages that a package definitely depends on.
 BRINGS: dict[str, frozenset[str]] = {
     k: frozenset(v.split())
     for k, v in {
@@ -230,7 +230,7 @@ jsonlines loguru lxml msgspec ninja num2words nvidia-ml-py orjson packaging pret
 python-dotenv python-levenshtein pyyaml rapidfuzz rich ruff schedulefree setuptools simplejson six snac tabulate
 termcolor toml torchao torchcodec torchinfo torchsummary triton typer tyro ujson uv wget wheel xxhash zstandard
 """
-"""Packages that depend on no library that training scripts import."""
+"""Packages that do not depend on any library that training scripts import."""
 KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values()) | frozenset(_PLAIN.split())
 """Packages whose dependencies are listed here."""
 
@@ -242,7 +242,7 @@ def canonical_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Requirement:
-    """One entry of `dependencies`: name, extras and version conditions; `url` for a direct reference."""
+    """One entry in `dependencies`, with its name, extras and version conditions. A direct reference has a `url`."""
 
     name: str
     extras: frozenset[str] = frozenset()
@@ -256,7 +256,7 @@ _REQUIREMENT = re.compile(
 
 
 def read_requirement(text: str) -> Requirement | None:
-    """Parse the parts of a PEP 508 requirement that rules need; return None for other text, such as a bare URL."""
+    """Parse those parts of a PEP 508 requirement that rules need. Return None for other text, such as a bare URL."""
     found = _REQUIREMENT.fullmatch(text)
     if found is None:
         return None
@@ -266,7 +266,7 @@ def read_requirement(text: str) -> Requirement | None:
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
-    """Return the packages and all dependencies that they certainly have."""
+    """Return the packages and all their definite dependencies."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -278,7 +278,7 @@ def closure(names: Iterable[str]) -> frozenset[str]:
 
 
 def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozenset[str]:
-    """Return the packages of a header, also as `name[extra]`, and those that the script installs itself."""
+    """Return the packages in a header, also as `name[extra]`, and the packages that the script installs itself."""
     found: set[str] = set()
     for text in (*dependencies, *installed):
         if requirement := read_requirement(text):
@@ -308,7 +308,7 @@ SYSTEM_TOOLS = BUILD_TOOLS | {
     "7z",
 }
 
-# apt package -> the programs that it provides.
+# Maps apt packages to the programs that they provide.
 APT: Mapping[str, frozenset[str]] = {
     "build-essential": frozenset({"make", "gcc", "g++", "cc"}),
     "p7zip-full": frozenset({"7z", "p7zip"}),
@@ -318,7 +318,7 @@ APT: Mapping[str, frozenset[str]] = {
     "nvidia-cuda-toolkit": frozenset({"nvcc"}),
 }
 
-# Variables that platforms, launchers and libraries set, or that every process has.
+# Environment variables that platforms, launchers and libraries set, or that every process has.
 _GIVEN = """
 HOME PATH USER PWD TMPDIR SHELL LANG HOSTNAME LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_HOME OMP_NUM_THREADS
 RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK
@@ -328,10 +328,10 @@ GPUWARDEN_JOB GPUWARDEN_ATTEMPT
 """
 GIVEN_VARIABLES = frozenset(_GIVEN.split())
 
-# Variables that the runner also sets. A serverless platform has no runner.
+# Additional variables that the runner sets. A serverless platform has no runner.
 RUNNER_VARIABLES = frozenset(
     {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
 )
 
-# The address to which reports are sent, and the job's key for it. The runner sets both unless the job sets the address.
+# The URL to which reports are sent, and the job's key for that URL. The runner sets both unless the job sets the URL.
 REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

@@ -1,4 +1,4 @@
-"""Decide whether a script declares a flag of its command line, without running the script."""
+"""Decide whether a script declares a command-line flag, without running the script."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _READS_WORDS = re.compile(r"argv|[Pp]ars|\b(absl|click|fire|typer|tyro|hydra|dra
 
 @dataclass(frozen=True)
 class ScriptFlags:
-    """The flags that occur in the text of one script, and its facts; None if the script can't be parsed."""
+    """The flags in the text of one script, and the script's facts, which are None if the script can't be parsed."""
 
     text: str = ""
     literal: frozenset[str] = frozenset()
     facts: ScriptFacts | None = None
 
     def declares(self, word: str) -> bool | None:
-        """Return whether the script declares the flag in an argument without abbreviation; None if that is unknown."""
+        """Return whether the script declares the unabbreviated flag in an argument; None if that is unknown."""
         flag = word.partition("=")[0]
         name = flag.lstrip("-").replace("-", "_")
         if {flag, name} & self.literal:
@@ -43,7 +43,7 @@ class ScriptFlags:
 
 
 def flags_of(text: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags of a script that gets these arguments."""
+    """Return the flags of a script that is called with these arguments."""
     try:
         tree, _ = parse(text)
     except BadRequest:

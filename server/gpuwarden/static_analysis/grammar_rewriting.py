@@ -1,6 +1,6 @@
 """Rewrite newer Python into the grammar of Python 3.11 without changing the line numbers.
 
-Lists of type parameters are checked and removed. The text of an f-string does not change; each expression in it is
+Type parameter lists are checked and removed. The text of an f-string does not change, but each expression in it is
 replaced by a name and parsed separately.
 """
 
@@ -34,7 +34,7 @@ class Construct:
 
 @dataclass
 class _Bracket:
-    """An open bracket: its position, the first `for` in it, and whether a comma precedes that `for`."""
+    """An open bracket: its position, the first `for` in it, and whether there is a comma before the `for`."""
 
     start: int
     loop: int = 0
@@ -42,9 +42,7 @@ class _Bracket:
 
 
 class Rewriting:
-    """Rewrite one program into older grammar. `hoisted` maps each placeholder to the f-string expression that it
-    replaces.
-    """
+    """Rewrites a program into older grammar. `hoisted` maps placeholders to the f-string expressions they replace."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -57,7 +55,7 @@ class Rewriting:
         self.stem = next(f"_newer{n}_" for n in range(len(used) + 1) if str(n) not in used)
 
     def text(self, start: int, end: int, tokens: Sequence[Token], *, statements: bool = True) -> str:
-        """Return a part of the program in older grammar, with the same number of lines."""
+        """Return a part of the program, rewritten in older grammar with the same number of lines."""
         parts, at = [], start
         for begin, stop, replacement in sorted(self._edits(tokens, 0 if statements else len(tokens))):
             if begin < at:
@@ -70,12 +68,12 @@ class Rewriting:
     # -------------------------------------------------------------------------------------------------- statements
 
     def _edits(self, tokens: Sequence[Token], header: int) -> Iterator[Edit]:
-        """Yield the changes to a part of the program in one pass, in linear time even for long lines.
+        """Yield the changes to a part of the program in a single pass that takes linear time, even for long lines.
 
         No statement begins before the token with the index `header`.
         """
         brackets: list[_Bracket] = []
-        begins, taken, listed = True, 0, -1  # a list of parameters is handled by one call
+        begins, taken, listed = True, 0, -1  # one call handles a complete parameter list
         for n, token in enumerate(tokens):
             if n < taken:
                 continue
@@ -142,7 +140,7 @@ class Rewriting:
         return len(tokens)
 
     def _parameters(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the change that removes a list of type parameters, and return the index of its end.
+        """Yield the change that removes a type parameter list, and return the index of its end.
 
         Raises SyntaxError for an invalid type parameter.
         """
@@ -165,7 +163,7 @@ class Rewriting:
         return len(tokens)
 
     def _parameter(self, group: Sequence[Token], end: Token) -> None:
-        """Check one type parameter: `T`, `T: bound`, `*Ts`, `**P`, each with a default from Python 3.13 on."""
+        """Check one type parameter: `T`, `T: bound`, `*Ts` or `**P`. Defaults are allowed since Python 3.13."""
         stars = next((n for n, token in enumerate(group) if token.text != "*"), len(group))
         sign = _first(group, 0, len(group), ("=",))
         name, bound = group[stars : stars + 1], group[stars + 1 : sign]
@@ -181,7 +179,7 @@ class Rewriting:
             self._expression(default[1:] if starred else default, group[sign])
 
     def _comprehension(self, tokens: Sequence[Token], bracket: _Bracket) -> Iterator[Edit]:
-        """Yield the change of `[*part for part in parts]` into a call with an unknown value."""
+        """Yield the change that replaces `[*part for part in parts]` with a call that has an unknown value."""
         star, loop = bracket.start + 1, bracket.loop
         first = star + (2 if _text(tokens, star + 1) == "*" else 1)
         if tokens[star].text == "*" and loop > first and not bracket.several:
@@ -191,13 +189,13 @@ class Rewriting:
             yield until.start, until.start, ") "
 
     def _expression(self, tokens: Sequence[Token], at: Token) -> None:
-        """Check a single expression. Raises SyntaxError with its line in the program."""
+        """Check a single expression. Raises SyntaxError with the line number in the program."""
         body = self._parsed(tokens, at, "(0 if 0 else {}\n)")  # exactly one expression may follow `else`
         if not isinstance(body, ast.IfExp):
             raise failure(self.source, tokens[0].start, "invalid syntax")
 
     def _parsed(self, tokens: Sequence[Token], at: Token, form: str = "({}\n)") -> ast.expr:
-        """Parse the expressions of a field separately. Raises SyntaxError with its line in the program."""
+        """Parse the expressions in a field separately. Raises SyntaxError with the line number in the program."""
         if not tokens:
             raise failure(self.source, at.start, "expected an expression")
         line = self._line(tokens[0].start)
@@ -208,7 +206,7 @@ class Rewriting:
             error.lineno = (error.lineno or 1) + line - 1
             raise
         if isinstance(body, ast.GeneratorExp) and (body.lineno, body.col_offset) == (1, 0):
-            raise failure(self.source, at.start, "invalid syntax")  # it has only the added brackets
+            raise failure(self.source, at.start, "invalid syntax")  # the field has only the added brackets
         return ast.increment_lineno(body, line - 1)
 
     # ----------------------------------------------------------------------------------------------------- strings
@@ -230,7 +228,7 @@ class Rewriting:
             yield token.start, token.end, f"{prefix}{token.quote}{mark}{body}{token.quote}"
 
     def _literal(self, start: int, end: int, fields: Sequence[Field], quote: str, level: int) -> str:
-        """Return the inside of an f-string, or of a spec, with a placeholder for each expression."""
+        """Return the content of an f-string or of a format spec, with a placeholder for each expression."""
         parts, at = [], start
         for one in fields:
             parts += [self.source[at : one.start], self._field(one, quote, level)]
@@ -240,7 +238,7 @@ class Rewriting:
     def _field(self, one: Field, quote: str, level: int) -> str:
         source, inner = self.source, one.tokens
         name = f"{self.stem}{len(self.hoisted) + len(self.shown)}"
-        if level and one.spec:  # older grammar allows two levels of fields, so this field becomes an f-string
+        if level and one.spec:  # older grammar allows only two levels of fields, so this field becomes an f-string
             self.hoisted[name] = ast.Constant(None)
             whole = ast.parse(f"f{quote}{self._field(one, quote, 0)}{quote}", mode="eval").body
             self.hoisted[name] = ast.increment_lineno(whole, self._line(one.start) - 1)
@@ -249,7 +247,7 @@ class Rewriting:
         if inner[-1].text == "=":
             inner, sign = inner[:-1], "="
             self.shown[f"{name}="] = source[one.start + 1 : one.code_end]
-        self.hoisted[name] = ast.Constant(None)  # reserves the name, because an inner f-string needs more names
+        self.hoisted[name] = ast.Constant(None)  # reserve the name, because an inner f-string needs more names
         self.hoisted[name] = self._parsed(inner, one.tokens[-1])
         conversion = source[one.code_end : one.spec_start].rstrip()
         spec = ""
@@ -267,7 +265,7 @@ class Rewriting:
 
 
 def _first(tokens: Sequence[Token], start: int, end: int, marks: tuple[str, ...]) -> int:
-    """Return the index of the first mark outside brackets, else `end`. An empty mark matches the end of a line."""
+    """Return the index of the first mark outside brackets, or else `end`. An empty mark matches the end of a line."""
     depth = 0
     for n in range(start, end):
         depth += (tokens[n].text in _OPEN) - (tokens[n].text in _CLOSE)

@@ -18,7 +18,7 @@ LOADS: Final = (
     "load", "load_file", "load_state", "load_state_dict", "load_checkpoint", "load_model", "load_from_checkpoint",
     "from_checkpoint", "safe_open", "resume", "get_last_checkpoint", "get_checkpoint", "restore",
 )  # fmt: skip
-"""Names of functions and methods that read saved state, without their modules and objects."""
+"""Unqualified names of functions and methods that read saved state."""
 RESUMES: Final = frozenset({"resume_from_checkpoint", "ckpt_path", "resume", "resume_from", "load_checkpoint"})
 """Arguments of functions, and options of commands, that select saved state."""
 TRAINER_TIMEOUT_S: Final = 1800.0
@@ -50,7 +50,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
         if word.startswith("-") and len(word) > 1:
             name, equals, value = word.lstrip("-").partition("=")
             given[name.replace("-", "_")] = value if equals else after
-    # Facts without imports were read from a command that has no script.
+    # Facts without imports come from a command without a script.
     uses = script.uses if script is not None and not script.error and script.uses.imports else None
     return GroupLaunch(
         launcher=launcher,
@@ -65,7 +65,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
 
 
 def _most(text: str | None) -> int | None:
-    """Return a number, or the larger one of a range such as `1:4`."""
+    """Return a number, or the upper end of a range such as `1:4`."""
     found = re.fullmatch(r"(?:\d{1,6}:)?(\d{1,6})", text or "")
     return int(found[1]) if found else None
 

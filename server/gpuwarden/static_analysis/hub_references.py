@@ -1,4 +1,4 @@
-"""Find the Hugging Face Hub repos that a training program names, and the role of each."""
+"""Find the Hugging Face Hub repos that a training program refers to, and the role of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Final, get_args
 from gpuwarden.core.repos import REPO_ID, RepoType
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 
-# First arguments of load_dataset that name a file format, not a repo.
+# First arguments to load_dataset that name a file format instead of a repo.
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
 )
-# Libraries whose `from_pretrained` accepts a repo id; in other libraries the argument may mean something else.
+# Libraries whose `from_pretrained` accepts a repo id; in other libraries, the argument may have another meaning.
 _LIBRARIES: Final = frozenset(
     """transformers diffusers peft trl unsloth sentence_transformers datasets huggingface_hub setfit optimum open_clip
     adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
@@ -28,8 +28,8 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 class RepoUse:
     """One repo that the program reads. `role` is data, model, adapter, tokenizer or file.
 
-    `unknown` are the fields whose given value is unknown. `maybe`: the repo is read only under a condition that is
-    unknown. `inside` is the folder of the repo that is loaded.
+    `unknown` lists the fields that are specified with an unknown value. `maybe` is true if the repo is read only under
+    an unknown condition. `inside` is the folder in the repo that is loaded.
     """
 
     id: str
@@ -48,7 +48,7 @@ class RepoUse:
 
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
-    """Yield every use of a repo in a program; `local` are the folders that the program writes."""
+    """Yield every use of a repo in a program. `local` contains the folders that the program writes."""
     uses = [*loaded_repos(program)]
     for call in trainers:
         uses += _model(call.get("model", 0), call, trains=True)
@@ -70,7 +70,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Return whether a string is a repo id: it has the right form, and is not a path that the program writes."""
+    """Return whether a string is a repo id: it has the right format and is not a path that the program writes."""
     if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
         return False
     if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
@@ -87,7 +87,7 @@ def split_keys(program: Program) -> dict[int, list[str]]:
                 if isinstance(target, ast.Name):
                     one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
                     held[target.id] = one
-    own: set[str] = set()  # keys that the script sets, or whose existence it tests first
+    own: set[str] = set()  # keys that the script sets or whose existence it tests first
     for node, _ in program.nodes:
         match node:
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
@@ -106,7 +106,7 @@ def split_keys(program: Program) -> dict[int, list[str]]:
 
 
 def loaded_repos(program: Program) -> Iterator[RepoUse]:
-    """Yield the repos that the calls of a program load."""
+    """Yield the repos that a program's calls load."""
     keys = split_keys(program)
     for call in program.calls:
         if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
@@ -133,14 +133,14 @@ def loaded_repos(program: Program) -> Iterator[RepoUse]:
 
 
 def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
-    """Yield the repos that a call of `load_dataset` reads."""
+    """Yield the repos that a `load_dataset` call reads."""
     path = call.get("path", 0)
     if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
         return
     split = text_or_none(call.get("split"))
     hidden = _unknown(call, revision="revision", config=("name", 1), split="split", file="data_files")
     if any(call.get(name) is not None for name in ("data_dir", "trust_remote_code")):
-        hidden |= {"config", "split"}  # these arguments select files in other ways
+        hidden |= {"config", "split"}  # these arguments select files by other means
     for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
         yield RepoUse(
             path,
@@ -158,16 +158,16 @@ def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
 
 
 def _unknown(call: Call, **names: str | tuple[str, int]) -> frozenset[str]:
-    """Return the fields whose argument is unknown, or may be passed by `*` or `**`."""
+    """Return the fields whose argument is unknown or may be passed with `*` or `**`."""
     found = {f: call.get(*(n if isinstance(n, tuple) else (n,))) for f, n in names.items()}
     return frozenset(f for f, value in found.items() if value is UNKNOWN)
 
 
 def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
-    """Yield the repos that a call of `from_pretrained` reads."""
+    """Yield the repos that a `from_pretrained` call reads."""
     revision = text_or_none(call.get("revision"))
     if defines(program.classes, call.base, "from_pretrained"):
-        return  # the meaning of the name depends on the script's own method
+        return  # the script's own method determines the meaning of the name
     if call.name.startswith("peft.PeftModel"):
         base, adapter = call.get("model", 0), call.get("model_id", 1)
         yield from _model(base, call, revision=None)
@@ -186,7 +186,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
 
 
 def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> bool:
-    """Return true if a class of the program, or one of its bases in the program, defines a method."""
+    """Return true if a class in the program, or one of its base classes in the program, defines a method."""
     node = classes.get(title)
     for _ in range(len(classes)):
         if node is None:
@@ -201,7 +201,7 @@ def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> boo
 def flagged_repos(flags: Mapping[str, Any], option: Callable[[str], Any] | None = None) -> Iterator[RepoUse]:
     """Yield the repos in `--model_name_or_path` and `--dataset_name`, which are flags of trl and transformers scripts.
 
-    `option` returns the given value of a flag, or else the default that the script declares.
+    `option` returns the value given for a flag, or the default that the script declares.
     """
     option = option or flags.get
     if isinstance(model := flags.get("model_name_or_path"), str):

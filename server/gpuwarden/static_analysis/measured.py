@@ -1,4 +1,4 @@
-"""Read the runs that were measured on GPUs. They correct the estimates.
+"""Read the runs that were measured on GPUs. They are used to correct the estimates.
 
 `references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a shipped trainer on one
 card. A run outside an estimate widens that estimate; a run inside it changes nothing. Estimates for cards and trainers
@@ -26,7 +26,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Measured(Frozen):
-    """One run of a shipped trainer. `gpu` is a name in the table of cards, `peak_gb` PyTorch's allocated memory."""
+    """One run of a shipped trainer. `gpu` is a name in the table of cards; `peak_gb` is the peak memory allocated by
+    PyTorch.
+    """
 
     date: date
     card: str = Field(min_length=1)
@@ -57,12 +59,12 @@ class Measured(Frozen):
 
 
 def measured_file() -> Path:
-    """Return the path of the file of measured runs."""
+    """Return the path of the file that lists the measured runs."""
     return data_dir("references") / FILE
 
 
 def read_measured(file: Path) -> tuple[Measured, ...]:
-    """Return the runs of a file in the order of its lines. Raises BadRequest, which names the invalid line."""
+    """Return the runs in a file, in the order of its lines. Raises BadRequest with the number of the invalid line."""
     found = []
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         try:

@@ -1,9 +1,9 @@
 """Parse Python with the grammar of releases newer than the running interpreter.
 
 Each newer construct is rewritten into older grammar with the same line numbers, and the standard library parses the
-result. A newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and `type`, and libcst would add
-a second kind of syntax tree. Values that a rule could misread become unknown: a t-string and an unpacking comprehension
-become calls of an undefined name.
+result. A newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and `type`, and libcst uses a
+different kind of syntax tree. Values that a rule could misread become unknown: a t-string and an unpacking
+comprehension become calls of an undefined name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def newest(constructs: Sequence[Construct]) -> Construct | None:
 
 
 def described(construct: Construct) -> str:
-    """Describe a construct: its line, its name and the Python that it needs."""
+    """Describe a construct: its line, its name and the Python version that it requires."""
     major, minor = construct.version
     return f"line {construct.line} has {construct.what}, which needs Python {major}.{minor}"
 
@@ -78,15 +78,15 @@ class _Restorer(ast.NodeTransformer):
         return _call(mark, node) if template else node
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """Return a list, or a call in place of one that unpacks."""
+        """Return a list comprehension, or a call if the comprehension unpacks."""
         return self._comprehension(node)
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.expr:
-        """Return a set, or a call in place of a set or dictionary that unpacks."""
+        """Return a set comprehension, or a call if the set or dictionary comprehension unpacks."""
         return self._comprehension(node)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """Return a generator, or a call in place of one that unpacks."""
+        """Return a generator expression, or a call if the expression unpacks."""
         return self._comprehension(node)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> ast.expr:

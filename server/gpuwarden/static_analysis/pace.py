@@ -1,4 +1,4 @@
-"""Narrow the time of a run by its own first steps, and by earlier runs of the same script on the same card."""
+"""Narrow the estimated duration of a run by its first steps and by earlier runs of the script on the same card."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from gpuwarden.core.models import Frozen
 SETTLED_S: Final = 150.0
 SETTLED_STEPS: Final = 20
 _SPREAD: Final = (0.75, 1.45)
-"""Duration of the remaining run, relative to a settled pace: longer rows, evaluations and saves may follow."""
+"""Minimum and maximum duration of the remaining run relative to a settled pace, because longer rows, evaluations and
+saves may follow.
+"""
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)
-"""Duration relative to an earlier run's pace: the machine and its load may differ."""
+"""Minimum and maximum duration relative to an earlier run's pace, because the machine and its load may differ."""
 _LAST_S: Final = 120.0
 """Seconds that the last save and upload may take."""
 
 
 class Pace(Frozen):
-    """Seconds of one step, measured over a number of steps and seconds."""
+    """Seconds per step, measured over `steps` steps in `elapsed_s` seconds."""
 
     seconds: float
     steps: int
@@ -42,9 +44,9 @@ class Remaining(Frozen):
 def remaining(
     left: int, own: Pace | None, earlier: Sequence[Pace] = (), prior: tuple[float, float] | None = None
 ) -> Remaining | None:
-    """Return the time of the remaining steps; None if no pace and no `prior` is given.
+    """Return the time that the remaining steps need; None if neither a pace nor `prior` is given.
 
-    `prior` is the estimate's minimum and maximum seconds of one step. It is ignored once the pace is settled.
+    `prior` is the estimate's minimum and maximum seconds per step. It is ignored once the pace is settled.
     """
     if left < 0 or (own is None and not earlier and prior is None):
         return None

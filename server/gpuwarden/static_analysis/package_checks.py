@@ -56,8 +56,8 @@ def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
 
 
 class Libraries:
-    """The libraries of one job: one release of each, or the releases before and after one that the tables don't
-    contain.
+    """The libraries of one job: one release of each. If the tables don't contain a library's release, the releases
+    before and after it are used instead.
 
     Releases are chosen when a table is first needed, because reading all tables takes longer than analyzing most
     scripts.
@@ -77,7 +77,7 @@ class Libraries:
 
     @cached_property
     def installed(self) -> list[Installed]:
-        """Return the libraries that the job gets: one set, or two if a release is between two releases of a table."""
+        """Return the libraries that the job gets: one set, or two if a release is between two releases in a table."""
         ends = ({p: c.places[0] for p, c in self.chosen.items()}, {p: c.places[-1] for p, c in self.chosen.items()})
         return [Installed(places, self.use.own) for places in (ends[:1] if ends[0] == ends[1] else ends)]
 
@@ -115,7 +115,7 @@ class Libraries:
         )
 
     def _never_was(self, package: str, name: str) -> bool:
-        """Return true if no release had a name, including the releases before the table.
+        """Return true if no release, including those before the table, contained a name.
 
         A name that differs by a letter or two from an existing one is a spelling mistake. Any other name may be older
         than the table, unless the script's other imports need a later release than the table's first.
@@ -212,7 +212,7 @@ class Libraries:
             where += f" since {package} {minor(past.gone_in)}"
         elif past.existed:
             where += f" before {package} {minor(past.since)}"
-            instead = f"Require {package}>={minor(past.since)}, or leave it out."
+            instead = f"Require {package}>={minor(past.since)}, or omit the argument."
         sure = self._decided(package) or not (past.existed or past.open)
         if not sure and past.gone_in and not past.open:
             judged = [c for c in calls if not c.maybe and self._judges(c) and package_of(c.name)]
@@ -300,7 +300,9 @@ class Libraries:
     def _declared(
         self, line: CommandLine, given: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]] | None
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each given flag with the flags that it may refer to: itself, or else those that it abbreviates."""
+        """Yield each given flag with the flags to which it may refer: the flag itself, or otherwise the flags that it
+        abbreviates.
+        """
         for name in given if fields is not None else ():
             longer = [flag for flag in fields or {} if line.abbreviates and flag.startswith(name)]
             yield name, [name] if name in (fields or {}) else longer

@@ -10,20 +10,21 @@ from dataclasses import dataclass, field
 from gpuwarden.static_analysis.signatures.tables import Definition, Parameter
 from gpuwarden.static_analysis.static_eval import Program
 
-# The condition of a branch that uses one of these depends on the installed release.
+# A branch whose condition uses one of these names depends on the installed release.
 _VERSION_WORDS = ("__version__", "version", "hasattr", "signature", "_available", "find_spec", "getattr")
 _EXPECTED = ("TypeError", "ImportError", "ModuleNotFoundError", "AttributeError")
 _CATCHES_ALL = frozenset({"Exception", "BaseException"})
 OWN = "<script>."
-"""The prefix of the qualified names of the script's own classes."""
+"""The prefix for the qualified names of the script's own classes."""
 
 
 @dataclass(frozen=True)
 class PackageUse:
     """The result of `package_use`.
 
-    `own` are the script's classes as definitions like those of the tables. `rebound` are imported names that the script
-    also binds to other objects. `careful` are the lines that run only in some releases, or with a fallback.
+    `own` contains the script's classes, as definitions like those in the tables. `rebound` contains imported names that
+    the script also binds to other objects. `careful` contains lines that run only with some releases, or that have a
+    fallback.
     """
 
     own: Mapping[str, Definition] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class PackageUse:
 
 
 def package_use(program: Program) -> PackageUse:
-    """Find how a program uses packages."""
+    """Find out how a program uses packages."""
     classes = [n for n, scope in program.nodes if isinstance(n, ast.ClassDef) and scope is None]
     local = frozenset(node.name for node in classes)
     return PackageUse(
@@ -43,7 +44,10 @@ def package_use(program: Program) -> PackageUse:
 
 
 def _class(program: Program, node: ast.ClassDef, local: frozenset[str]) -> Definition:
-    """Return the definition of a class of the script. It is `open` if it accepts, or may accept, any argument."""
+    """Return the definition of a class in the script.
+
+    The definition is `open` if the class accepts, or may accept, any argument.
+    """
     bases = tuple(OWN + b.id if isinstance(b, ast.Name) and b.id in local else program.dotted(b) for b in node.bases)
     decorators = [ast.unparse(d) for d in node.decorator_list]
     data = any("dataclass" in text for text in decorators)

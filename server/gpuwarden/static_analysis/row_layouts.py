@@ -1,7 +1,7 @@
 """Decide how the columns of a dataset become the rows that a training method reads.
 
-The shipped trainers rename columns (`--columns old=new`) and convert ShareGPT, Alpaca and conversations by themselves.
-`fit` decides which of these makes a dataset fit, from the names and types of its columns alone.
+The shipped trainers can rename columns (`--columns old=new`), and convert ShareGPT, Alpaca and conversations on their
+own. `fit` decides which of these makes a dataset usable, based only on the names and types of its columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from gpuwarden.static_analysis.ecosystem_tables import SYNONYMS
 
 Columns = tuple[str, ...]
-"""The columns that a method reads together."""
+"""A set of columns that a method reads together."""
 
 _ROLES: Final = re.compile(r"list<\{(.*, )?role: ")
 _TURNS: Final = re.compile(r"(list<)?\{(.*, )?from: ")
@@ -28,21 +28,21 @@ _TEXTS: Final = frozenset({"text", "anchor", "positive", "negative", "sentence1"
 _PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
 _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
-"""Types without information: an empty one, null, several kinds of values, or a type that was cut off."""
+"""Types without information: an empty type, null, several kinds of values, or a truncated type."""
 _ANSWERS: Final = ("output", "response", "completion", "answer")
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
-"""Columns that a pair of plain texts may have in addition. If such a column has another name, it must be renamed to be
-read."""
+"""Columns that may accompany a pair of plain texts. A column with another name must be renamed to one of these names to
+be read."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a dataset fits a training method: the columns that are read, the renames that are needed first, and the
+    """How a training method can use a dataset: the columns that are read, the renames that are needed first, and the
     trainer's conversion.
 
-    `talks`: the rows are conversations, which need a chat template. `missing`: the columns for which the dataset has no
-    usable column; empty if the dataset fits.
+    `talks` is true if the rows are conversations, which need a chat template. `missing` lists the columns for which the
+    dataset has no usable column; it is empty if the dataset can be used.
     """
 
     reads: Columns = ()
@@ -58,7 +58,7 @@ class Fit:
 
 
 def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
-    """Return how columns, given with their types (empty: unknown), fit one of the column sets of a method."""
+    """Return how columns can be used as one of a method's column sets. `columns` maps names to types ("": unknown)."""
     ways = (as_it_is(columns, wanted), converted(columns, wanted), *renamed(columns, wanted))
     found = next((way for way in ways if way is not None), None)
     if found is not None:
@@ -69,7 +69,7 @@ def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
 
 
 def usable(name: str, kind: str) -> bool:
-    """Return whether a column of this type can serve as the named column; an unknown type can."""
+    """Return whether a column of this type can be used as the named column; true if the type is unknown."""
     plain = kind in {"string", "large_string"}
     if not kind or kind == "null":
         return True
@@ -89,9 +89,10 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method reads a Hub dataset's column of this type as `name`, given the other columns, `beside`.
+    """Return whether a method can read a Hub dataset's column of this type as `name`. `beside` are the other columns.
 
-    None if the type is unknown. A text is never an image here: only the paths in a local file refer to images.
+    Return None if the type is unknown. A string is never an image here, because only paths in local files refer to
+    images.
     """
     labels_answers = name in {"label", "labels"} and "completion" in beside
     if name in _PICTURES:
@@ -106,7 +107,7 @@ def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
 
 
 def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit of a column set that is complete, or of a larger one that only needs renames."""
+    """Return the fit for a column set that is complete, or for a larger column set that needs only renames."""
     for names in wanted:
         if not all(n in columns and usable(n, columns[n]) for n in names):
             continue
@@ -121,7 +122,7 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
 
 
 def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit by one of the trainer's conversions, perhaps after renames."""
+    """Return the fit for one of the trainer's conversions, possibly after renames."""
     names = {n for group in wanted for n in group}
     if "messages" in names:
         for old in ("conversations", *SYNONYMS["messages"]):
@@ -147,7 +148,7 @@ def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | 
 
 
 def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
-    """Yield the fits in which columns with a synonymous name are renamed."""
+    """Yield each fit in which columns with synonymous names are renamed."""
     for names in wanted:
         if renames := _renames(columns, names):
             back = {new: old for old, new in renames.items()}

@@ -26,7 +26,8 @@ from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.static_analysis.static_eval import Program, flags
 
 MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
-"""Maximum characters of a header, and of one line: tomllib's memory grows with the square of a dotted key's length."""
+"""Maximum characters in a header and in one line. tomllib's memory use grows with the square of a dotted key's
+length."""
 _RELEASES = tuple((3, minor) for minor in range(6, 31))
 _PATCHES = range(40)
 _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
@@ -112,7 +113,8 @@ def decode(raw: bytes) -> str:
         return raw.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise BadRequest(
-            f"the script can't be decoded in its declared encoding: {error}", "Save it as UTF-8, without a declaration."
+            f"the script can't be decoded in its declared encoding: {error}",
+            "Save it as UTF-8, without an encoding declaration.",
         ) from None
 
 
@@ -133,7 +135,7 @@ def read_header(text: str) -> Header | None:
     content = "\n".join(lines)
     if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
         raise BadRequest(
-            f"the script's header exceeds {MAX_HEADER:,} characters, or a line of it exceeds {MAX_HEADER_LINE:,}",
+            f"the script's header exceeds {MAX_HEADER:,} characters, or one of its lines exceeds {MAX_HEADER_LINE:,}",
             "Put each requirement on its own line.",
         )
     try:
@@ -150,7 +152,9 @@ def read_header(text: str) -> Header | None:
 
 
 def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield type and lines of each PEP 723 block, like the regular expression in PEP 723, but in linear time."""
+    """Yield the type and the lines of each PEP 723 block, like the regular expression in PEP 723, but in linear
+    time.
+    """
     at = 0
     while at < len(lines):
         begin, at = at, at + 1
@@ -201,9 +205,10 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return the syntax tree, by the grammar of any known release, and the constructs that Python 3.11 lacks.
+    """Return the syntax tree, for the grammar of any known release, and the constructs that Python 3.11 does not
+    support.
 
-    Raises BadRequest for a text that Python can't parse, or that nests too deeply.
+    Raises BadRequest for text that Python can't parse, or that nests too deeply.
     """
     text = text.removeprefix("\ufeff")  # Python ignores a byte order mark in a file
     try:
@@ -227,7 +232,7 @@ def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
 
 
 def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
-    """Return the reason why no Python that a header allows can parse a script; None if one of them can parse it."""
+    """Return the reason why no Python release that a header allows can parse a script; None if one of them can."""
     allowed = versions_allowed(header)
     if not allowed:
         return None

@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Push:
-    """A write to the Hub. `target` is None if the program names no repo, and `?` if the repo is unknown.
+    """A write to the Hub. `target` is None if the program does not specify a repo, and `?` if the repo is unknown.
 
     `maybe`: the write depends on a condition or setting that is unknown.
     """
@@ -74,9 +74,9 @@ class Uses:
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
     some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
-    """Columns that are read only from rows with certain values, each with the columns that the condition looks up."""
+    """Columns that are read only from rows with certain values, each with the columns that the condition reads."""
     row_functions: int = 0
-    """Number of different functions applied to rows. The first one gets the dataset's columns."""
+    """Number of different functions applied to rows. The first function gets the dataset's columns."""
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class Uses:
     flags: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = False
     empty: bool = False
-    """The program has no call and no import, so it does nothing."""
+    """The program has no calls and no imports, so it does nothing."""
     writes: tuple[Write, ...] = ()
     unseen: tuple[str, ...] = ()
     """Descriptions of code that was not read and may write any file."""
@@ -251,7 +251,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
-    """Return the training methods: those of trl's trainers, or else that of the model's head with a plain Trainer."""
+    """Return the training methods: those of trl trainers, or with a plain Trainer, the method for the model's head."""
     found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
     if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
         names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}

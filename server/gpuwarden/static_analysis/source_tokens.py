@@ -1,4 +1,4 @@
-"""Split Python source into tokens like Python 3.12 and later: an f-string is a tree whose fields contain tokens.
+"""Split Python source into tokens as Python 3.12 and later do: an f-string is a tree whose fields contain tokens.
 
 `tokenize` of Python 3.11 reads an f-string as a single token, which ends at the first inner quote.
 """
@@ -12,9 +12,9 @@ from enum import Enum, auto
 from typing import Final
 
 MOST_NESTED: Final = 50
-"""Maximum levels of f-strings inside f-strings; Python's own limit is 150."""
+"""Maximum nesting depth of f-strings inside f-strings; Python's own limit is 150."""
 MOST_SPECS: Final = 2
-"""Maximum number of format specs around a field: `{a:{b:{c}}}`."""
+"""Maximum number of nested format specs around a field, as in `{a:{b:{c}}}`."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\ufeff]+|\\(?:\r\n|\r|\n)|\#[^\r\n]*)
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a text, from `start` up to `end`."""
+    """One token in the source, from `start` up to `end`."""
 
     kind: Kind
     text: str
@@ -53,9 +53,9 @@ class Token:
 
 @dataclass(frozen=True)
 class Field:
-    """A replacement field of an f-string: `{code!conversion:spec}`, from `start` up to `end`.
+    """A replacement field in an f-string: `{code!conversion:spec}`, from `start` up to `end`.
 
-    The code ends at `code_end`. The conversion ends at `spec_start`, which is the position of the colon before a spec.
+    The code ends at `code_end`. The conversion ends at `spec_start`, the position of the colon before a spec.
     """
 
     start: int
@@ -82,13 +82,13 @@ def tokens_of(source: str) -> tuple[Token, ...]:
 
 
 def line_of(source: str, at: int) -> int:
-    """Return the number of the line at a position, as Python counts lines."""
+    """Return the line number of a position, counting lines as Python does."""
     before = source[:at]
     return 1 + before.count("\n") + before.count("\r") - before.count("\r\n")
 
 
 def failure(source: str, at: int, message: str) -> SyntaxError:
-    """Return the error for one position in a program."""
+    """Return a SyntaxError for one position in a program."""
     error = SyntaxError(message)
     error.lineno = line_of(source, at)
     return error
@@ -114,7 +114,7 @@ class _Lexer:
                 yield found
 
     def token(self) -> Token | None:
-        """Return the next token, or None for white space and comments."""
+        """Return the next token; None for white space and comments."""
         match = _TOKEN.match(self.source, self.at)
         assert match is not None  # any character is a mark
         start, self.at = self.at, match.end()

@@ -1,7 +1,7 @@
 """Evaluate a Python program statically: its calls, and the constants that are passed to them.
 
-Names are followed through assignments, parameters to which every caller passes the same value, argparse and dataclass
-defaults, the environment and the arguments of the job. A value that can't be determined is `UNKNOWN`. Branches whose
+Names are resolved through assignments, parameters to which every caller passes the same value, argparse and dataclass
+defaults, the job's environment and the job's arguments. A value that can't be determined is `UNKNOWN`. Branches whose
 condition is false are omitted; code under a condition that can't be determined is marked in `maybe`.
 """
 
@@ -32,13 +32,13 @@ from gpuwarden.static_analysis.three_valued import (
 __all__ = ["UNKNOWN", "Call", "Program", "flags"]
 
 _DEPTH = 25
-_STEPS = 200_000  # evaluations in one program; bounds the time for values that double repeatedly
-_ROUNDS = 4  # omitting a branch can determine another condition
+_STEPS = 200_000  # maximum number of evaluations per program; limits the time for values that double repeatedly
+_ROUNDS = 4  # omitting a branch can make another condition known
 _SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
 _PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
 _CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
 _LIBRARY_DEFAULTS = {"push_to_hub": False, "use_peft": False, "do_predict": False}
-# Launchers, images and platforms may set these, so one that is missing from the job's variables is UNKNOWN.
+# Launchers, images and platforms may set these variables, so one that the job does not set is UNKNOWN.
 _AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_", "HF_", "HOME", "USER", "PATH", "TMP")
 
 
@@ -46,8 +46,8 @@ _AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_"
 class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
-    `open`: more arguments may come from a `*` or `**` of unknown content. `maybe`: the call runs only under a condition
-    that is unknown.
+    `open` is true if a `*` or `**` with unknown content may pass more arguments. `maybe` is true if the call runs only
+    under an unknown condition.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Call:
 class Program:
     """A parsed program with its environment and arguments.
 
-    `nodes` are the parts that can run, with their scopes. `optional` are those that may fail or be skipped without
-    harm, `maybe` those under an unknown condition.
+    `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
+    without harm, and `maybe` those under an unknown condition.
     """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
@@ -103,7 +103,7 @@ class Program:
         )
 
     def _look(self, survey: Survey) -> None:
-        """Use a survey, and delete the values computed from an earlier one."""
+        """Use a new survey, and delete the values that were computed from an earlier survey."""
         self._survey = survey
         self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
         self.aliases, self.classes = survey.aliases, survey.classes
@@ -115,7 +115,7 @@ class Program:
         self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
-        """Yield the ids of the conditions whose truth value is known, with that value."""
+        """Yield the ids of the conditions with a known truth value, together with that value."""
         for node, scope in self.nodes:
             if isinstance(node, ast.If | ast.IfExp | ast.While):
                 true = self.holds(node.test, scope)
@@ -125,7 +125,7 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- values
 
     def holds(self, node: ast.expr, scope: Scope) -> bool | None:
-        """Return whether a condition is true; None if unknown."""
+        """Return whether a condition is true; None if its value is unknown."""
         match node:
             case ast.BoolOp():
                 return decided([self.holds(v, scope) for v in node.values], stops=isinstance(node.op, ast.Or))
@@ -178,7 +178,7 @@ class Program:
         return self._operated(node, scope, depth)
 
     def _operated(self, node: ast.AST, scope: Scope, depth: int) -> Any:
-        """Return the value of an expression that combines others."""
+        """Return the value of an expression that combines other expressions."""
 
         def of(inner: ast.AST) -> Any:
             return self.value(inner, scope, depth)
@@ -251,7 +251,7 @@ class Program:
             scope = self._survey.parents.get(id(scope))
 
     def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
-        """Return the value that every caller passes for a parameter; its default if the function has no caller."""
+        """Return the value that every caller passes for a parameter; the default if the function has no caller."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
             return UNKNOWN
         names = _parameters(scope)
@@ -292,7 +292,7 @@ class Program:
         return same([self._option(o, name, 0) for o in options]) if options else None
 
     def _library_option(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values of a library's option: those given in its configurations, or else its default."""
+        """Yield the values of a library's option: those given in its configurations, or otherwise its default."""
         if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
             yield UNKNOWN
             return
@@ -327,11 +327,11 @@ class Program:
             return UNKNOWN
         parse = calls.get("parse_args")
         if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
-            return UNKNOWN  # the call parses a list from the script, not the command line
+            return UNKNOWN  # the call parses a list in the script, not the command line
         return option.fixed if option.default is None else self.value(option.default, None, depth)
 
     def _overrides(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values for a field that calls pass to the program's own classes."""
+        """Yield the values that calls to the program's own classes pass for a field."""
         for title, node in self.classes.items():
             if not any(
                 isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.target.id == name
@@ -355,7 +355,7 @@ class Program:
         return UNKNOWN
 
     def _variable(self, name: str, default: Any) -> Any:
-        """Return an environment variable; UNKNOWN if the program or the platform may set it."""
+        """Return the value of an environment variable; UNKNOWN if the program or the platform may set it."""
         if {name, "*"} & self._survey.written:
             return UNKNOWN
         return self.env.get(name, UNKNOWN if name.startswith(_AROUND) else default)
@@ -389,8 +389,9 @@ class Program:
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
-        """Return the values, with lines, that callers pass for a parameter of the enclosing function. The list is empty
-        if the node is not such a parameter.
+        """Return the values, with lines, that callers pass for a parameter of the enclosing function.
+
+        The list is empty if the node is not such a parameter.
         """
         if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
             return []

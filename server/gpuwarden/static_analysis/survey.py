@@ -222,7 +222,7 @@ class Survey:
 
 
 def idle_lines(tree: ast.Module) -> frozenset[int]:
-    """Return the lines of functions that no other code refers to, or that only such functions refer to.
+    """Return the lines of unused functions, to which no code refers except that of other unused functions.
 
     Decorated functions and methods are omitted, because a decorator or a class may register them.
     """

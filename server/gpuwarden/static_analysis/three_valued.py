@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 _LONG = 4_000  # characters and elements
-_DIGITS = 256  # the maximum number of bits of a number that is computed
+_DIGITS = 256  # the maximum number of bits in a computed number
 _BASE, _POWER = 1_000, 64
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

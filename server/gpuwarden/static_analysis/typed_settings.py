@@ -1,4 +1,4 @@
-"""Read the settings that a shipped trainer declares, and the values that a job gives them.
+"""Read the settings that a shipped trainer declares, and the values that a job sets for them.
 
 A trainer declares its settings as dataclass fields, `name: type = option(default, help, choices=..., least=...,
 most=...)`. Their values come from the variables TRAIN_NAME and from flags, which take precedence.
@@ -51,7 +51,7 @@ class Declared:
         if self.kind in _KINDS and (
             not isinstance(value, _KINDS[self.kind]) or (isinstance(value, bool) and self.kind != "bool")
         ):
-            return f"Give a value of type {self.kind}."
+            return f"Pass a value of type {self.kind}."
         low, high = self.least, self.most
         # NaN is also outside the range.
         outside = isinstance(value, int | float) and not (
@@ -63,7 +63,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class TypedSettings:
-    """The settings that a script declares, those that a job gives, and those that are required."""
+    """The settings that a script declares, those that a job sets, and those that are required."""
 
     declared: Mapping[str, Declared] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""Decide whether imported code that is not read can save a trained model.
+"""Decide whether imported code that was not analyzed can save a trained model.
 
 Imported code can save a model only if it has access to one: as a function that gets the model or its trainer as an
-argument, as a callback of a trainer, or as a base class of the script's classes. A function that creates a dataset or
+argument, as a trainer callback, or as a base class of the script's classes. A function that creates a dataset or
 computes rewards has no access. A function that does the complete job is recognized by its name: `run(config)`,
 `save_all()`. Names are followed through assignments, loops, returns and the parameters of the script's own functions,
-whatever their scope.
+regardless of scope.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ACTS: Final = frozenset(
     """train fit finetune run main launch start execute do merge convert write dump store finish finalize end complete
     teardown""".split()  # noqa: SIM905
 )
-"""First words in the names of functions that may do a complete job."""
+"""First words in the names of functions that may run a complete job."""
 _KEEPS: Final = frozenset(
     """save saves saver saving ckpt checkpoint checkpoints checkpointer checkpointing export exporter push upload
     uploader publish trainer runner writer manager""".split()  # noqa: SIM905
@@ -46,7 +46,7 @@ _RECEIVES: Final = frozenset(
 def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], trainers: Iterable[Call]) -> bool:
     """Return true if imported functions may get a model, or may do a complete job according to their name.
 
-    If the script itself contains no training, the imported code may train, so the result is true.
+    If the script itself does not train, the imported code may train, so the result is true.
     """
     bound = {a.asname or a.name.partition(".")[0] for node in nodes for a in node.names if not a.name.isupper()}
     seen = {c.name for c in trainers if package_of(c.name)} or any(c.last == "backward" for c in program.calls)
@@ -180,7 +180,7 @@ class _Unread:
             if isinstance(call.func, ast.Name) and name in self.functions:
                 return False  # the body of the script's own function is analyzed
             if isinstance(call.func, ast.Attribute) and self.mentions_a_model(call.func.value):
-                return bool((_KEEPS | _LISTENS) & _words(name))  # `train()` and `to(device)` of a model don't save it
+                return bool((_KEEPS | _LISTENS) & _words(name))  # a model's `train()` and `to(device)` don't save it
             return _acts(name) or any(self.mentions_a_model(value) for _, value in given)
         handed = [(parameter, value) for parameter, value in given if self.foreign(value)]
         if any(p in _RECEIVES or (_name(v) in self.bound and _acts(_name(v))) for p, v in handed):
@@ -206,7 +206,7 @@ def unread_modules(program: Program, known: frozenset[str]) -> Iterator[tuple[st
 
 
 def _acts(name: str) -> bool:
-    """Return true for the name of a function that may do a complete job, or save."""
+    """Return true if a function may do a complete job or save, according to its name."""
     words = [word.lower() for word in _WORD.findall(name)]
     return bool(words) and (words[0] in _ACTS or bool((_KEEPS | _LISTENS) & set(words)))
 

@@ -1,6 +1,6 @@
-"""Find the folders and files that a training program writes, and the unread code that may write.
+"""Find the folders and files that a training program writes, and code that was not analyzed and may write files.
 
-A trainer saves automatically to a folder that its arguments name. All other saves are calls with a path argument.
+A trainer saves automatically to the folder in its arguments. All other saves are calls with a path argument.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "save_weights": ("filepath", 0),
     "save_adapter": ("save_directory", 0),
     "save_state": ("output_dir", 0),
-    "_save": ("output_dir", 0),  # a Trainer's method, with the model state that the caller gathered
+    "_save": ("output_dir", 0),  # a method of Trainer, called with the model state
     "savefig": ("fname", 0),
     "save_image": ("fp", 1),
     "savez": ("file", 0),
@@ -52,9 +52,9 @@ _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
 _OPENS: Final = frozenset({"open", "io.open", "gzip.open", "codecs.open"})
 _WRITING: Final = frozenset("wax+")
 LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
-_TRAINER_OUTPUT: Final = "trainer_output"  # the folder of a Trainer without an output_dir
+_TRAINER_OUTPUT: Final = "trainer_output"  # the folder if a Trainer has no output_dir
 _FITS: Final = frozenset({"backward", "fit", "train", "LightningCLI"})
-# Libraries that write only with one of the calls above, or to the folder in a trainer's arguments.
+# Libraries that write only through one of the calls above, or to the folder in a trainer's arguments.
 _KNOWN: Final = frozenset(
     """torch torchvision torchaudio transformers trl peft datasets accelerate diffusers sentence_transformers lightning
     pytorch_lightning ultralytics unsloth numpy pandas scipy sklearn matplotlib seaborn PIL cv2 tqdm evaluate timm wandb
@@ -114,7 +114,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
-    """Yield the save of Lightning's own checkpoints; a logger or a callback may choose another folder."""
+    """Yield the save of Lightning's automatic checkpoints; a logger or a callback may choose another folder."""
     asked, once = call.get("enable_checkpointing", default=True), call.get("fast_dev_run", default=False)
     if asked is False or once is True:
         return
@@ -144,7 +144,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def named_path(call: Call) -> Any:
-    """Return the path argument of a call that saves; None if the call has no path, and does not save without one."""
+    """Return the path argument of a call that saves; None if the call has no path and does not save without a path."""
     match call.last:
         case "save_model":  # accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)
@@ -162,7 +162,7 @@ def named_path(call: Call) -> Any:
 
 
 def opened_path(call: Call) -> Any:
-    """Return the path of a file that is opened for writing; None if it is only read."""
+    """Return the path of a file that is opened for writing; None if the file is only read."""
     plain = call.name in _OPENS
     mode = call.get("mode", 1 if plain else 0, "r")
     if isinstance(mode, str) and not _WRITING & set(mode):
@@ -171,7 +171,7 @@ def opened_path(call: Call) -> Any:
 
 
 def makers_of(program: Program, call: Call) -> Iterator[str]:
-    """Yield the dotted names of the calls that create the object of a method call."""
+    """Yield the dotted names of the calls that create the object on which a method is called."""
     match call.node:
         case ast.Call(func=ast.Attribute(value=ast.Call(func=func))):
             yield program.dotted(func)
@@ -182,7 +182,7 @@ def makers_of(program: Program, call: Call) -> Iterator[str]:
 
 
 def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
-    """Yield the calls that load from a relative folder (`./model`) that no path of the program contains."""
+    """Yield the calls that load from a relative folder (`./model`) that is not inside any of the program's paths."""
     made = {PurePosixPath(posixpath.normpath(path)) for path in local if path}
     for call in program.calls:
         path = call.get("pretrained_model_name_or_path", 0) if call.last in _LOADS else None
@@ -215,7 +215,7 @@ def _known(local: Iterable[str]) -> frozenset[str]:
 
 
 def _other_writers(program: Program, shells: Iterable[Shell]) -> Iterator[str]:
-    """Yield callbacks of the script, code that is executed from a string, and programs that the script starts."""
+    """Yield callbacks in the script, code that is executed from a string, and programs that the script starts."""
     for node, _ in program.nodes:
         if isinstance(node, ast.ClassDef) and any(program.dotted(b).endswith("Callback") for b in node.bases):
             yield f"the callback {node.name}"

@@ -1,4 +1,4 @@
-"""Callbacks: metrics, signals, gradients, and the user's own."""
+"""Define the callbacks for metrics, signals and gradients, and load the user's own callbacks."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ class Reporter:
             self.thread.join(seconds)
 
     def _write(self, line: str) -> None:
-        """Append to the file. If that fails, stop writing metrics: the run continues without them."""
+        """Append to the file. If that fails, stop writing metrics and continue the run without them."""
         try:
             if self.file:
                 Path(self.file).parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +95,8 @@ class Reporter:
 class Watcher:
     """A callback that ignores the events that it doesn't define.
 
-    It does not inherit from TrainerCallback, whose module imports PyTorch: errors in settings would then be reported
-    seconds later.
+    It does not inherit from TrainerCallback, because that module imports PyTorch, which would delay the report of
+    invalid settings by seconds.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report the trainer's logs with unrounded numbers; print them with the step, the total and the remaining time."""
+    """Report the trainer's logs with unrounded numbers; print them with the step, total steps and remaining time."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -133,7 +133,7 @@ class Metrics(Watcher):
 
 
 class Varying(Watcher):
-    """Warn if rewards are the same for all answers to a prompt: the model learns nothing from them."""
+    """Warn if rewards are the same for all answers to a prompt, because the model learns nothing from them."""
 
     def __init__(self) -> None:
         self.flat = self.logs = 0
@@ -148,7 +148,7 @@ class Varying(Watcher):
             self.warn()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn if the rewards were equal in every log of a short run."""
+        """Warn if the rewards were equal in all logs of a short run."""
         if 0 < self.flat == self.logs < FLAT:
             self.warn()
 
@@ -158,7 +158,7 @@ class Varying(Watcher):
 
 
 class Interrupted(Watcher):
-    """Save at the step at which SIGTERM or SIGUSR1 arrives, and stop."""
+    """Save a checkpoint at the step at which SIGTERM or SIGUSR1 arrives, and stop."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -213,7 +213,7 @@ def own_callbacks(text: str) -> list[Any]:
     """Return the callbacks named as file.py:Class.
 
     Raises:
-        Stop: one can't be loaded.
+        Stop: a callback can't be loaded.
 
     """
     found = []

@@ -1,4 +1,4 @@
-"""Folders of pictures with COCO annotations."""
+"""Load image folders with COCO annotations."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from trainers.common.outcome import Exit, Stop, say
 
 
 def from_coco(folder: Path, annotations: Path) -> Any:
-    """Return the pictures of a COCO folder with their boxes and the names of their categories.
+    """Return the pictures in a COCO folder with their boxes and category names.
 
     Crowd annotations are omitted, because their box contains many objects.
 

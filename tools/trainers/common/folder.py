@@ -1,4 +1,4 @@
-"""The output folder: its run, its complete checkpoints, and atomic writes."""
+"""Manage the output folder: the run that owns it, its complete checkpoints, and atomic writes."""
 
 import contextlib
 import hashlib
@@ -17,8 +17,8 @@ BASELINE = "baseline.json"
 FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
-SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file: reading a large file takes minutes
-ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments, which no program reads; run.json contains them
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file; reading a large file would take minutes
+ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments; no program reads them, because run.json has them
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
@@ -48,7 +48,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def put_in_place(made: Path, final: Path) -> None:
-    """Move a finished folder to its final path with one rename, then delete an older folder of that name."""
+    """Move a finished folder to its final path with one rename, then delete any older folder of that name."""
     sync_tree(made)
     old = final.with_name(f".old-{final.name}")
     shutil.rmtree(old, ignore_errors=True)
@@ -60,7 +60,7 @@ def put_in_place(made: Path, final: Path) -> None:
 
 
 def sync_tree_names(folder: Path) -> None:
-    """Sync the names in a folder to disk."""
+    """Sync a folder's directory entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -131,7 +131,7 @@ def base_of(settings: Settings) -> str:
 
 
 def completed(out: Path) -> dict[str, Any] | None:
-    """Return the result of a run that is complete and has its final model, else None."""
+    """Return the result of a run that is complete and has its final model; otherwise None."""
     try:
         result = json.loads((out / RESULT).read_text())
     except (OSError, ValueError):
@@ -152,20 +152,20 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Claim the output folder for this run.
 
     Raises:
-        Stop: the folder contains the checkpoints or the final model of another run.
+        Stop: the folder contains another run's checkpoints or final model.
 
     """
     out = Path(settings.out)
     mine = {n: v for n, v in asdict(settings).items() if n not in FREE}
     mine |= {"method": method, "data": data, "base": base_of(settings)}
     mine = json.loads(json.dumps(mine))
-    fix = "choose another --out, or move that folder away; nothing in it was changed"
+    fix = "choose another --out, or move that folder away; the folder was not changed"
     made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
     try:
         theirs = json.loads((out / RUN).read_text())
     except FileNotFoundError:
         if made:
-            raise Stop(Exit.CONFIG, f"{out} contains {made} of an unknown run", fix) from None
+            raise Stop(Exit.CONFIG, f"{out} contains {made} from an unknown run", fix) from None
         theirs = {}
     except ValueError:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
@@ -208,9 +208,9 @@ def lock(out: Path) -> None:
 
 
 def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop if the disk lacks space for the checkpoints, including two moments of trained weights, and a spare."""
+    """Raise Stop if the disk lacks space for the checkpoints (with two moments per trained weight) and a spare one."""
     needed = (keep + 2) * (weights + 8 * trained)
     free = shutil.disk_usage(out).free
     if free < needed:
         message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
-        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or lower --keep, or train with LoRA")
+        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, lower --keep, or train with LoRA")

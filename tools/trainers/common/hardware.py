@@ -1,4 +1,4 @@
-"""Detect the machine's GPU, and choose the precision and the batch."""
+"""Detect the machine's GPU, and choose the precision and the batch size."""
 
 import os
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def look(settings: Settings) -> Plan:
     """Return the plan for this machine.
 
     Raises:
-        Stop: the machine has no GPU, another GPU than expected, or one that PyTorch or the precision doesn't support.
+        Stop: the machine has no GPU, not the expected GPU, or a GPU that can't run PyTorch or the precision.
 
     """
     import torch
@@ -54,7 +54,7 @@ def look(settings: Settings) -> Plan:
             message = f"PyTorch {torch.__version__} does not run on {name}: {str(error).splitlines()[0]}"
             raise Stop(Exit.ENVIRONMENT, message, "use a PyTorch build for this GPU") from None
     elif not settings.cpu and REHEARSED not in os.environ:
-        raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
+        raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without a GPU")
     if settings.expect_gpu.lower() not in name.lower():
         raise Stop(
             Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent that GPU, or change --expect-gpu"

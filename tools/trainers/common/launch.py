@@ -1,7 +1,7 @@
-"""Start several processes, forward signals, restart with a smaller micro-batch, and return one exit code.
+"""Start several processes, forward signals, restart the run with a smaller micro-batch, and return one exit code.
 
 torchrun and `accelerate launch` exit with 1 for every exit code of their processes, and a signal ends them before
-their processes have saved. Therefore the first process supervises the others, which write notes for it to a folder.
+their processes have saved. Therefore the first process supervises the others, and they write notes for it to a folder.
 """
 
 import json
@@ -27,12 +27,14 @@ SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPE
 
 
 def start_processes(settings: Settings) -> None:
-    """Start one process for each GPU if the run uses several and has not done so. Exit with their exit code."""
+    """Start one process for each GPU if the run uses several GPUs and its processes are not running yet. Exit with
+    their exit code.
+    """
     if "WORLD_SIZE" in os.environ:
         variable = SHARDING.get(settings.sharding)
         if variable and os.environ.get(variable) != "true":
             message = f"sharding {settings.sharding} is set, but the processes were started without it"
-            raise Stop(Exit.CONFIG, message, "start the script alone; it starts its processes itself")
+            raise Stop(Exit.CONFIG, message, "start the script directly; it starts its own processes")
         return
     import torch
 
@@ -82,7 +84,7 @@ def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
 
 
 def ending(code: int, codes: list[int]) -> int:
-    """Return one exit code for the launcher and its processes: that of the cause, not those of its consequences."""
+    """Return one exit code for the launcher and its processes: that of the original failure, if it is known."""
     causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
     return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
 
@@ -110,7 +112,7 @@ def signal_asked() -> int:
 
 
 def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
-    """Return a configuration of `accelerate launch` for one machine. The Trainer's arguments set the precision."""
+    """Return a configuration for `accelerate launch` on one machine. The Trainer's arguments set the precision."""
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "mixed_precision": "no",
@@ -147,7 +149,7 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop if the processes don't train together: each of them would write to the same folder."""
+    """Raise Stop if the processes don't train together, because each of them would write to the same folder."""
     if actual != plan.world:
         message = f"{plan.world} processes were started, but {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")

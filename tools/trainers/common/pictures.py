@@ -1,4 +1,4 @@
-"""Check, label and augment pictures. A resumed run augments them the same way."""
+"""Check, label and augment pictures. A resumed run repeats the same augmentation."""
 
 import difflib
 import io
@@ -57,10 +57,10 @@ def check_pictures(rows: Any, source: str, names: set[str]) -> None:
 
 
 def class_names(settings: PictureSettings, feature: Any, values: list[Any], source: str) -> list[str]:
-    """Return the names of the classes: the ones in the settings, the ones in the data, or the values themselves.
+    """Return the class names: those in the settings, those in the data, or the values themselves.
 
     Raises:
-        Stop: a value is not among them, is not a label, or looks like a typo.
+        Stop: a value is not among the names, is not a label, or looks like a typo.
 
     """
     if strange := [v for v in values if not isinstance(v, (int, str)) or v == ""]:
@@ -81,7 +81,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
 
 
 def need_no_slip(counts: Counter[Any], source: str) -> None:
-    """Raise Stop if there is a gap below the highest number, or if a rare name is almost equal to a frequent one."""
+    """Raise Stop if there is a gap below the highest number, or if a rare name is almost equal to a frequent name."""
     fix = "correct the row, or name every class with --labels"
     numbers = sorted(n for n in counts if isinstance(n, int))
     if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
@@ -123,20 +123,20 @@ def load_head(settings: PictureSettings, kind: Any, names: list[str]) -> Any:
 
 
 class Epoch(Watcher):
-    """The number of the epoch, which augmentation depends on."""
+    """The epoch number, which determines the augmentation."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the epoch that begins or resumes."""
+        """Record the number of the epoch that begins or resumes."""
         self.number = int(round(state.epoch or 0, 6))
 
 
 class Pictures:
     """Rows as the model reads them. The seed, the epoch and the row determine a picture's augmentation.
 
-    A stateful generator would be ahead of the checkpoint, by the batches that were loaded in advance.
+    The state of a generator would be ahead of the checkpoint, because batches are loaded in advance.
     """
 
     def __init__(self, rows: Any, read: Any, augment: Any | None, epoch: Epoch, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Finish a run: the final model, its card, result.json, and the push."""
+"""Finish a run: save the final model, its card and result.json, and push the model."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def write_result(settings: Settings, **values: Any) -> None:
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the size and speed of a run. `tokens` is None if the method does not count tokens."""
+    """Return the model size and the speed of a run. `tokens` is None if the method does not count tokens."""
     counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
     return {
         # One element contains two 4-bit weights.

@@ -16,7 +16,7 @@ from trainers.common.text import TextSettings, tokens
 
 @dataclass
 class GeneratingSettings(TextSettings):
-    """Settings of methods that generate answers while they train."""
+    """Settings for methods that generate answers during training."""
 
     max_completion_length: int = option(512, "tokens of an answer", least=1)
     temperature: float = option(1.0, "temperature of generation", least=0.01, most=5)
@@ -24,7 +24,7 @@ class GeneratingSettings(TextSettings):
 
 @dataclass
 class OnlineSettings(GeneratingSettings):
-    """Settings of methods that reward the answers."""
+    """Settings for methods that reward the answers."""
 
     learning_rate: float = option(1e-6, "peak learning rate; about 1e-5 with LoRA", least=0, most=1)
     reward: str = option("", "rewards, comma-separated: answer, boxed, file.py:function, or a reward model")
@@ -35,7 +35,7 @@ class OnlineSettings(GeneratingSettings):
     def check(self) -> None:
         """Raise Stop if settings contradict each other.
 
-        The set of answers is not saved, so a run resumes exactly only from a step that generates a new set.
+        The set of answers is not saved, so a run can be resumed exactly only from a step that generates a new set.
         """
         super().check()
         if not self.reward:
@@ -65,7 +65,7 @@ def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> l
 
 
 def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """Return the share of letters, as a reward that varies in a smoke run."""
+    """Return the proportion of letters, as a reward that varies in a smoke run."""
     return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
 
 
@@ -73,7 +73,7 @@ def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
     """Return the reward functions and models.
 
     Raises:
-        Stop: one can't be loaded, or the data lacks the column that it reads.
+        Stop: a reward can't be loaded, or the data lacks the column that the reward reads.
 
     """
     built_in: dict[str, Callable[..., list[float]]] = {
@@ -116,7 +116,7 @@ def check_prompts(settings: GeneratingSettings, tokenizer: Any, data: Data) -> N
 
 
 def rollout(settings: OnlineSettings, plan: Plan) -> dict[str, Any]:
-    """Return the arguments for generation: each set of answers is used for a whole number of optimizer steps."""
+    """Return the generation arguments. Each set of answers is used for a whole number of optimizer steps."""
     return {
         "num_generations": settings.generations,
         "max_completion_length": settings.max_completion_length,

@@ -19,13 +19,13 @@ SHAREGPT = {
     "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
     "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
 }  # fmt: skip
-# Chat templates silently skip a role that they don't know.
+# Chat templates silently skip unknown roles.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
 
 @dataclass
 class Data:
-    """Rows to train on and to evaluate on, and their identity: count, columns and digest."""
+    """Rows for training and evaluation, and their identity: count, columns and digest."""
 
     train: Any
     held_out: Any | None
@@ -38,7 +38,7 @@ Check = Callable[[Any, str, set[str]], None]
 def load(
     settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
 ) -> Data:
-    """Return the data of a run with the columns that the method reads.
+    """Return the data for a run, with the columns that the method reads.
 
     Raises:
         Stop: the data can't be read, is empty, or lacks columns or the split.
@@ -79,7 +79,7 @@ def prepared(
     also: tuple[str, ...],
     check: Check,
 ) -> Any:
-    """Return one split, renamed, converted and checked."""
+    """Return one split with renamed columns and converted, checked rows."""
     rows = read(settings, source, split)
     if not len(rows):
         raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
@@ -90,7 +90,9 @@ def prepared(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
         if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
-            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old renames one")
+            raise Stop(
+                Exit.DATA, f"{source} would have two columns {new}", "correct --columns; rename the other column too"
+            )
     rows = rows.rename_columns(renames) if renames else rows
     before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
@@ -219,9 +221,9 @@ def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]
 
 
 def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns of ShareGPT as messages."""
+    """Return ShareGPT turns as messages."""
     turns = row["conversations"] or []
-    if isinstance(turns, dict):  # in columns: a list of speakers and a list of texts
+    if isinstance(turns, dict):  # stored as columns: a list of speakers and a list of texts
         turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
     return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
 
@@ -229,7 +231,7 @@ def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
 def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
     """Return two conversations as their common turns and the answers; `prompt` repeats the common turns as text.
 
-    TRL concatenates the prompt and the answers, and can't concatenate a text and a conversation.
+    TRL concatenates the prompt and the answers, but can't concatenate a string and a conversation.
     """
     chosen, rejected = row["chosen"], row["rejected"]
     same = 0
@@ -247,7 +249,7 @@ def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns before a final turn of the assistant."""
+    """Return the turns before the assistant's final turn."""
     turns = row["messages"]
     return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
 
@@ -271,11 +273,11 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
     if ties == len(looked):
         raise Stop(Exit.DATA, f"{source}: the two answers are equal in every pair", "use pairs of different answers")
     if ties:
-        say(f"{ties} of {len(looked)} pairs have two equal answers: the model learns nothing from them")
+        say(f"{ties} of {len(looked)} pairs have two equal answers, from which the model can't learn")
 
 
 def why_bad(name: str, value: Any) -> str:
-    """Return the problem of one value, or an empty string."""
+    """Return the problem with one value, or an empty string."""
     if name == "tools":
         return "" if value is None or isinstance(value, list) else why_not_tools(value)
     if value is None or value in ("", []):
@@ -300,8 +302,8 @@ def why_bad(name: str, value: Any) -> str:
 
 
 def why_not_tools(text: Any) -> str:
-    """Return why a text is not a list of tools, or an empty string."""
+    """Return the reason why a string is not a list of tools, or an empty string."""
     try:
         return "" if isinstance(json.loads(text), list) else "not a list of tools"
     except (TypeError, ValueError):
-        return "neither a list of tools nor JSON of one"
+        return "neither a list of tools nor a JSON string of a list of tools"

@@ -54,9 +54,9 @@ class Settings(Checked):
     eval_rows: int = option(500, "maximum number of rows to evaluate on", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
     out: str = option("out", "output folder")
-    steps: int = option(0, "optimizer steps; 0: use epochs instead", least=0)
+    steps: int = option(0, "number of optimizer steps; 0: use epochs instead", least=0)
     epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
-    batch_size: int = option(16, "effective batch: rows of one optimizer step over all GPUs", least=1)
+    batch_size: int = option(16, "effective batch: rows per optimizer step over all GPUs", least=1)
     micro_batch: int = option(0, "rows on one GPU at a time; 0: depends on the GPU's memory", least=0)
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
     scheduler: str = option("cosine", "learning-rate schedule", choices=("cosine", "linear", "constant"))
@@ -74,10 +74,10 @@ class Settings(Checked):
     expect_gpu: str = option("", "part of the GPU's name, such as H100; the run ends immediately on another GPU")
     processes: int = option(0, "processes to start; 0: one for each GPU", least=0)
     sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
-    workers: int = option(0, "data loader workers of each process", least=0, most=4)
+    workers: int = option(0, "data loader workers per process", least=0, most=4)
     report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
     callback: str = option("", "own callbacks, comma-separated: file.py:Class")
-    objective: str = option("eval_loss", "metric that ranks checkpoints and is written to result.json")
+    objective: str = option("eval_loss", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(False, "a higher objective is better")
     hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
     hub_public: bool = option(False, "create the repo public")
@@ -92,7 +92,7 @@ class Settings(Checked):
             raise Stop(Exit.CONFIG, "steps and epochs are both 0", "pass --steps or --epochs")
         if self.micro_batch and self.batch_size % self.micro_batch:
             message = f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}"
-            raise Stop(Exit.CONFIG, message, "choose a micro_batch that divides it")
+            raise Stop(Exit.CONFIG, message, "choose a micro_batch that divides batch_size")
         if self.hub_model_id and self.hub_model_id.count("/") != 1:
             raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
 
@@ -101,7 +101,7 @@ S = TypeVar("S", bound=Checked)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises errors as Stop."""
+    """A parser that raises Stop for errors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise Stop."""
@@ -143,7 +143,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Print variables that may be misspelled settings; others with the prefix may belong to another program."""
+    """Print variables that may be misspelled settings; others with this prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)
@@ -169,7 +169,8 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings in a YAML or JSON file, in the format of flags and variables.
 
-    A setting without a value keeps its default. A list becomes comma-separated text, a mapping becomes `old=new` pairs.
+    A setting without a value keeps its default. A list becomes a comma-separated string, and a mapping becomes
+    `old=new` pairs.
     """
     fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
@@ -194,14 +195,14 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def joined(value: Any) -> Any:
-    """Return a list or a mapping as the text of a flag."""
+    """Return a list or a mapping in the format of a flag."""
     if isinstance(value, dict):
         value = [f"{old}={new}" for old, new in value.items()]
     return ",".join(str(part) for part in value) if isinstance(value, list) else value
 
 
 def convert(name: str, kind: type, value: Any) -> Any:
-    """Return a value in the field's type.
+    """Return a value converted to the field's type.
 
     Raises:
         Stop: the value does not have this type.

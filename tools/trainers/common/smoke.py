@@ -1,4 +1,4 @@
-"""Smoke runs: test the script and the machine with a tiny random model and made-up rows, without a download."""
+"""Smoke runs: test the script and the machine with a tiny random model and made-up rows, without downloads."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Smoke:
-    """Inputs of `--smoke`. `make` writes them into a folder; in `flags`, `{}` stands for that folder."""
+    """Inputs for `--smoke`. `make` writes them into a folder; in `flags`, `{}` stands for that folder."""
 
     make: Callable[[Path], None]
     flags: tuple[str, ...]
@@ -34,7 +34,7 @@ class Smoke:
 
 
 def sentences() -> list[str]:
-    """Return short texts that differ from each other."""
+    """Return short, distinct texts."""
     size = len(WORDS)
     return [" ".join(WORDS[(i * 7 + j * (i % 5 + 1)) % size] for j in range(3 + i % 4)) for i in range(ROWS)]
 
@@ -75,7 +75,7 @@ def has_gpu() -> bool:
 
 
 def write_inputs(inputs: Path, smoke: Smoke) -> None:
-    """Write a smoke run's inputs into a folder, unless an earlier run did."""
+    """Write a smoke run's inputs into a folder, unless an earlier run has written them."""
     if inputs.exists():
         return
     making = inputs.with_name(f".{inputs.name}")

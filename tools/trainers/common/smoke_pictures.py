@@ -1,4 +1,4 @@
-"""Pictures of a smoke run: a red or a green square on blue, with its class and its box."""
+"""Pictures for a smoke run: a red or a green square on blue, with its class and its box."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def write_pictures(folder: Path) -> list[tuple[str, str, list[int]]]:
 
 
 def smoke_pictures(row: Callable[[str, str, list[int]], dict[str, Any]], model: Callable[[Path], None]) -> Smoke:
-    """Return the inputs of a method on pictures: its rows, and a model."""
+    """Return the smoke-run inputs for a method that uses pictures: its rows and a model."""
 
     def make(folder: Path) -> None:
         model(folder / MODEL)

@@ -1,4 +1,4 @@
-"""Inputs of a smoke run on texts: rows, and a tokenizer of bytes."""
+"""Inputs for a smoke run on text: rows and a byte tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
-    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
+    """Return the inputs for a text method: its rows, a model, and a second model as the teacher."""
 
     def make(folder: Path) -> None:
         model(folder / MODEL, 0)

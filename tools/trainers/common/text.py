@@ -1,4 +1,4 @@
-"""Language models: check the tokenizer and the lengths of rows, and load the model."""
+"""Language models: check the tokenizer and the row lengths, and load the model."""
 
 import json
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from trainers.common.settings import Settings, option
 
 @dataclass
 class TextSettings(Settings):
-    """Settings of every method that trains a language model."""
+    """Settings that all methods for training a language model share."""
 
     max_length: int = option(2048, "tokens of a row", least=8)
     too_long: str = option("refuse", "rows longer than that", choices=("refuse", "truncate", "drop"))
-    chat_template_from: str = option("", "model whose chat template to use")
+    chat_template_from: str = option("", "model whose chat template is used")
     pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
@@ -36,7 +36,8 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
     """Return the model's tokenizer.
 
     Raises:
-        Stop: it can't be loaded, or lacks a padding token, or lacks a chat template and rows are conversations.
+        Stop: the tokenizer can't be loaded, has no padding token, or has no chat template although rows are
+        conversations.
 
     """
     from transformers import AutoTokenizer
@@ -66,7 +67,7 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
 
 
 def length(tokenizer: Any, row: dict[str, Any]) -> int:
-    """Return the number of tokens of a row's longest text, each answer appended to its prompt."""
+    """Return the number of tokens in a row's longest text, with each answer appended to its prompt."""
     prompt = row.get("prompt")
     whole = [row[name] for name in ("text", "messages") if row.get(name) is not None]
     for name in ("completion", "chosen", "rejected"):
@@ -79,7 +80,7 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
 
 
 def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
-    """Return the number of tokens of a text, or of a conversation with its tools."""
+    """Return the number of tokens in a text, or in a conversation with its tools."""
     if isinstance(value, list):
         value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])

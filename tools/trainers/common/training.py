@@ -140,7 +140,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
             load(checkpoint, *model)
             return
         if settings.sharding != "none":
-            message = f"the weights in {checkpoint} have other names than the model's and can't be loaded"
+            message = f"the weights in {checkpoint} have different names than the model's and can't be loaded"
             raise Stop(Exit.ENVIRONMENT, message, "resume with --sharding none")
         kind = next(target.parameters()).dtype
         target.load_state_dict(type(target).from_pretrained(checkpoint, dtype=kind).state_dict())
@@ -167,7 +167,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
-    """Return the evaluation of the model before training, computed once for a run."""
+    """Return the evaluation of the model before training, computed once per run."""
     file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
@@ -192,7 +192,7 @@ def need_objective(settings: Settings, before: dict[str, float]) -> None:
 def train(
     trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
 ) -> Exit:
-    """Train from the newest complete checkpoint, or from the start, to the final model."""
+    """Train the final model, starting from the newest complete checkpoint or from the first step."""
     from transformers import set_seed
 
     started, out = time.monotonic(), Path(settings.out)
@@ -230,7 +230,7 @@ def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """Load the checkpoint and return True if it has all steps of the run: the Trainer would train another step."""
+    """If the checkpoint has all steps, load it and return True. Resuming from it would train one more step."""
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -317,7 +317,9 @@ def no_room(settings: Settings, reporter: Reporter | None) -> int:
     """End a run whose disk is full. The files of the unfinished save are deleted to free space for the result."""
     out = Path(settings.out)
     stop = Stop(
-        Exit.ENVIRONMENT, f"the disk of {out} is full", "free space or use a larger disk; resume with the same command"
+        Exit.ENVIRONMENT,
+        f"the disk with {out} is full",
+        "free space or use a larger disk; resume with the same command",
     )
     complain(stop)
     shutil.rmtree(out / ".saving", ignore_errors=True)

@@ -38,7 +38,7 @@ _KEEP = 4096
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for file names with this format's extension."""
     return name.endswith(".gguf")
 
 
@@ -125,7 +125,7 @@ def _kind(found: Anatomy) -> None:
             return
         found.unproved.append(f"the other parts, because it is part {part + 1:,} of {parts:,}")
     if not part and not isinstance(found.meta.get("general.architecture"), str):
-        found.problems.append("has no general.architecture, so it can't be run")
+        found.problems.append("has no general.architecture, so it can't be loaded")
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
@@ -136,7 +136,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     if kind != _ARRAY or depth > 4:
         raise Broken(f"has metadata of the unknown type {kind}")
     inner, count = cursor.number("I"), cursor.number("Q")
-    # A string or an array takes at least 8 bytes, which contain its length.
+    # A string or an array takes at least 8 bytes, because its length takes 8 bytes.
     size = struct.calcsize(_SCALARS[inner]) if inner in _SCALARS else 8
     if count * size > cursor.end - cursor.at:
         raise Broken(f"has a metadata array of {count:,} entries, which do not fit in the file")
@@ -166,7 +166,7 @@ def _place(
         row = shape[-1] if shape else 1
         if row % block:
             raise Broken(
-                f"tensor {short(name, 60)} has rows of {row:,}, which is no multiple of its block size {block}"
+                f"tensor {short(name, 60)} has rows of {row:,} elements, not a multiple of its block size {block}"
             )
         extent = t.numel // block * each
         if offset != -(-at // align) * align:
@@ -175,4 +175,4 @@ def _place(
         found.tensors.append(Tensor(name, t.dtype, shape, t.start, extent))
     if not at <= size - start <= -(-at // align) * align:
         raise Broken(f"its tensors end at byte {start + at:,}, but the file ends at byte {size:,}")
-    found.proved.append(f"{len(table):,} tensors fill the file to its end")
+    found.proved.append(f"{len(table):,} tensors fill the rest of the file")

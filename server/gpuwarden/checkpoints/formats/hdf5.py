@@ -1,7 +1,7 @@
 """Read HDF5 (.h5, .hdf5), used for Keras weights and other results: superblock, object headers, dataset locations.
 
-Old files have no checksum; in newer files, each block of metadata has one. Compressed data is only located here; at
-level load, the HDF5 library reads it.
+Old files have no checksums; in newer files, each block of metadata has one. This module only locates compressed data;
+at level `load`, the HDF5 library reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLOATS = {(2, 5): "F16", (2, 8): "BF16", (4, 8): "F32", (8, 11): "F64"}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for a name or a signature of this format."""
+    """Return true if the name or the signature is that of an HDF5 file."""
     return name.lower().endswith((".h5", ".hdf5")) or head.startswith(_SIGNATURE)
 
 
@@ -33,7 +33,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """Compare the file's size with the size in the superblock, then read its groups."""
     at = next((a for a in (0, 512, 1024, 2048) if source.size >= a + 96 and source.at(a, 8) == _SIGNATURE), None)
     if at is None:
-        raise Broken("does not begin with the signature of HDF5")
+        raise Broken("does not begin with the HDF5 signature")
     walk = _Walk(source, limits, Anatomy(NAME))
     root, table = walk.superblock(at)
     if table is None:
@@ -52,12 +52,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.unproved.append(f"whether {apart:,} chunked datasets are finite: level load reads them with h5py")
     if walk.left_out:
         found.meta["incomplete"] = True
-        found.unproved.append(f"{walk.left_out:,} parts of types that only the HDF5 library can read")
+        found.unproved.append(f"{walk.left_out:,} parts with types that only the HDF5 library can read")
     return found
 
 
 def _keras_code(source: Source, found: Anatomy) -> None:
-    """Search the bytes outside of datasets for a Keras model description that has a layer with code."""
+    """Search the bytes outside of datasets for a Keras model description with a layer that contains code."""
     at, budget = 0, _LOOKED_INTO
     places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
     for start, end in [*places, (source.size, source.size)]:
@@ -80,7 +80,7 @@ class _Object:
 
 
 class _Walk:
-    """Visit the objects of a file, each of them once."""
+    """Visits each object in a file once."""
 
     def __init__(self, source: Source, limits: Limits, found: Anatomy) -> None:
         self.source, self.limits, self.found = source, limits, found
@@ -91,12 +91,12 @@ class _Walk:
         self.count = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read metadata and count the reads. Addresses are relative to the superblock's base, in practice 0."""
+        """Read metadata and count the reads. Addresses are relative to the superblock's base, usually 0."""
         self.count += 1
         if self.count > 4 * self.limits.tensors:
             raise Doubtful("has more metadata than the limit allows")
         if length > self.limits.header:
-            raise Broken(f"has metadata of {length:,} bytes at {offset:,}")
+            raise Broken(f"has {length:,} bytes of metadata at byte {offset:,}")
         return self.source.at(offset, length)
 
     def checked(self, offset: int, length: int) -> bytes:
@@ -107,7 +107,7 @@ class _Walk:
         return data
 
     def superblock(self, at: int) -> tuple[int, tuple[int, int] | None]:
-        """Return the address of the root group's header, and for an old root group those of its index and its names."""
+        """Return the address of the root group's header, and for an old root group those of its index and names."""
         head = self.at(at, 96)
         version = head[8]
         widths = head[13:15] if version < 2 else head[9:11]
@@ -118,7 +118,7 @@ class _Walk:
         fields = head[12:44] if version >= 2 else head[24 + 4 * version :]
         base, _, end, root = (_number(fields, i) for i in range(0, 32, 8))
         if at or base:
-            raise Doubtful("begins with data of another program, which is not supported")
+            raise Doubtful("begins with another program's data, which is not supported")
         if end != self.source.size:
             what = "is cut off" if end > self.source.size else "has additional bytes"
             raise Broken(f"its superblock specifies {end:,} bytes, but the file has {self.source.size:,}: it {what}")
@@ -142,7 +142,7 @@ class _Walk:
         elif layout is not None and space is not None and kind is not None:
             self.dataset(name, space, kind, layout)
         links = thing.get(_LINKS)
-        # A large group of the new format stores its links in a separate heap.
+        # A large group in the new format stores its links in a separate heap.
         if links is not None and len(links) >= 18 and _number(links, 10 if links[1] & 1 else 2) != _NOWHERE:
             self.left_out += 1
         for kind_of, body in thing.messages:
@@ -152,7 +152,7 @@ class _Walk:
                     self.visit(to, f"{name}/{child}".lstrip("/"), depth + 1)
 
     def header(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages of an object's header, which may be old or new, and of its continuation blocks."""
+        """Yield the messages in an object's header, in the old or the new format, and in its continuation blocks."""
         new = self.at(address, 4) == b"OHDR"
         if new:
             flags = self.at(address, 6)[5]
@@ -185,7 +185,7 @@ class _Walk:
                     yield kind, body
 
     def old_group(self, tree: int, heap: int, name: str, depth: int) -> None:
-        """Visit the members of an old group, which a B-tree lists by name."""
+        """Visit the members of an old group, which are listed by name in a B-tree."""
         head = self.at(heap, 32)
         if head[:4] != b"HEAP":
             raise Broken(f"the names of group /{short(name, 60)} are not at their address")
@@ -199,17 +199,17 @@ class _Walk:
                 begin = _number(rows, i)
                 end = names.find(b"\0", begin)
                 if end < 0:
-                    raise Broken(f"a name in group /{short(name, 60)} is cut off")
+                    raise Broken(f"a name in group /{short(name, 60)} is truncated")
                 child = names[begin:end].decode("utf-8", "replace")
-                if int.from_bytes(rows[i + 16 : i + 20], "little") != 2:  # 2: a symbolic link
+                if int.from_bytes(rows[i + 16 : i + 20], "little") != 2:  # 2 means a symbolic link
                     self.visit(_number(rows, i + 8), f"{name}/{child}".lstrip("/"), depth + 1)
 
     def leaves(self, address: int, key: int, sign: bytes, depth: int) -> Iterator[int]:
-        """Yield the addresses in the leaves of a version 1 B-tree whose keys have `key` bytes."""
+        """Yield the addresses in the leaves of a version 1 B-tree with keys of `key` bytes."""
         if address == _NOWHERE:
             return
         if depth > 16 or (address in self.seen):
-            raise Broken("has a B-tree that has a cycle or is too deep")
+            raise Broken("has a B-tree that is too deep or contains a cycle")
         self.seen.add(address)
         head = self.at(address, 24)
         if head[:5] != sign:
@@ -260,18 +260,18 @@ def _number(data: bytes, at: int) -> int:
 
 
 def _shape(space: bytes) -> tuple[int, ...]:
-    """Return the dimensions of a dataspace: () for a scalar, (0,) for an empty one."""
+    """Return the dimensions of a dataspace: () for a scalar, (0,) for an empty dataspace."""
     version, rank = space[0], space[1]
     if version == 2 and space[3] == 2:
         return (0,)
     begin = 8 if version == 1 else 4
     if version not in (1, 2) or len(space) < begin + 8 * rank:
-        raise Broken("has a dataset whose shape is cut off")
+        raise Broken("has a dataset with a truncated shape")
     return tuple(_number(space, begin + 8 * i) for i in range(rank))
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return an element's type, and whether it is big-endian, or None if it has no byte order."""
+    """Return an element's type, and whether the type is big-endian (None if it has no byte order)."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"
@@ -284,7 +284,7 @@ def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
 
 
 def _link(body: bytes) -> tuple[str, int | None]:
-    """Return the name of a link, and its target's address, or None if it is not a hard link."""
+    """Return the name of a link and the address of its target (None if it is not a hard link)."""
     flags = body[1]
     kind = body[2] if flags & 8 else 0
     at = 2 + bool(flags & 8) + 8 * bool(flags & 4) + bool(flags & 16)

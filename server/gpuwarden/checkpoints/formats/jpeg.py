@@ -15,12 +15,12 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format. The content of the file is ignored."""
+    """Return true for file names with this format's extensions. The content of the file is ignored."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the markers in order. Raises Broken if the file is not exactly one image."""
+    """Read the markers in order. Raises Broken unless the file is exactly one image."""
     if source.head(2) != bytes([0xFF, _START]):
         raise Broken("is not a JPEG image, despite its name")
     if source.size > limits.json:

@@ -19,20 +19,20 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse the file, with limits on its size and depth; keep the value for the layouts."""
+    """Parse the file, with limits on its size and depth, and keep the value for the layout checks."""
     if source.size > limits.json:
-        raise Doubtful(f"has {source.size:,} bytes; JSON above {limits.json:,} is not parsed")
+        raise Doubtful(f"has {source.size:,} bytes; JSON files above {limits.json:,} bytes are not parsed")
     found = Anatomy(NAME)
     data = source.at(0, source.size)
     if not modest(data, limits):
-        raise Doubtful(f"has more than {limits.containers:,} lists and objects; it is not parsed")
+        raise Doubtful(f"has more than {limits.containers:,} lists and objects; the file is not parsed")
     found.content = parse(data, found)
     found.proved.append("parses as JSON")
     return found
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Return true if the data has few enough lists and objects that parsing it can't exhaust the memory."""
+    """Return true if the data has so few lists and objects that parsing it can't exhaust the memory."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 

@@ -21,7 +21,7 @@ _PARTS = ("config.json", "metadata.json", _WEIGHTS)
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for file names with this format's extension."""
     return name.endswith(".keras")
 
 

@@ -60,7 +60,7 @@ class _Walk:
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def value(self, name: str, depth: int) -> Any:
-        """Return one value: (offset, length) for bytes, None for an array."""
+        """Return one value. Bytes are returned as (offset, length), and arrays as None."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)
@@ -100,7 +100,7 @@ class _Walk:
 
     def _text(self, length: int) -> str:
         if length > self.limits.header:
-            raise Doubtful(f"has a text of {length:,} bytes", Cause.LIMIT)
+            raise Doubtful(f"has a string of {length:,} bytes", Cause.LIMIT)
         return self.reader.take(length).decode("utf-8", "replace")
 
     def _list(self, length: int, name: str, depth: int) -> list[Any]:
@@ -111,7 +111,7 @@ class _Walk:
         for _ in range(self._fits(length)):
             key = self.value(name, depth + 1)
             if not isinstance(key, (str, int, float, bool, type(None))):
-                raise Broken(f"has a key below {short(name, 60)!r} that is not a name")
+                raise Broken(f"has a key below {short(name, 60)!r} that is not a valid name")
             if key in made:
                 raise Broken(f"has the name {short(key, 60)} twice", Cause.CONTRADICTION)
             made[key] = self.value(f"{name}.{key}".lstrip("."), depth + 1)
@@ -120,7 +120,7 @@ class _Walk:
     def _fits(self, length: int) -> int:
         """Return the length. Raises Broken if it exceeds the remaining bytes."""
         if length > self.reader.end - self.reader.at:
-            raise Broken(f"claims {length:,} values at byte {self.reader.at:,}, which do not fit in the file")
+            raise Broken(f"declares {length:,} values at byte {self.reader.at:,}, which do not fit in the file")
         return length
 
     def _extension(self, length: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Read numpy's .npy (a header in Python syntax, then the array) and .npz (a zip of .npy files, with CRCs)."""
+"""Read numpy's .npy files (a header in Python syntax, then an array) and .npz files (a zip of .npy files with CRCs)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # numpy stores bfloat16 and 8-bit floats as these types
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Strings, bytes, times and processor-specific long floats, of which only the size is checked.
+# Strings, bytes, times and processor-specific long floats, for which only the size is checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for the file names of this format."""
     return name.endswith((".npy", ".npz"))
 
 
@@ -75,7 +75,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
-    found.proved.append(f"{len(members):,} arrays, each of the size that its header specifies")
+    found.proved.append(f"{len(members):,} arrays, whose sizes match their headers")
     return found
 
 
@@ -86,7 +86,7 @@ def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | N
         return None
 
     def decline() -> None:
-        raise Doubtful(f"has {size:,} bytes when decompressed; more than {most:,} are not read", Cause.LIMIT)
+        raise Doubtful(f"has {size:,} bytes when decompressed; the limit is {most:,}", Cause.LIMIT)
 
     return decline
 

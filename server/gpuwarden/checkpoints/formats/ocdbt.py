@@ -19,7 +19,7 @@ _CRC_CAP = 8 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the manifest's name and the data files' names of 32 hexadecimal digits."""
+    """Return true for the manifest's name, and for names of data files, which are 32 hexadecimal digits."""
     return name.endswith(".ocdbt") or _DATA_NAME.fullmatch(name) is not None
 
 

@@ -2,7 +2,8 @@
 
 Each field must end inside the field that contains it, and the size of a weight must match its shape.
 
-A weight is stored as raw bytes, as packed numbers, or as a range of another file next to the model (external data).
+A weight is stored as raw bytes, as packed numbers, or as a byte range in another file next to the model (external
+data).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TYPES = {
     21: "U4", 22: "I4", 23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 _BITS = {**{name: kind.bits for name, kind in DTYPES.items()}, "U4": 4, "I4": 4, "U2": 2, "I2": 2}
-# The numbers of a weight's fields, and the types whose packed fields contain the elements unchanged.
+# The field numbers of a weight, and the types whose packed fields contain the elements unchanged.
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _PACKED = {4: ("F32", "C64"), 10: ("F64", "C128")}
 _VARINTS = (5, 7, 11)
@@ -34,7 +35,7 @@ _HIGH = bytes(range(128, 256))
 
 @dataclass
 class External:
-    """A range of another file that contains the bytes of one weight."""
+    """The byte range in another file that contains one weight."""
 
     name: str
     dtype: str
@@ -55,12 +56,12 @@ class _Fields:
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true if the name is that of an ONNX file."""
     return name.endswith(".onnx")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the fields of the model, its graph and each weight; compare external data with its files."""
+    """Read the fields of the model, its graph and its weights; check that files contain the external data."""
     found, external = walk(source)
     for location in sorted({e.location for e in external}):
         ranges = [e for e in external if e.location == location]
@@ -80,7 +81,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def walk(source: Source) -> tuple[Anatomy, list[External]]:
-    """Return the findings about the model itself, and its weights in other files."""
+    """Return the findings about the model itself, and the ranges of its weights in other files."""
     found = Anatomy(NAME)
     walker = Walker(source)
     versions = 0
@@ -90,7 +91,7 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
         if number == 7 and isinstance(place, tuple) and len(graphs) < 2:
             graphs.append(place)
     if len(graphs) != 1 or not versions:
-        raise Broken("has no graph or no version: it is cut off or not an ONNX model")
+        raise Broken("has no graph or no version, so it is truncated or not an ONNX model")
     nodes = 0
     external: list[External] = []
     for number, _, place in walker.fields(*graphs[0]):
@@ -119,21 +120,21 @@ def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
                 dim, at = walker.varint(at, last)
                 seen.dims.append(dim)
             if len(seen.dims) > 64:
-                raise Broken("has a weight of more than 64 dimensions")
+                raise Broken("has a weight with more than 64 dimensions")
         elif number == _EXTERNAL and isinstance(value, tuple):
             texts = {n: walker.text(v) for n, _, v in walker.fields(*value) if isinstance(v, tuple)}
             seen.external[texts.get(1, "")] = texts.get(2, "")
         elif isinstance(value, int):
             seen.numbers[number] = value
         elif number in _ONCE and (number in seen.spans or wire != 2):
-            raise Broken("has a weight whose numbers are not packed or are stored twice")
+            raise Broken("has a weight whose numbers are stored twice or are not packed")
         else:
             seen.spans[number] = value
     return seen
 
 
 def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: list[External]) -> None:
-    """Add one weight, and check that it has as many bytes or numbers as its shape needs."""
+    """Add one weight, and check that it has as many bytes or numbers as its shape requires."""
     seen = _fields(walker, place)
     name = walker.text(seen.spans[_NAME]) if _NAME in seen.spans else ""
     label = short(name, 60)
@@ -145,7 +146,7 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
     if seen.numbers.get(_LOCATION) == 1:
         external.append(_external(name, dtype or "", shape, need, seen.external))
     elif dtype is None:
-        found.unproved.append(f"the values of {label}, which are strings or of an unknown type")
+        found.unproved.append(f"the values of {label}, which are strings or have an unknown type")
     elif _RAW in seen.spans or any(n in seen.spans and dtype in types for n, types in _PACKED.items()):
         number = next(n for n in (_RAW, *_PACKED) if n in seen.spans)
         start, end = seen.spans[number]
@@ -157,7 +158,7 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
 
 
 def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: str, numel: int) -> None:
-    """Count the variable-length integers of a weight: the last byte of each is below 128."""
+    """Count the variable-length integers in a weight. The last byte of each integer is below 128."""
     count = 0
     for number in _VARINTS:
         begin, end = seen.spans.get(number, (0, 0))

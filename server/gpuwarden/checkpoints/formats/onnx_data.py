@@ -1,4 +1,4 @@
-"""Read the external data of an ONNX model: a file named after the model that contains the bytes of its weights."""
+"""Read the external data of an ONNX model: a file that is named after the model and contains its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Locate the weights that the model in this folder stores in this file."""
+    """Locate the weights in this file that belong to the model in this folder."""
     found = Anatomy(NAME)
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")
@@ -37,6 +37,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
     last = max(t.start + t.extent for t in found.tensors)
     rest = source.at(last, min(source.size - last, _PADDING + 1))
     if len(rest) > _PADDING or any(rest):
-        found.doubt(f"{source.size - last:,} bytes after its last weight belong to no weight")
+        found.doubt(f"{source.size - last:,} bytes after its last weight are not part of any weight")
     found.proved.append(f"contains the bytes of {len(mine):,} weights of {model.path.name}")
     return found

@@ -1,4 +1,4 @@
-"""Read safetensors: an 8-byte length, a JSON header, then the tensors, without any checksum."""
+"""Read safetensors files: an 8-byte length, a JSON header, then the tensors, without any checksum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BITS = {name: kind.bits for name, kind in DTYPES.items()}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format. The content of the file is ignored."""
+    """Return true for the file names of this format. The content of the file is ignored."""
     return name.endswith(".safetensors")
 
 
@@ -38,7 +38,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("its __metadata__ is not a map of strings")
     found.meta = meta
     if len(header) > limits.tensors:
-        raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not examined")
+        raise Doubtful(f"lists {len(header):,} tensors; the limit is {limits.tensors:,}")
     found.tensors = sorted((_tensor(n, entry, start) for n, entry in header.items()), key=lambda t: (t.start, t.extent))
     at = start
     for t in found.tensors:
@@ -48,7 +48,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at += t.extent
     size = source.size
     if at != size:
-        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes belong to no tensor"
+        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes are not part of any tensor"
         raise Broken(f"its tensors end at byte {at:,}, but the file ends at byte {size:,}: {what}")
     found.proved.append(f"{len(found.tensors):,} tensors cover the file exactly")
     return found
@@ -57,7 +57,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """Return the header and the offset of the first tensor."""
     if source.size < 8:
-        raise Broken(f"has {source.size} bytes, too few for the length of the header")
+        raise Broken(f"has {source.size} bytes, too few to contain the header's length")
     length = int.from_bytes(source.at(0, 8), "little")
     if length > limits.header:
         raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
@@ -68,8 +68,8 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
-        # If a key of an entry does not occur exactly once per entry, a name may occur twice. Calling a hook for every
-        # object would find this too, but takes twice the time.
+        # Each entry has each of these keys once, so another count may mean a repeated name. Calling a hook for every
+        # object always detects repeated names, but takes twice the time.
         entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
         once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
         if not once or b"\\" in raw or raw.count(b'"__metadata__"') > 1:
@@ -84,7 +84,7 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name occurs in it twice")
+        raise ValueError("it contains a name twice")
     return made
 
 

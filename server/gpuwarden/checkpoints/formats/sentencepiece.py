@@ -1,4 +1,4 @@
-"""Read SentencePiece tokenizer models: a protobuf of pieces and their scores, without a checksum."""
+"""Read SentencePiece tokenizer models: a protobuf that contains pieces and their scores and has no checksum."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the usual names of tokenizers. Other programs use the extension .model too."""
+    """Return true for the usual names of tokenizer files. Other programs also use the extension .model."""
     return name in _NAMES or name.endswith(".spm")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check that every piece is valid text, and that the fields fill the file."""
+    """Check that every piece is valid text, and that the fields take up the complete file."""
     found = Anatomy(NAME)
     walker, pieces = Walker(source), 0
     for number, _, place in walker.fields(0, source.size):
@@ -30,5 +30,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
             pieces += 1
     if not pieces:
         raise Broken("has no pieces")
-    found.proved.append(f"has {pieces:,} pieces, and its fields fill the file")
+    found.proved.append(f"has {pieces:,} pieces, and its fields take up the complete file")
     return found

@@ -27,15 +27,15 @@ _FREQUENCY = (_UNITS, "TrainFreq")
 
 
 class _Settings(Names):
-    """The names that settings may use, including one named tuple."""
+    """The classes and functions that pickled settings may use, including one named tuple."""
 
     def call(self, made: Call) -> str:
-        """Return why a call may be unsafe; "" if it is harmless."""
+        """Return the reason why a call may be unsafe; "" if it is harmless."""
         tuple_of_two = made.new and isinstance(made.func, Global) and canonical(made.func) == _FREQUENCY
         return "" if tuple_of_two else super().call(made)
 
 
-# The library's own classes and Gymnasium's spaces: instances are made without a call and then get their attributes.
+# The library's own classes and Gymnasium's spaces: instances are created without a call, then get their attributes.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -45,7 +45,7 @@ NAMES: Final = _Settings(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for an archive whose first member is named `data`; torch's archives put it in a folder."""
+    """Return true for an archive whose first member is named `data`; in torch's archives, `data` is in a folder."""
     return name.endswith(".zip") and head[:4] == b"PK\3\4" and head[26:28] == b"\4\0" and head[30:34] == b"data"
 
 

@@ -17,12 +17,14 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of text files. The content is ignored: a file in an unknown format may be ASCII."""
+    """Return true for the names of text files. The content is ignored, because a file in an unknown format may be
+    ASCII.
+    """
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Decode the complete file. A last character that is cut off is only a warning, since logs may have one."""
+    """Decode the complete file. A truncated last character is only a warning, because logs may end with one."""
     found = Anatomy(NAME)
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines = at = 0

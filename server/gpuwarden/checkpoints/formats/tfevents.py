@@ -8,9 +8,7 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-_BODY_CAP = (
-    8 << 20
-)  # the CRC of this many bytes of records is computed, which is slow in Python; then only frames are checked
+_BODY_CAP = 8 << 20  # CRCs, which are slow in Python, are computed for this many bytes; then only frames are checked
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -19,7 +17,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check every record's length and CRC. A last record that a killed writer left incomplete is only a warning."""
+    """Check every record's length and CRC. An incomplete last record, left by a killed writer, is only a warning."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:

@@ -1,4 +1,5 @@
-"""Read torch.save's older format (not a zip): small pickles, the object, then the storages, without any checksum.
+"""Read torch.save's older format, which is not a zip: small pickles, the object, then the storages, without any
+checksum.
 
 This module also reads plain pickles. Other programs use torch's file extensions too, so a file counts as damaged only
 if its bytes show that torch wrote it.
@@ -77,7 +78,7 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         _merge(tree, other)
         count, at = count + 1, other.end
     if at < source.size:
-        found.doubt(f"{source.size - at:,} bytes after its {count:,} pickles are not a pickle")
+        found.doubt(f"the {source.size - at:,} bytes after its {count:,} pickles are not a pickle")
     if tree.persistent:
         torch_objects.judge(found, tree, allow_list.of_file(source.name))
         found.doubt("refers to values outside of the file, which only the program that wrote it can supply")

@@ -1,7 +1,8 @@
 """Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is never run.
 
 TorchScript and torch.package write archives with the same file extensions. A TorchScript archive contains tensors and a
-program, a torch.package archive contains Python modules. Loading either runs code, so both remain doubtful.
+program, a torch.package archive contains Python modules. Loading either archive runs code, so both kinds are reported
+as doubtful.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
 
 
 def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:
-    """Return the findings about an archive of torch.package. Raises Unread for an archive of any other program."""
+    """Return the findings about a torch.package archive. Raises Unread if another program wrote the archive."""
     if any(n.endswith("/.data/extern_modules") for n in members):
         found = Anatomy("torch package")
         found.doubt("is a torch.package archive: the Python modules in it run when it is loaded", Cause.NEEDS_CODE)

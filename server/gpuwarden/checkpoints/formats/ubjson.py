@@ -18,12 +18,12 @@ _WORDS = {b"Z": None, b"T": True, b"F": False}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for file names with this format's extensions."""
     return name.endswith((".ubj", ".ubjson"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read every value up to the end of the file, and compare a model's number of trees with the declared one."""
+    """Read all values in the file, and compare a model's number of trees with the declared number."""
     walk = _Walk(Reader(source), limits)
     walk.found.big_endian = True
     root = walk.value(walk.code(), "", 0)
@@ -52,7 +52,7 @@ class _Walk:
         self.reader, self.limits, self.found, self.count = reader, limits, Anatomy(NAME), 0
 
     def code(self) -> bytes:
-        """Return the type of the next value, skipping the no-op N."""
+        """Return the type of the next value, skipping no-op markers (N)."""
         code = self.reader.take(1)
         while code == b"N":
             code = self.reader.take(1)
@@ -67,7 +67,7 @@ class _Walk:
     def length(self) -> int:
         length = self.number(self.code())
         if not isinstance(length, int) or not 0 <= length <= self.reader.end - self.reader.at:
-            raise Broken(f"claims {length} values before byte {self.reader.at:,}, which do not fit in the file")
+            raise Broken(f"claims {length} values before byte {self.reader.at:,}, more than the file can contain")
         return length
 
     def value(self, code: bytes, name: str, depth: int) -> Any:
@@ -94,7 +94,7 @@ class _Walk:
     def text(self) -> str:
         length = self.length()
         if length > self.limits.header:
-            raise Doubtful(f"has a text of {length:,} bytes", Cause.LIMIT)
+            raise Doubtful(f"has a string of {length:,} bytes", Cause.LIMIT)
         return self.reader.take(length).decode("utf-8", "replace")
 
     def array(self, name: str, depth: int) -> list[Any] | None:
@@ -130,7 +130,7 @@ class _Walk:
             else:
                 key = self.text()
             if key in made:
-                raise Broken(f"has the name {short(key, 60)} twice", Cause.CONTRADICTION)
+                raise Broken(f"has the duplicate name {short(key, 60)}", Cause.CONTRADICTION)
             made[key] = self.value(kind or self.code(), f"{name}.{key}".lstrip("."), depth + 1)
             left -= 1
             code = b"" if left >= 0 else self.code()

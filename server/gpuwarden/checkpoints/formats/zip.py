@@ -1,4 +1,5 @@
-"""Read plain zip archives of results. Every member's CRC is checked up to a limit, but its content is not examined.
+"""Read plain zip archives that contain results. Every member's CRC is checked up to a limit, but its content is not
+examined.
 
 If a member may be weights, the archive's verdict is unknown. Formats that are zip archives with other extensions have
 modules of their own.
@@ -21,7 +22,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check the directory and every member's location. Raises Unread for an unusual archive that is not cut off."""
+    """Check the directory and every member's location. Raises Unread if the archive is complete but unusual."""
     try:
         members = zips.members(source, limits)
     except Broken as why:

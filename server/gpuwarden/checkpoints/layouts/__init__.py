@@ -1,1 +1,1 @@
-"""One folder layout per module: `NAME`, `claims(folder)` and `judge(folder, found)`."""
+"""One folder layout per module. Each module has `NAME`, `claims(folder)` and `judge(folder, found)`."""

@@ -14,7 +14,7 @@ from gpuwarden.checkpoints.tree import Folder
 NAME = "adapter"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
-# PEFT takes the first number in a module's name as the number of its layer.
+# PEFT uses the first number in a module's name as its layer number.
 _LAYER = re.compile(r"(?P<stem>.*?\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
 _LITERAL = re.compile(r"[\w.-]+")
 # For these tasks, PEFT adds all usual names of the last layer to `modules_to_save`; a model has only one of them.
@@ -82,7 +82,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _ends(module: str) -> list[str]:
-    """Return the names with which a config can refer to this module, as PEFT compares them."""
+    """Return the names by which a config can refer to this module, in the form that PEFT compares."""
     parts = module.split(".")[-_DEEPEST:]
     return [".".join(parts[n:]) for n in range(len(parts))]
 
@@ -90,8 +90,8 @@ def _ends(module: str) -> list[str]:
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Map each adapted module to its tensors' names, without the module's name.
 
-    `target_modules` lists the adapted modules. If it is a string, it is a regular expression, which is not run because
-    a hostile one might never end; then only modules with LoRA matrices are found.
+    `target_modules` lists the adapted modules. If it is a string, it is a regular expression. Because a malicious
+    expression might never end, it is not evaluated, and only modules with LoRA matrices are found.
     """
     known = set(pairs(tensors))
     targets = set(_names(config.get("target_modules")))
@@ -111,7 +111,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
-    lora = config.get("peft_type") == "LORA"  # some other types only have tensors that modules share
+    lora = config.get("peft_type") == "LORA"  # some other adapter types have only tensors that modules share
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
@@ -119,7 +119,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
 
 
 def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
-    """Report modules that lack a tensor that the same module of another layer has."""
+    """Report modules that lack a tensor that exists in the same module of another layer."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
@@ -146,7 +146,7 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
     if asked and not any(asked <= layers for layers in by_role.values()):
         said.problems.append(f"the config adapts the layers {some(sorted(asked))}, but the weights lack some of them")
     if len(by_role) > _MOST_ROLES:
-        said.doubts.append(f"has {len(by_role):,} different modules, which are too many to compare the layers")
+        said.doubts.append(f"has {len(by_role):,} different modules, too many to compare the layers")
         return
     for (stem, name), layers in by_role.items():
         beside = [v for (s, _), v in by_role.items() if s == stem]
@@ -159,7 +159,7 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: missing in layer {some(lacking)}, unlike in the other layers"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
-            said.unproved.append(f"{line}; to check this, compare with the base")
+            said.unproved.append(f"{line}; to check this, compare the adapter with the base model")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
             said.doubts.append(line)  # in some architectures, the first or last layers differ
         else:
@@ -213,7 +213,7 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
     """Report modules in the config's `modules_to_save` that are missing from the weights."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
-        said.doubts.append(f"modules_to_save has {len(names):,} names, which are too many to check")
+        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
         return
     held = "\n".join(f".{t}." for t in tensors)
     lacking = [n for n in names if f".{n}." not in held]

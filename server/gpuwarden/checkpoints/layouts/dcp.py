@@ -1,4 +1,4 @@
-"""Check a folder of torch.distributed.checkpoint: every file in its metadata must exist."""
+"""Check a torch.distributed.checkpoint folder: every file that is listed in its metadata must exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "distributed checkpoint"
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with this layout's files."""
+    """Return whether the folder contains this layout's files."""
     return ".metadata" in folder.files or any(n.endswith(".distcp") for n in folder.files)
 
 
@@ -33,7 +33,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     else:
         said.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # A folder with only an optimizer is part of another checkpoint. If the name has a step, `stepped.py` checks it.
+    # A folder with only an optimizer is part of another checkpoint. If its name has a step, `stepped.py` checks the
+    # step.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None
@@ -43,7 +44,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the number that is saved under one of the keys for steps, or else the optimizer's number of steps."""
+    """Return the number that is saved under one of the step keys, or else the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

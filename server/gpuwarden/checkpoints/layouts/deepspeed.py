@@ -1,8 +1,8 @@
-"""Check a folder of DeepSpeed ZeRO: `latest` names a subfolder in which every rank has saved its part.
+"""Check a DeepSpeed ZeRO checkpoint folder: `latest` names a subfolder in which every rank has saved its part.
 
-The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, they contain no
-weights; instead, each rank's optimizer states contain its share of them as 32-bit floats. The sizes of the shares are
-checked by the rules with which DeepSpeed's own converter (zero_to_fp32.py) joins them.
+The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, the model states
+contain no weights; instead, each rank's optimizer states contain its share of the weights as 32-bit floats. The sizes
+of the shares are checked by the rules that DeepSpeed's own converter (zero_to_fp32.py) uses to join them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "deepspeed"
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_(optim|model)_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _TAG = re.compile(r"global_step(\d{1,15})")
-_ELSEWHERE = ("layer_", "expert_")  # weights of pipelines and experts are in separate files
+_ELSEWHERE = ("layer_", "expert_")  # pipeline-parallel and expert weights are in separate files
 _MOST = 1_000_000
 _NO_MODEL = 1 << 60  # parameters
 _SHOWN = 5
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The ranks' files, keyed by (kind, model-parallel rank) and then by rank, and the content of each model state."""
+    """The ranks' files by (kind, model-parallel rank) and then by rank, and the content of each model state file."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
@@ -59,7 +59,7 @@ class _Parts:
 
     @property
     def stage(self) -> int | None:
-        """Return the ZeRO stage; None if it is not recorded or the ranks disagree."""
+        """Return the ZeRO stage, or None if it is not recorded or the ranks disagree."""
         found = set()
         for head in self.heads:
             config = head.get("ds_config")
@@ -70,7 +70,7 @@ class _Parts:
 
     @property
     def numels(self) -> list[list[list[int]]]:
-        """Return, for each model state, the sizes of the trained parameters by group; empty if not recorded."""
+        """Return, for each model state, the sizes of the trained parameters by group, if they are recorded."""
         made: list[list[list[int]]] = []
         for head in self.heads:
             groups = head.get("param_shapes")
@@ -83,14 +83,14 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with the ranks' parts, or with `latest` next to such folders."""
+    """Return whether the folder contains the ranks' parts, or contains `latest` next to such folders."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that all ranks exist and belong to one save, that their shares add up, and that `latest` is right."""
+    """Check that all ranks' parts exist and belong to one save, that shares add up, and that `latest` is correct."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
@@ -200,7 +200,7 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Return the sizes of a rank's shares of the weights, one per group; None for a group without a tensor."""
+    """Return the sizes of a rank's shares of the weights, one per group, with None for a group without a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     numels: list[int | None] = []
     for group in groups if isinstance(groups, list) else ():
@@ -213,7 +213,10 @@ def _groups(state: dict[Any, Any]) -> list[int | None]:
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
-    """Add up the shares as zero_to_fp32.py does: ZeRO-3 splits each parameter, earlier stages split a group of them."""
+    """Add up the shares as zero_to_fp32.py does.
+
+    ZeRO-3 splits each parameter; earlier stages split groups of parameters.
+    """
     world, total = len(flat), sum(map(sum, wanted))
     if any(n is None for groups in flat for n in groups) or not all(flat) or total >= _NO_MODEL:
         return

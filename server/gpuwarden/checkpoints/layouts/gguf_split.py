@@ -14,7 +14,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with a part of a split model."""
+    """Return whether the folder contains a part of a split model."""
     return any(_PART.fullmatch(name) for name in folder.files)
 
 
@@ -37,14 +37,14 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             entry = found[folder.join(name)]
             if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
                 read[number] = entry.anatomy
-        # If a part can't be read, the findings about that file say so.
+        # If a part can't be read, the findings about that file report this.
         if len(read) == count:
             _agree(stem, count, read, said)
     return said
 
 
 def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
-    """Check the numbers that the parts record, and that no tensor is in two parts."""
+    """Check the numbers that the parts record, and check that no tensor is in two parts."""
     before = len(said.problems)
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")

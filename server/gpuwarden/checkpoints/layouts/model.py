@@ -38,14 +38,14 @@ def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the config with the tensors, using the table of families, and the tokenizer with the embeddings."""
+    """Compare the config with the tensors, using the table of model families, and the tokenizer with the embeddings."""
     said = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         said.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
-        # A config is optional, but it is missing if its companion file exists or if sibling models have one.
+        # A config is optional, but it counts as missing if its companion file exists or if sibling models have one.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}

@@ -15,21 +15,21 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Read the step from the folder's name; check that the time of the commit is recorded and the database exists."""
+    """Read the step from the folder's name; check that the commit time is recorded and that the database exists."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
     if _TOP in folder.files:
         top = _content(folder, found, _TOP)
         if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
-            said.problems.append(f"{_TOP} records no commit: the save was not finished")
+            said.problems.append(f"{_TOP} has no commit time, so the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
             said.problems.append(f"has no item with {_ITEM}")
     item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
     if not isinstance(item, dict):
         return said
     if item.get("use_ocdbt") and "manifest.ocdbt" not in folder.files:
-        said.problems.append(f"{_ITEM} names a database, but manifest.ocdbt is missing")
+        said.problems.append(f"{_ITEM} refers to a database, but manifest.ocdbt is missing")
     parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
     empty = [f.path.name for f in parts if "manifest.ocdbt" not in f.files]
     if empty:

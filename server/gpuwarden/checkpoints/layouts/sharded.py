@@ -1,4 +1,4 @@
-"""Check a sharded model. An index maps its tensors to files; loaders do not verify the index."""
+"""Check a sharded model. An index maps its tensors to files; loaders do not check the index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if gone > 0:
             lowest = next(i for i in range(first, first + total) if i not in numbers)
             said.problems.append(
-                f"{gone} of {total} shards of {short(stem)} are missing; the first one is number {lowest}"
+                f"{gone} of {total} shards of {short(stem)} are missing; the first missing one is number {lowest}"
             )
         if not listed and stem.endswith((".safetensors", ".bin")):
             said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")
@@ -65,7 +65,7 @@ def _both_ways(
     for shard in shards:
         entry = found[folder.join(shard)]
         if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
-            return  # the findings about the shard report this
+            return  # this is reported in the findings about the shard
         for t in entry.anatomy.tensors:
             if t.name in held:
                 twice.append(t.name)
@@ -83,7 +83,7 @@ def _both_ways(
 
 
 def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
-    """Compare the size of the model in an index with the size of the shards."""
+    """Compare the model size in an index with the size of the shards."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
     tensors = found.tensors(folder.join(s) for s in shards).values()

@@ -34,14 +34,14 @@ def step_of(name: str) -> int | None:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true if the folder's name or a state file in the folder has a step."""
+    """Return true if the folder's name or a state file in the folder contains a step."""
     named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
     named = named or any(map(_ACCELERATE.fullmatch, folder.files))
     return named and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the recorded step equals that in the name and that weights exist, and list what prevents a resume."""
+    """Check that the recorded step equals the step in the name and that weights exist. List what prevents a resume."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
@@ -65,9 +65,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         _agree(folder, state, _HELPER, "step", said)
         parts = state.get("parts") if isinstance(state, dict) else None
         if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
-            said.resume.append(f"{_HELPER} names no optimizer among its parts")
+            said.resume.append(f"{_HELPER} does not list an optimizer among its components")
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
-            said.warnings.append(f"{_HELPER} names no part that records the position in the data")
+            said.warnings.append(f"{_HELPER} does not list a component that records the position in the data")
     elif any(map(_ACCELERATE.fullmatch, folder.files)):
         _accelerated(folder, inside, found, said)
     else:

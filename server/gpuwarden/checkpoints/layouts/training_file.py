@@ -1,4 +1,4 @@
-"""Check the file with the highest step in a folder of files that contain complete training states."""
+"""Check a folder in which each file may contain a complete training state. The file with the highest step is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder that has files that may contain a training state, and no step in its name."""
+    """Return true for a folder whose name has no step and whose files may contain a training state."""
     files = any(n.endswith(_FILES) for n in folder.files)
     return files and step_of(folder.path.name) is None and not temporary(folder.rel)
 
@@ -25,6 +25,6 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def of_entry(entry: Entry, found: Findings) -> Judgement | None:
-    """Return the judgement of one file, or None if it contains no training state."""
+    """Return the judgement for one file, or None if the file contains no training state."""
     stem = entry.path.rsplit("/", 1)[-1].split(".", 1)[0]
     return state_file.of_file(entry, found, step_of(stem))

@@ -1,8 +1,8 @@
 """Define the names that a pickle may use: values, functions with arguments of known types, classes of plain objects.
 
-The use of any other name is a doubt. Full names are compared, and no list contains a name with a dot, which protocol 4
-would resolve through attributes. A function that calls or imports its arguments is allowed only with arguments that
-can't be called or imported.
+The use of any other name is reported as a doubt. Full names are compared, and no list contains a name with a dot, which
+protocol 4 would resolve through attributes. A function that calls or imports its arguments is allowed only with
+arguments that can't be called or imported.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _ratio(args: tuple[Any, ...]) -> bool:
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """Accept one list, tuple or dict, but no other object: its attributes would be read, or it could be infinite."""
+    """Accept one list, tuple or dict. Other objects could be infinite, or their attributes would be read."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
@@ -127,7 +127,7 @@ def _moment(args: tuple[Any, ...]) -> bool:
 
 
 def _rebuilt(args: tuple[Any, ...]) -> bool:
-    """Accept storages, numbers and tensors, and names on the lists, such as a tensor type or a dtype."""
+    """Accept storages, numbers, tensors, and listed names such as a tensor type or a dtype."""
     return all(not isinstance(a, Global) or allows(a) for a in args)
 
 
@@ -189,7 +189,7 @@ _NUMPY_DTYPES = frozenset(
 _FACTORIES = frozenset(
     {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
 )
-# The functions that torch's safe loader allows by default, and those that random number states need.
+# The functions that torch's safe loader allows by default, and the functions that random number states need.
 _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("collections", "OrderedDict"): _literal,
     ("collections", "Counter"): _literal,
@@ -262,7 +262,7 @@ class Names:
         return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
 
     def call(self, made: Call) -> str:
-        """Return why a call may be unsafe; "" if it is harmless, or if its name is reported elsewhere."""
+        """Return the reason why a call may be unsafe; "" if it is harmless, or if its name is reported elsewhere."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
             return "calls a value that is not a name"
@@ -289,7 +289,7 @@ class Names:
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
-        """Return why setting a state may be unsafe; "" if it is harmless, or if its class is reported elsewhere."""
+        """Return the reason why setting a state may be unsafe; "" if it is not, or its class is reported elsewhere."""
         func = target.func if isinstance(target, Call) else None
         if isinstance(target, dict):
             return "" if attributes(state) else "sets special attributes of a dict"
@@ -304,7 +304,7 @@ class Names:
         return "" if fits else f"changes an object of {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return why adding elements may run code, since a class can override the method; "" if it can't."""
+        """Return the reason why adding elements may run code (a class can override the method); "" if it can't."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""
@@ -382,5 +382,5 @@ _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """Return the names that a file with this name may use."""
+    """Return the names that the pickle in a file with this file name may use."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

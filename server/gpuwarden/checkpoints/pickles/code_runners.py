@@ -1,6 +1,7 @@
 """List the names with which a pickle can run code, access files or use the network. A file with such a name is refuted.
 
-The list affects only how severely a name is reported: a name on neither this list nor the allow-list is a doubt.
+The list affects only how severely a name is reported: a name on neither this list nor the allow-list is recorded as a
+doubt.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ __mro__ __reduce__ __reduce_ex__ __self__ __setattr__ __setstate__ __spec__ __su
 gi_frame tb_frame
 """
 _INSIDE = frozenset(_SPECIAL.split())
-# Modules that many other modules import, so that an attribute with this name may be the module.
+# Modules that many other modules import, so an attribute with one of these names may be the module itself.
 _IMPORTED = "builtins ctypes importlib marshal nt os pickle posix pty runpy shutil socket subprocess sys"
 _REACHED = frozenset(_IMPORTED.split())
 # Harmless names in the modules above, such as records and loggers.

@@ -10,7 +10,7 @@ from gpuwarden.checkpoints.file_model import short
 
 @dataclass(frozen=True)
 class Global:
-    """A name that unpickling the file would import."""
+    """A name that would be imported when the file is unpickled."""
 
     module: str
     name: str
@@ -40,12 +40,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Persistent:
-    """A reference to an object outside of the pickle, such as a storage of torch."""
+    """A reference to an object outside of the pickle, such as a torch storage."""
 
     pid: Any
 
     def __repr__(self) -> str:
-        """Return a text without any part of the reference, because the reference may contain anything."""
+        """Return fixed text without any part of the reference, because the reference may contain anything."""
         return "a reference"
 
 
@@ -53,7 +53,7 @@ class Persistent:
 class Tree:
     """The result of reading a pickle.
 
-    `named` are the imported globals, `odd` the calls and changes that are not known to be harmless, and `opcodes` the
+    `named` lists the imported globals, `odd` the calls and changes that are not known to be harmless, and `opcodes` the
     opcodes that torch never writes.
     """
 

@@ -1,8 +1,9 @@
 """Interpret the opcodes of a pickle symbolically: nothing is imported, called or changed.
 
 `pickle` builds objects by calling the functions that the file names. This module represents a call by a `Call` node and
-a class by a `Global` node, and stores a state that would be set in its node. All opcodes of all protocols are
-supported, so that every call in a hostile file can be reported; torch itself uses few of them. Standard library only.
+a class by a `Global` node, and stores an object's state in its node instead of setting it. All opcodes of all
+protocols are supported, so that every call in a hostile file can be reported, although torch itself uses only a few
+opcodes. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PYTHON_OPS = TORCH_OPS | frozenset(b"BCVFILSTdglp01\x8b\x8c\x8d\x8e\x90\x91\x92\
 
 
 class _Mark:
-    """Marks the beginning of a group on the stack."""
+    """Marks the start of a group of values on the stack."""
 
 
 _MARK = _Mark()
@@ -92,7 +93,7 @@ class Machine:
         return out
 
     def number(self, form: str) -> int:
-        """Return an integer in one of struct's formats."""
+        """Return an integer that is encoded in a `struct` format."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
@@ -186,7 +187,7 @@ class Machine:
             target.state = state
         elif isinstance(target, Global):
             self.note(f"would change {target} itself")
-        elif not isinstance(target, dict):  # the state of a dict, such as the _metadata of an OrderedDict, is ignored
+        elif not isinstance(target, dict):  # a dict's state, such as the _metadata of an OrderedDict, is ignored
             raise Broken("its pickle sets the state of a value that can't have one")
 
     def proto(self) -> None:
@@ -227,7 +228,7 @@ class Machine:
             self.stack.pop()
 
     def table(self) -> None:
-        """Interpret DICT: a dict whose keys and values are the group."""
+        """Interpret DICT: a dict whose keys and values are those in the group."""
         pairs = self.group()
         self.stack.append({})
         self.set(pairs)
@@ -258,7 +259,7 @@ class Machine:
         self.call(func, (args, kwargs) if kwargs else args, new=True)
 
     def inst(self) -> None:
-        """Interpret INST: a call of a named class with the group as arguments."""
+        """Interpret INST: a call of a named class, with the values in the group as arguments."""
         module, name = _text(self.line()), _text(self.line())
         args = tuple(self.group())
         self.name(module, name)
@@ -301,8 +302,8 @@ class Machine:
         )
 
     def buffer(self) -> None:
-        """Interpret NEXT_BUFFER: bytes that are stored outside of the pickle."""
-        raise Doubtful("its pickle needs bytes that are stored outside of it")
+        """Interpret NEXT_BUFFER: bytes that are stored outside the pickle."""
+        raise Doubtful("its pickle needs bytes that are stored outside the pickle")
 
 
 def _simple(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Interpret torch's pickles: locate the tensors in storages, and check the names and calls.
 
-`allow_list` has the harmless names, `code_runners` the names that are known to run code; all others are doubts.
+`allow_list` lists the harmless names, and `code_runners` the names that are known to run code. All other names are
+recorded as doubts.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def fill(
 def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     """Check the names and calls in a pickle, and add the result to `found`.
 
-    Only a name that is known to run code refutes the file; a name, a call or a change on no list is a doubt.
+    Only a name that is known to run code refutes the file. A name, call or change that is on neither list is recorded
+    as a doubt.
     """
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
@@ -114,7 +116,7 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     if extra:
         found.meta["inert"] = True
         found.unproved.append(
-            f"whether it can be unpickled: it has objects of {some(sorted({n.module for n in extra}))}"
+            f"whether it can be unpickled: it contains objects from {some(sorted({n.module for n in extra}))}"
         )
 
 
@@ -167,7 +169,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        # The arguments describe a tensor with attributes or of a subclass: function, class, arguments, state.
+        # For a tensor with attributes or of a subclass, the arguments are: function, class, arguments, state.
         inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
         plain = inside and value.args[0].module == "torch._utils"
         return tensor(Call(value.args[0], value.args[2])) if plain else None

@@ -1,4 +1,5 @@
-"""Read and write manifests. They list a checkpoint's files with digests at save time, which prove later copies.
+"""Read and write manifests. A manifest lists a checkpoint's files with their digests at save time; these digests prove
+later copies.
 
 Inside a folder the manifest is `gpuwarden-manifest.json`; next to a single file it is `<file>.gpuwarden-manifest.json`.
 It detects damage, but not an attacker who rewrites both the files and the manifest. Standard library only.
@@ -24,7 +25,7 @@ FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
 """The digest over the digests of a large file's upload parts, which is compared with the headers of an object in an
-artifact store. A file that is uploaded in one part has none."""
+artifact store. A file that is uploaded in one part has no such digest."""
 
 
 def beside(path: Path) -> Path:

@@ -14,8 +14,8 @@ and `load_latest` also need torch. Import it, or paste it into a script.
         model.save_pretrained(folder)
 
 How it works: all files are written into `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their digests, and
-flushed to the disk; then the folder is renamed to `checkpoint-<step>`. So a folder with that name is complete. If it is
-damaged later, the manifest detects this. With several ranks, save on only one of them.
+flushed to the disk; then the folder is renamed to `checkpoint-<step>`. Therefore a folder with that name is complete,
+and the manifest reveals later damage. With several ranks, save on only one of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         raise
     if keep:
         for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            # Rename the folder first: if the process is killed now, no checkpoint lacks files.
+            # Rename the folder first, so that a checkpoint is never incomplete if the process is killed.
             doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
             old.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

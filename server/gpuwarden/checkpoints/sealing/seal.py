@@ -4,8 +4,8 @@ A checkpoint is finished if it has not changed for `quiet_s` seconds and its str
 saved by an atomic rename is complete from the start. Standard library only, because the runner runs this module on the
 machine alongside the job (see `archive.py`), at the lowest CPU priority.
 
-With a log, the digests are written to the log and the outputs stay unchanged, because an additional file could make the
-`rmtree` of a trainer fail when it deletes old checkpoints. Without a log, each checkpoint gets a manifest.
+With a log, the digests are written to the log and the outputs stay unchanged, because an additional file could cause an
+error when a trainer deletes old checkpoints with `rmtree`. Without a log, each checkpoint gets a manifest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Examine a folder of outputs, or one file, repeatedly. Each call of `look` is one examination.
+    """Examines an output folder, or one file, repeatedly. Each call to `look` is one examination.
 
-    `digests` are the names of the digests to record. With a `key`, each line of the log is signed. The last states are
-    kept only in memory, so after a restart all unsealed files are examined again.
+    `digests` lists the names of the digests to record. With a `key`, each line of the log is signed. The latest states
+    are kept only in memory, so all unsealed files are examined again after a restart.
     """
 
     root: Path
@@ -42,7 +42,7 @@ class Sealer:
     key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
-    """Maps a relative path to its state when it was sealed or could not be sealed."""
+    """Maps each relative path to its state when it was sealed or when sealing failed."""
 
     def look(self) -> list[str]:
         """Seal finished checkpoints and files. Return the relative paths of the newly sealed ones."""
@@ -50,7 +50,7 @@ class Sealer:
         for rel, path, state in self._candidates():
             if self.settled.get(rel) == state:
                 continue
-            # The age of a state is measured by this process's clock, since any process can set a file's times.
+            # The age of a state is measured with this process's clock, because any process can set a file's times.
             now = self.now()
             if rel not in self.seen or self.seen[rel][0] != state:
                 self.seen[rel] = (state, now)
@@ -100,7 +100,7 @@ class Sealer:
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():
-            # A file is sealed even if its format is unsupported, provided that this is its only doubt.
+            # A file with an unsupported format is also sealed, if there is no other doubt about it.
             unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
             if entry.problems or entry.temporary or (entry.doubts and not unreadable):
                 return False

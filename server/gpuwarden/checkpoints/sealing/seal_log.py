@@ -1,8 +1,8 @@
 """Read and write the seal log: digests computed right after a save, one JSON line per file, outside of the outputs.
 
 A line is valid only while the file has the size and both times in the line: a write to the file updates the kernel's
-change time, which invalidates the line. Lines are only appended. Of several lines for a path, the one with the latest
-time of sealing counts, so an older line that is appended again has no effect. An incomplete line, left by a killed
+change time, which invalidates the line. Lines are only appended. If a path has several lines, the one with the latest
+sealing time counts, so an older line that is appended again has no effect. An incomplete line, left by a killed
 process, is skipped. The runner reads the same file (`seals.jsonl`). Standard library only.
 
 The job runs as the same user, so it may write lines too. If there is a key, each line has a MAC, which only a process
@@ -85,7 +85,9 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return the latest line of each real path; {} if no log exists. With a key, only lines signed with it are read."""
+    """Return the latest line for each real path, or {} if no log exists. With a key, only lines signed with it are
+    read.
+    """
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:

@@ -1,1 +1,1 @@
-"""Check the values inside a file: checksums, non-finite numbers, statistics."""
+"""Check the values inside a file: checksums, non-finite numbers, and statistics."""

@@ -1,6 +1,6 @@
-"""Compute digests and CRC-32, and search bytes for NaN and infinity.
+"""Compute digests and CRC-32 checksums, and search bytes for NaN and infinity.
 
-With numpy, isal and xxhash, the speed is limited by the memory; the standard library gives the same results.
+With numpy, isal and xxhash, the speed is limited by the memory bandwidth; the standard library gives the same results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES
 
 if TYPE_CHECKING:
-    # Is called with raw elements and returns (has NaN or infinity, has a nonzero bit).
+    # A function that takes raw elements and returns (has NaN or infinity, has a nonzero bit).
     Test = Callable[[Any], tuple[bool, bool]]
 
 
@@ -31,7 +31,7 @@ def numpy_or_none() -> Any:
 
 
 def hashers() -> dict[str, Callable[[], Any]]:
-    """Return the constructors of the hashes that can be computed here, by their names in a manifest."""
+    """Return the constructors of the hashes that can be computed here, keyed by the hash names used in a manifest."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -44,22 +44,25 @@ def hashers() -> dict[str, Callable[[], Any]]:
 def digests() -> tuple[str, ...]:
     """Return the names of all digests that can be computed here, from the strongest to the fastest.
 
-    They include CRC-32. The CRCs of a file's parts can be joined, so threads can share a file, and CRCs that the format
-    requires are reused.
+    They include CRC-32, because the CRCs of a file's parts can be combined: several threads can process one file, and
+    CRCs that the format requires are reused.
     """
     hashes = tuple(hashers())
     return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
 
 
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """Return the recorded digest to compare: the strongest if `sure` is set, otherwise the fastest."""
+    """Return the recorded digest to compare, which is the strongest if `sure` is set and otherwise the fastest."""
     recorded = set(recorded)
     here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
 
 
 def crc32() -> Callable[..., int]:
-    """Return a function of (bytes, CRC so far) that updates a CRC. That of isal is ten times as fast as zlib's."""
+    """Return a function of (bytes, CRC so far) that updates a CRC.
+
+    The function in isal is ten times as fast as that in zlib.
+    """
     try:
         from isal import isal_zlib
     except ImportError:
@@ -69,12 +72,12 @@ def crc32() -> Callable[..., int]:
 
 
 CRC = "crc32"
-_POLYNOMIAL = 0xEDB88320  # the polynomial of CRC-32, with the lowest power in the highest bit
+_POLYNOMIAL = 0xEDB88320  # the CRC-32 polynomial, with the lowest power in the highest bit
 _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
 
 def crc32_joined(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two joined pieces, given the CRC of each. `length` is the size of the second one in bytes.
+    """Return the CRC-32 of two joined pieces, given the CRC of each. `length` is the size of the second piece in bytes.
 
     Appending n bytes multiplies the first CRC by x^(8n), modulo the polynomial of the CRC over GF(2).
     """
@@ -88,7 +91,7 @@ def crc32_joined(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _power(bit: int) -> int:
-    """Return x to the power of 8 * 2**bit."""
+    """Return x to the power of 8 * 2**bit, modulo the polynomial."""
     return _times(_power(bit - 1), _power(bit - 1)) if bit else _BYTE
 
 
@@ -106,7 +109,7 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return the test for a real floating-point type of `file_model.DTYPES`, or for the scales of a quantised type.
+    """Return the test for a real floating-point type of `file_model.DTYPES`, or for the scales of a quantized type.
 
     The test is called with one or more complete elements or blocks.
     """
@@ -130,10 +133,10 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
-    """Return an exact test that computes at most two maxima of the raw bits, without masks or allocations.
+    """Return an exact test that computes at most two maxima over the raw bits, without masks or allocations.
 
-    Negative non-finite values are the largest of all values read as unsigned integers. Positive ones are the largest of
-    all values read as signed integers.
+    If all values are read as unsigned integers, the negative non-finite values are the largest. If they are read as
+    signed integers, the positive non-finite values are the largest.
     """
     kind = DTYPES[dtype]
     order, size = ">" if big_endian else "<", kind.bits // 8
@@ -153,7 +156,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
     def test(data: Any) -> tuple[bool, bool]:
         bits = read(data, unsigned)
         if not bits.flags.aligned:
-            bits = bits.copy()  # computing two maxima of unaligned elements is slower
+            bits = bits.copy()  # for unaligned elements, computing two maxima is slower
         most = int(largest(bits))
         if most < top:
             return False, most > 0
@@ -163,7 +166,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
 
 
 def plain_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return a test that needs only the standard library. It searches for exponents in which all bits are set."""
+    """Return a test that uses only the standard library. It searches for exponents with all bits set."""
     kind = DTYPES[dtype]
     size = kind.bits // 8
     if kind.nan is not None:

@@ -1,7 +1,7 @@
 """Read a file once, compute its digests and the format's CRCs, and search for NaN and infinity.
 
 Each block is read into a buffer that stays in the processor's cache, and every watch processes it before the next block
-is read. The memory does not depend on the file size. Several threads may share a large file: it is split into segments,
+is read. Memory use does not depend on the file size. Several threads may share a large file: it is split into segments,
 whose CRCs can be joined. Other digests can't be joined, so one thread reads the complete file for them.
 """
 
@@ -16,7 +16,7 @@ from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatom
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums, pages
 
-CHUNK = 1 << 23  # fits in the last-level cache; with smaller blocks, threads would wait for each other more often
+CHUNK = 1 << 23  # fits in the last-level cache; smaller blocks would make threads wait for each other more often
 SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
 _JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two CRCs
@@ -25,7 +25,9 @@ _LINE = 16  # bytes; the size of the largest element
 
 @dataclass
 class Seen:
-    """The results: `digests` in hex, the `strange` tensors with NaN or infinity, and the `zero` tensors of zeros."""
+    """The results: `digests` in hex, the tensors that contain NaN or infinity (`strange`), and the tensors that contain
+    only zeros (`zero`).
+    """
 
     digests: dict[str, str] = field(default_factory=dict)
     bad_spans: list[str] = field(default_factory=list)
@@ -46,7 +48,7 @@ def sweep(
 ) -> Seen:
     """Read the complete file once. Raises Broken or Doubtful if it can't be read.
 
-    `extra` are additional hashes, by the names that they get in `digests`.
+    `extra` are additional hashes, keyed by their names in `digests`.
 
     `progress` is called with numbers of bytes, possibly from several threads. If it raises an exception, reading stops.
     With more than one thread, a large file is read a second time for the digests.
@@ -189,7 +191,7 @@ class _Floats:
 def _floats(anatomy: Anatomy) -> list[_Floats]:
     """Return the byte ranges of all floating-point tensors. Bytes that tensors share are scanned once."""
     found: list[_Floats] = []
-    latest: dict[str, _Floats] = {}  # by type, because tensors of two types may share the same bytes
+    latest: dict[str, _Floats] = {}  # by type, because tensors of different types may share the same bytes
     tests: dict[str, checksums.Test] = {}
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
@@ -254,7 +256,9 @@ def _read(
 def _share_out(
     source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
 ) -> None:
-    """Read one file with several threads. The digests are one long task, which starts first; other threads scan."""
+    """Read one file with several threads. One thread computes the digests and is started first; the others scan the
+    values.
+    """
     count = -(-source.size // SEGMENT)
     pieces: list[list[_Watch]] = [[] for _ in range(count)]
     joined: list[tuple[_Watch, list[_Watch]]] = []

@@ -8,7 +8,7 @@ for _ in range(8):
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of some bytes."""
+    """Return the CRC-32C of the data."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -27,7 +27,7 @@ def judge(found: Findings) -> None:
         if weights or folder in beside or _MODEL.search(name.lower().rpartition(".")[0]):
             entry.refute(f"not finite: {some(strange)}", Cause.NOT_FINITE)
         else:
-            entry.warnings.append(f"not finite, but there is no model in its folder: {some(strange)}")
+            entry.warnings.append(f"values that are not finite, but no model in its folder: {some(strange)}")
 
 
 def _of_model(path: str, entry: Entry) -> bool:

@@ -19,8 +19,8 @@ _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_a
 def judge(found: Findings) -> None:
     """Refute files without tensors, and files with an empty tensor if other tensors show that it needs elements.
 
-    Other empty tensors are doubts. All files of a folder are checked together, because a model may be in several
-    files.
+    Other empty tensors are recorded as doubts. All files of a folder are checked together, because a model may be in
+    several files.
     """
     folders: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in found.entries.items():
@@ -67,6 +67,6 @@ def _floating(entry: Entry) -> list[Tensor]:
 
 
 def _partner(name: str) -> str:
-    """Return the role of the partner of a tensor, such as the bias for a weight; "" if it has none."""
+    """Return the role of a tensor's partner, such as the bias for a weight; "" if the tensor has no partner."""
     stem, dot, last = role(name).rpartition(".")
     return f"{stem}{dot}{_PARTNERS[last]}" if last in _PARTNERS else ""

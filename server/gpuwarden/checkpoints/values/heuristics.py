@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Tensor, short, some
 from gpuwarden.checkpoints.safe_file import Source
 
-# File extensions of weights, including those of unsupported formats.
+# File extensions of weight files, including those of unsupported formats.
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
     ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
@@ -23,7 +23,7 @@ _MAGIC = (
 )  # fmt: skip
 _READ_HERE = (b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF")
 _BULKY = 16 << 20
-_LARGE = 1024  # elements; small tensors are often equal by chance
+_LARGE = 1024  # in elements, because small tensors are often equal by chance
 _SAMPLE = 256
 _PIECE = 1 << 20
 
@@ -38,7 +38,7 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def disguised(head: bytes, size: int) -> bool:
-    """Return true if a file begins with the signature of a known format of weights."""
+    """Return true if a file begins with the signature of a known weight format."""
     tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size
     return tensors or head.startswith(_READ_HERE)
 
@@ -49,7 +49,7 @@ def no_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
-    """Return warnings about the large matrices in a file. `zero` are the tensors that contain only zeros."""
+    """Return warnings about the large matrices in a file. `zero` is the list of tensors that contain only zeros."""
     blank = {id(t) for t in zero}
     dense = [t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.dtype in DTYPES]
     large = [t for t in dense if t.numel >= _LARGE and len(t.shape) > 1]

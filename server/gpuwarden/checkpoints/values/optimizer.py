@@ -23,7 +23,7 @@ from gpuwarden.checkpoints.safe_file import Source
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
-# Suffixes of the names of sums of squares.
+# Suffixes of the names of tensors that contain sums of squares.
 _SQUARES = (".exp_avg_sq", ".max_exp_avg_sq", ".square_avg", ".exp_avg_sq_row", ".exp_avg_sq_col")
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _BELOW = re.compile(b"[\x81-\xff]")
@@ -66,7 +66,7 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Optimize
     known = set(map(str, params))
     strange = [k for k in state if str(k) not in known]
     if strange:
-        said.resume.append(f"{file} has states of parameters that no group lists: {some(strange)}")
+        said.resume.append(f"{file} has states for parameters that are not in any group: {some(strange)}")
     bare = [p for p in params if p not in state]
     if bare and state:
         said.warnings.append(
@@ -122,7 +122,7 @@ def _moments(
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
-    """Return the highest number of steps that the optimizer records for a parameter; None if it records none."""
+    """Return the highest number of steps that the optimizer records for a parameter; None if it does not record any."""
     counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
     found = []
     for t in counters[:_ASKED]:
@@ -136,7 +136,7 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
 
 
 def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
-    """Return the highest number of steps that the optimizers in some files record; None if they record none."""
+    """Return the highest number of steps that the optimizers in some files record; None if they do not record any."""
     made = []
     for entry in entries:
         tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []

@@ -1,9 +1,9 @@
-"""Find traces of lost or misdirected writes in dense tensors: pages of zeros, zeros up to the end, repeated pages.
+"""Find traces of lost or misdirected writes in dense tensors: zero pages, zeros up to the file's end, repeated pages.
 
-An interrupted download into a preallocated file, a crashed file system and a broken disk leave such traces, and formats
-without checksums can't detect them. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a row
-boundary of the tensor; damage ends at a page boundary. The findings are doubts. They are not reported for a file that
-matches a digest recorded at save time.
+An interrupted download into a preallocated file, a crashed file system or a broken disk leaves such traces, which can't
+be detected in formats without checksums. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a
+row boundary of the tensor; damage ends at a page boundary. The findings are reported as doubts, but not for a file that
+matches a digest recorded when it was saved.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpuwarden.checkpoints.values import checksums
 PAGE = 4096
 _MARK = 16  # bytes at the start of each page, compared first
 _HEADED = [("mark", "<u8", 2), ("rest", f"V{PAGE - _MARK}")]
-_SLICE = 256  # bytes; smaller rows have too many boundaries
+_SLICE = 256  # bytes; smaller rows would have too many boundaries
 _RUNS = 200
 _BULK = 16 * PAGE
 _READ = 256 << 20
 _PIECE = 1 << 20
-_BLOCK_EDGE = 8  # bytes at the boundary of a quantised block that may be zero by chance
+_BLOCK_EDGE = 8  # bytes at the boundary of a quantized block that may be zero by chance
 
 
 @dataclass
@@ -42,7 +42,7 @@ class PageMarks:
     carry: bytes = b""
 
     def take(self, piece: memoryview) -> None:
-        """Process a piece of the file, which may begin or end inside the first bytes of a page."""
+        """Process a piece of the file. The piece may begin or end inside the first bytes of a page."""
         at = self.start if self.at < 0 else self.at
         self.at = at + len(piece)
         if self.carry:
@@ -75,12 +75,12 @@ class PageMarks:
         return PageMarks(self.numpy, max(start, self.start), min(end, self.end))
 
     def join(self, parts: Sequence[PageMarks]) -> None:
-        """Copy the marks of the parts, in order."""
+        """Copy the marks of the parts into this object, in order."""
         self.found = [marks for p in parts for marks in p.found]
 
 
 def watch(anatomy: Anatomy) -> list[PageMarks]:
-    """Return the marks to collect in a file; none if the format has checksums or numpy is missing."""
+    """Return the marks to collect for a file; an empty list if the format has checksums or numpy is missing."""
     numpy = checksums.numpy_or_none()
     dense = _dense(anatomy)
     if numpy is None or anatomy.spans or not dense:
@@ -89,7 +89,7 @@ def watch(anatomy: Anatomy) -> list[PageMarks]:
 
 
 def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterable[Tensor]) -> list[str]:
-    """Return a line for each tensor with a suspected lost write. `zero` are the tensors that contain only zeros."""
+    """Return a line for each tensor with a suspected lost write. `zero` lists the tensors that contain only zeros."""
     if not marks.found:
         return []
     blank_tensors = {id(t) for t in zero}
@@ -111,7 +111,7 @@ def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterabl
 
 
 def _dense(anatomy: Anatomy) -> list[Tensor]:
-    """Return the floating-point and quantised tensors that are stored without gaps, in the order of the file."""
+    """Return the floating-point and quantized tensors that are stored without gaps, in file order."""
     kinds = (t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.extent)
     return sorted(
         (t for t in kinds if t.dtype in BLOCK_SCALES or (t.dtype in DTYPES and DTYPES[t.dtype].kind in "fc")),
@@ -134,7 +134,7 @@ class _Look:
         self.starts = [t.start for t in self.tensors]
 
     def lines(self) -> list[str]:
-        """Return the findings, but omit sparse tensors, in which most runs of zeros end at row boundaries."""
+        """Return the findings, except those for sparse tensors, where most runs of zeros end at row boundaries."""
         return [
             f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: probably a lost write"
             for name, odd in self.odd.items()
@@ -162,7 +162,7 @@ class _Look:
                 self.odd.setdefault(t.name, []).append(what)
 
     def repeats(self, groups: Iterable[Any], base: int) -> None:
-        """Find the start and the end of the range around each repeated page, and record damage."""
+        """Find the start and the end of the repeated range around each repeated page, and record damage."""
         done = 0
         for group in groups:
             for i, j in zip(group, group[1:]):  # noqa: B905, RUF007
@@ -186,19 +186,19 @@ class _Look:
                     )
 
     def damaged(self, low: int, high: int) -> bool:
-        """Return true if at least one end of a run is a page boundary, and the other a page or row boundary."""
+        """Return true if one end of a run is a page boundary, and the other end is a page or row boundary."""
         natural = [self.natural(edge) for edge in (low, high)]
         paged = [self.paged(edge) for edge in (low, high)]
         return not all(natural) and all(p or n for p, n in zip(paged, natural))  # noqa: B905
 
     def around(self, place: int) -> Tensor | None:
-        """Return the tensor that contains the byte at an offset, or None."""
+        """Return the tensor that contains the byte at an offset; None if there is none."""
         i = bisect.bisect_right(self.starts, place) - 1
         t = self.tensors[i] if i >= 0 else None
         return t if t is not None and place < t.start + t.extent else None
 
     def gridded(self, edge: int, *, up: bool) -> int:
-        """Round an edge to the boundary of an element, because the lowest bytes of an element may be zero by chance."""
+        """Round an edge to an element boundary, because the lowest bytes of an element may be zero by chance."""
         t = self.around(edge)
         if t is None or t.dtype in BLOCK_SCALES:
             return edge
@@ -212,7 +212,7 @@ class _Look:
         return min(edge % PAGE, -edge % PAGE) < near
 
     def natural(self, edge: int) -> bool:
-        """Return true if an edge is the boundary of a tensor, or of a row, a channel or a larger part of it."""
+        """Return true if an edge is the boundary of a tensor, or of a row, a channel or a larger part of the tensor."""
         t = self.around(edge)
         if t is None or edge == t.start:
             return True
@@ -231,7 +231,7 @@ class _Look:
         return self.source.at(at, length)
 
     def pieces(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes from `at` on, first one page and then larger pieces. Tensors of only zeros are skipped."""
+        """Yield the bytes from `at` on, first one page and then larger pieces. Tensors with only zeros are skipped."""
         size = PAGE
         while at < self.source.size and self.budget > 0:
             t = self.around(at)
@@ -244,14 +244,14 @@ class _Look:
             size = min(2 * size, _PIECE)
 
     def blank_after(self, place: int) -> int:
-        """Return the offset at which the zeros from `place` on end."""
+        """Return the offset at which the run of zeros that contains `place` ends."""
         for at, piece in self.pieces(place):
             if piece.count(0) != len(piece):
                 return at + len(piece) - len(piece.lstrip(b"\0"))
         return self.source.size
 
     def blank_before(self, place: int) -> int:
-        """Return the offset at which the zeros before `place`, the first full page of a run, begin."""
+        """Return the offset at which a run of zeros begins, where `place` is the run's first full page."""
         at = max(0, place - PAGE)
         piece = self.take(at, place - at)
         kept = len(piece.rstrip(b"\0"))

@@ -102,7 +102,9 @@ def mcp(client: str) -> int:
 
 
 def _opened(client: str, listed: contextlib.ExitStack) -> Context:
-    """Open the ledger for a server, register it until `listed` closes, and add notices of other ledgers in use."""
+    """Open the ledger for a server, register the server until `listed` closes, and add notices about other ledgers in
+    use.
+    """
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered
 

@@ -54,15 +54,15 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Seconds that an approval waits until billing is confirmed stopped; after that, the ticket proceeds without the
-confirmation.
+"""Maximum seconds that the approval command waits for billing to be confirmed stopped. After that, the command returns
+without this confirmation.
 """
 SHOWN = 20
 """Maximum number of files that the prompt lists, files without a copy first; the rest are counted."""
 
 
 class Terminal:
-    """The user's terminal: prompts and answers."""
+    """The user's terminal, for prompts and answers."""
 
     def __init__(self, reader: TextIO, writer: TextIO) -> None:
         self.reader = reader
@@ -86,19 +86,19 @@ class Terminal:
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
-    """Yield the controlling terminal. Raises Refused if this process has none, because no user can be asked then."""
+    """Yield the controlling terminal. Raises Refused if this process has none, because it can't ask a user."""
     names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
     with contextlib.ExitStack() as stack:
         try:
             if not sys.stdin.isatty():
                 raise OSError("standard input is not a terminal")
-            # A terminal can't seek, so reading and writing need separate files.
+            # A terminal is not seekable, so reading and writing need separate file objects.
             reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
         except OSError as error:
             raise Refused(
                 "an approval needs a user at a terminal, and this process has no terminal",
-                "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
+                "Run gpuwarden approve yourself in a terminal window; no flag or variable can replace this.",
             ) from error
         yield Terminal(reader, writer)
 
@@ -136,7 +136,7 @@ async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided
 def _check_channel(ctx: Context) -> None:
     """Raise Refused unless the policy in force allows approval at a terminal."""
     if "terminal" not in ctx.policy.approval.channels:
-        raise Refused("the policy does not allow approval by terminal", "See approval.channels in gpuwarden doctor.")
+        raise Refused("the policy does not allow approval at a terminal", "See approval.channels in gpuwarden doctor.")
 
 
 async def ask(
@@ -157,7 +157,7 @@ async def ask(
     blocked = view.record.state is Teardown.BLOCKED
     if blocked and not without_proof:
         raise Refused(
-            f"ticket {ticket} is blocked: not everything is proven",
+            f"ticket {ticket} is blocked: some outputs are not proven",
             "Fix the findings. To accept losing the unverified files: gpuwarden approve --without-proof.",
             view.findings,
         )
@@ -193,7 +193,7 @@ def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
 
 
 def request_facts(view: TeardownView) -> list[str]:
-    """Return the facts of a teardown, one per line; the page shows the same."""
+    """Return the facts of a teardown, one per line. The browser page shows the same facts."""
     lease = view.lease
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     found = [
@@ -220,13 +220,13 @@ def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
 
 
 def ordered_by(ctx: Context, receipt: str) -> Verb | None:
-    """Return whether automatic teardown will stop or terminate the job's machine; None if it is not ordered."""
+    """Return the verb (stop or terminate) of the job's automatic teardown; None without automatic teardown."""
     present = order_for(ctx, receipt)
     return present.verb if present else None
 
 
 def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
-    """Return the facts of a spending request, one per line; the page shows the same."""
+    """Return the facts of a spending request, one per line. The browser page shows the same facts."""
     price = usd_per_hour(issued.price)
     limit = "no timeout" if issued.timeout_s is None else f"timeout {issued.timeout_s} s"
     what = f"{issued.fan_out or 'fan-out'} {issued.name}" if issued.cells else f"job {issued.name}"
@@ -260,7 +260,7 @@ def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
 def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
     """Return the digest of a spending request and of the facts shown for it.
 
-    The receipt's own digest does not include automatic teardown or a later rise in price.
+    The receipt's own digest does not include automatic teardown or a later price increase.
     """
     return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
@@ -287,7 +287,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
         worst = usd(issued.worst_cost)
         raise BadRequest(
-            f"one relaunch may cost {worst}, so a budget of {usd(budget)} does not allow any", f"Pass {worst} or more."
+            f"one relaunch may cost {worst}, so a budget of {usd(budget)} is too small", f"Pass {worst} or more."
         )
     warn(ctx, terminal)
     for text in spending_facts(issued, order or ordered_by(ctx, receipt)):
@@ -359,7 +359,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
         terminal.say(f"  | {text}")
     terminal.say("  It runs in the sandbox for local jobs: no network, no secrets, only its own files.")
     script = whole_script(ctx, asked)
-    answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, all to read it first: ")
+    answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, or all to read it first: ")
     if answer == "all" and script is not None:
         for number, text in enumerate(script.splitlines(), 1):
             terminal.say(f"{number:>5} | {text}")
@@ -384,7 +384,7 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
 
 
 def held(job_id: str, effect: Objection) -> Result:
-    """Return the reply to a hold."""
+    """Return the reply to a hold request."""
     if effect is Objection.NOT_ORDERED:
         message = f"Automatic teardown does not apply to {job_id}; a teardown needs the user's approval."
         return Result(code=effect, message=message)
@@ -406,7 +406,7 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 
 
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
-    """Check a PIN, and limit wrong attempts so that it can't be guessed.
+    """Check a PIN, and limit wrong attempts so that the PIN can't be guessed.
 
     The lock serializes attempts, so that parallel processes can't exceed the limit.
     """
@@ -429,7 +429,7 @@ async def choose_pin(ctx: Context) -> Result:
         if len(pin) < 4 or pin != terminal.secret("Again: "):
             raise BadRequest("the two PINs differ, or the PIN has fewer than 4 characters", "Try again.")
     _set_in_policy(config.policy_file, "approval", "pin_hash", hash_pin(pin))
-    return Result(message=f"Every approval at a terminal now asks for the PIN ({config.policy_file}).")
+    return Result(message=f"Every approval at a terminal now requires the PIN ({config.policy_file}).")
 
 
 async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
@@ -464,5 +464,5 @@ def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
 
 
 def user() -> str:
-    """Return the name of the terminal's user."""
+    """Return the name of the user at the terminal."""
     return f"user {user_here()}"

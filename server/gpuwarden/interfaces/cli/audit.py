@@ -1,4 +1,4 @@
-"""Commands that export the ledger for an auditor: audit export, check."""
+"""The commands `audit export` and `audit check`, which export the ledger for an auditor and check an export."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check(file: Path, as_json: bool) -> int:
         return answer(Result(ok=False, code="broken", message=text, hint=hint), as_json, "message")
     if (
         opening and last and (first := json.loads(opening)["seq"]) != 1
-    ):  # if the beginning was cut off, the first remaining line may have been changed too
+    ):  # if the beginning is missing, the first remaining line may have been changed too
         text = f"{file} begins with event {first}: earlier events are missing, and that event can't be verified. "
         text += f"Events {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
         hint = "Prepend the earlier part of the export, then check both together."

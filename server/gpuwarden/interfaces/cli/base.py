@@ -1,4 +1,4 @@
-"""The command group of the command line, and the function that prints every reply."""
+"""The main command group, and the function that prints every reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="Result")
 
 
 def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
-    """Return whether `--json` is given, after the command's name or after a parent group's."""
+    """Return whether `--json` is given after the name of the command or of a parent group."""
     return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
 
 
@@ -39,7 +39,7 @@ class GroupedCommands(click.Group):
     """A group whose help lists the commands by module, in the order in which each module defines them."""
 
     rooms: ClassVar[dict[str, str]] = {}
-    """The heading of each module, by module name. `interfaces/cli/main.py` fills it."""
+    """The heading for each module, by module name. `interfaces/cli/main.py` fills this table."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings."""
@@ -88,7 +88,7 @@ def emit(body: dict[str, Any]) -> None:
 
 
 def redacted(body: Any) -> Any:
-    """Return a JSON body without secrets: neither those of this shell nor those that jobs got from other shells."""
+    """Return a JSON body without secrets, whether they are from this shell or were given to jobs from other shells."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.sanitize import scrubbed, secret_values
@@ -96,7 +96,7 @@ def redacted(body: Any) -> Any:
 
     try:
         known = KnownSecrets(load_config().home).found_in(body)
-    except (WardenError, OSError):  # the settings are broken, and the body itself reports that
+    except (WardenError, OSError):  # the settings are invalid, and the body already reports that
         known = ()
     return scrubbed(body, (*secret_values(os.environ), *known))
 
@@ -117,7 +117,7 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def open_context(actor: str = "cli") -> Context:
-    """Return a context over this user's settings and ledger, with next steps worded as commands."""
+    """Return a context for this user's settings and ledger, in which next steps are worded as commands."""
     from gpuwarden.app import open_context
     from gpuwarden.interfaces.cli.wording import in_commands
 
@@ -129,7 +129,9 @@ def open_context(actor: str = "cli") -> Context:
 
 @dataclass
 class _Run:
-    """One run of the command line: its open context, and whether its output already `named` every open approval."""
+    """One run of the command line: its open context, and whether its output already listed every open approval
+    (`named`).
+    """
 
     ctx: Context | None = None
     named: bool = False
@@ -139,7 +141,7 @@ _RUN = _Run()
 
 
 def begin() -> None:
-    """Reset the state of the previous run, for a process that runs several commands."""
+    """Reset the state from the previous run. Needed in a process that runs several commands."""
     _RUN.ctx, _RUN.named = None, False
 
 
@@ -150,7 +152,7 @@ _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 
 
 def tell_what_waits() -> None:
-    """End a command's output at a terminal with the open approvals, even if the command did not open the ledger."""
+    """Print the open approvals after a command's output at a terminal, even if the command did not open the ledger."""
     if _RUN.named or not sys.stdout.isatty():
         return
     from gpuwarden.config import load_config
@@ -167,7 +169,7 @@ def tell_what_waits() -> None:
 
 
 def warned(reply: R, ctx: Context) -> R:
-    """Add warnings to a reply: problems with the policy, and a missing watch if one is needed."""
+    """Add warnings to a reply: problems with the policy, and a missing watch if a watch is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.leases.auto_teardown import notices

@@ -48,7 +48,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code for an approval on the web page, which shows this command with PAGE.",
+    help="Show a one-time code for an approval on the web page. The web page shows what to use as PAGE.",
 )
 @click.option("--set-pin", is_flag=True, help="Choose a PIN, required for every approval at a terminal.")
 @click.option("--without-proof", is_flag=True, help="Accept losing unverified files. You have to type the job's name.")
@@ -78,7 +78,7 @@ async def approve(
 ) -> int:
     """Approve a teardown (t...) or a spending request (r...). Without a ticket, list the open requests.
 
-    It asks the user at a terminal; no flag or variable replaces the answer.
+    The command asks the user at a terminal; no flag or variable replaces the answer.
     """
     from gpuwarden.config import load_config
     from gpuwarden.interfaces.cli import approval
@@ -114,7 +114,7 @@ async def approve(
 async def hold(job_id: str, as_json: bool) -> int:
     """Cancel automatic teardown and self-stop.
 
-    The reply shows whether the machine is held, or whether it was too late.
+    The reply shows whether the machine is held or the request came too late.
     """
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.leases.parking import hold as cancel_self_stop
@@ -122,7 +122,7 @@ async def hold(job_id: str, as_json: bool) -> int:
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())
-    await cancel_self_stop(ctx, job_id)  # the hold is recorded even if the machine does not answer and this raises
+    await cancel_self_stop(ctx, job_id)  # the hold is recorded even if the machine does not answer and this call raises
     return answer(approval.held(job_id, effect), as_json, "message")
 
 
@@ -151,8 +151,8 @@ async def offers(
 ) -> int:
     """Compare the price of a GPU on every configured platform.
 
-    It shows the price, the capacity and the storage that survives a stop, the cheapest platform first. A platform that
-    does not answer is listed as unknown. Nothing is rented or reserved.
+    The list shows the price, the capacity and the storage that survives a stop, cheapest platform first. A platform
+    that does not answer is listed as unknown. Nothing is rented or reserved.
     """
     from gpuwarden.core.models import Resources
     from gpuwarden.interfaces import results
@@ -184,9 +184,9 @@ async def watch(
 ) -> int:
     """Advance every job, and alert the user to problems.
 
-    Alerts are raised for an idle GPU, a stall, a failure, a finished job that is still billed, and a reached cap. The
-    watch also copies and proves the outputs of jobs. It tears down a machine only by automatic teardown. Alerts go to
-    the ledger and to the targets in the policy's [watch].
+    Alerts are raised for an idle GPU, a stall, a failure, a finished job whose machine is still billed, and a cap that
+    was reached. The watch also copies and proves the outputs of jobs. It tears down a machine only by automatic
+    teardown. Alerts are recorded in the ledger and sent to the channels in the policy's [watch] table.
     """
     import anyio
 

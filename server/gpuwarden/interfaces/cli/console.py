@@ -82,7 +82,7 @@ def shown(text: str) -> str:
 
 
 def colored(word: str) -> str:
-    """Return a word in its color, if it has one."""
+    """Return a word in its color, or unchanged if it has no color."""
     color = COLORS.get(word)
     return f"[{color}]{escape(word)}[/]" if color else escape(word)
 
@@ -164,7 +164,7 @@ def rehearsal(reply: RehearsalReply) -> None:
 
 
 def nodes(reply: NodesReply) -> None:
-    """Print the result of each check of several nodes with its details, and the variables for every rank."""
+    """Print the result and the details of each check of several nodes, and the variables for every rank."""
     colors = {"yes": "green", "no": "red", "unknown": "yellow", "note": "dim"}
     for check, found in reply.checks.items():
         out.print(f"[{colors[found]}]{found:8}[/]{check.replace('_', ' ')}")
@@ -476,7 +476,7 @@ def standing(reply: WatchReply) -> None:
 
 
 def history(rows: list[dict[str, Any]]) -> None:
-    """Print the ledger's events as a timeline, each reason under its event."""
+    """Print the ledger's events as a timeline, with each reason below its event."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in (f"when ({zone()})", "subject"):
         table.add_column(head, no_wrap=True)
@@ -548,13 +548,13 @@ def issues(reply: IssuesReply) -> None:
 
 
 def draft(reply: DraftReply) -> None:
-    """Print a drafted entry in the form of its page, so that it can be copied."""
+    """Print the draft of an entry in the format of the page that it can be copied to."""
     out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
-    """Print the evidence of a failed job, its gaps, and the draft made from it."""
+    """Print the evidence from a failed job, what is missing from the evidence, and the draft of an entry."""
     out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""

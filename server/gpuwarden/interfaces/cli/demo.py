@@ -132,7 +132,7 @@ async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
 
 
 async def say_sandbox(stage: Stage) -> None:
-    """Print how the demo's script is confined on this machine."""
+    """Print whether the demo's script runs in a sandbox on this machine."""
     sandbox = await to_thread.run_sync(detect)
     if sandbox.kind is not Kind.NONE:
         stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
@@ -147,9 +147,9 @@ async def say_sandbox(stage: Stage) -> None:
 
 
 async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord]:
-    """Submit a bad job and a good one. Return the rules that refused the first, and the second job."""
+    """Submit a bad job and a good one. Return the rules that refused the bad job, and the record of the good one."""
     stage.act("An agent submits a job in a hurry")
-    fake = "hf_" + "x" * 34  # the format of a token, but not a real one
+    fake = "hf_" + "x" * 34  # formatted like a token, but not valid
     spec = JobSpec(name="hurry", platform=PLATFORM, script="import torch\nprint('training')\n", env={"HF_TOKEN": fake})
     try:
         await submit(ctx, spec)
@@ -196,7 +196,7 @@ def demo_spec() -> JobSpec:
 
 
 async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobRecord:
-    stage.act("The job trains, is interrupted as on this platform, and resumes")
+    stage.act("The job trains, is interrupted in the same way as on this platform, and resumes")
     deadline = ctx.clock.now() + PATIENCE_S
     state = job.state
     with _bar(stage) as show:
@@ -207,7 +207,7 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
                 state = seen.job.state
                 if state is Job.PREEMPTED:
                     why = escape(seen.job.why)
-                    stage.say(f"[yellow]interrupted[/]: {why}; the disk is kept, the process ended")
+                    stage.say(f"[yellow]interrupted[/]: {why}; the disk is kept, but the process has ended")
                 elif state is Job.RUNNING:
                     again = f", attempt {seen.job.attempt}, with the identical command" if seen.job.attempt > 1 else ""
                     stage.say(f"[green]running[/]{again}")
@@ -220,7 +220,7 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
     job = read_job(ctx.ledger, job.id)
     if job.state not in TERMINAL_JOBS:
         raise WardenError(
-            f"the demo's job has not ended in {PATIENCE_S:g} s: this machine is busy", "Run it once more."
+            f"the demo's job has not ended in {PATIENCE_S:g} s, because this machine is busy", "Run it once more."
         )
     if job.state is not Job.SUCCEEDED:
         raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
@@ -261,14 +261,14 @@ async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
 
 
 async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[PullResult, bool, Report]:
-    """Pull, damage a copy, pull again. Return the first pull, whether the damage was caught, and the last report."""
+    """Pull, damage a copy, pull again. Return the first pull, whether the damage was detected, and the last report."""
     stage.act("The agent pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
     stage.say(f"the pulled log shows that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
 
-    stage.act("One bit of the local copy flips")
+    stage.act("One bit in the local copy is flipped")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
     _flip(Path(victim.local))
     report = await verify_job(ctx, job.id, Level.LOAD)

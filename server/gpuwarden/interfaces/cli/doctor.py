@@ -66,7 +66,7 @@ class DoctorReply(WarnedReply):
 async def examine_ledger() -> LedgerReply:
     """Verify the ledger's full hash chain and the tables derived from the events.
 
-    Raises LedgerError without a ledger.
+    Raises LedgerError if there is no ledger.
     """
     ctx = open_context("doctor")
     found = await to_thread.run_sync(audit, ctx.ledger)
@@ -92,13 +92,13 @@ _BROKEN: Final[dict[BreakCode, str]] = {
     "undecodable": "contains bytes that are not text",
 }
 _RESTORE: Final = (
-    "No later event is reliable. Restore a copy of the ledger, and check every platform's console: machines may be "
-    "billing."
+    "No later event is reliable. Restore a copy of the ledger, and check every platform's console, because machines "
+    "may still be billed."
 )
 
 
 def _watch(config: Config) -> CheckedReply:
-    """Check that a watch runs: without a watch, automatic teardown does not happen and no alert is sent."""
+    """Check that a watch runs. Without a watch, automatic teardown does not happen and no alert is sent."""
     found, needed = watch_service.runs(config.home), config.policy.teardown.automatic != "off"
     ok = found.leads or found.installed or not needed
     return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown needs a watch"))
@@ -226,7 +226,7 @@ def other_servers(config: Config) -> list[str]:
 
 
 def _sandbox(policy: Policy) -> CheckedReply:
-    """Check which sandbox confines local jobs, and its gaps."""
+    """Check which sandbox isolates local jobs, and what it does not block."""
     found = detect()
     if found.kind is Kind.NONE:
         then = "jobs run without one, as the policy allows" if policy.local.unsandboxed else "no job runs here"

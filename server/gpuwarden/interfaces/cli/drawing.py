@@ -1,4 +1,4 @@
-"""Format times, durations and curves in a few characters, and the progress of a job."""
+"""Format times, durations, curves and job progress for the terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def sparkline(values: list[float], width: int = CURVE) -> str:
-    """Return a curve as a row of block characters, each for the mean of some consecutive values."""
+    """Return a curve as a row of block characters. Each character represents the mean of several consecutive values."""
     if len(values) < 2:
         return ""
     width = min(width, len(values))
@@ -54,7 +54,7 @@ def sparkline(values: list[float], width: int = CURVE) -> str:
 
 
 def ending_of(found: EndingReply) -> list[str]:
-    """Return the lines about a job's automatic teardown and self-stop."""
+    """Return the lines that describe a job's automatic teardown and self-stop."""
     lines = []
     if found.automatic_teardown:
         origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
@@ -95,7 +95,7 @@ def billing_now(reply: StatusReply) -> str:
 
 
 def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines shown below a job's state: progress, time, cost, curve and proof."""
+    """Return the lines to show below a job's state: progress, time, cost, curve and proof."""
     lines = []
     if reply.started_at is not None:
         left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""

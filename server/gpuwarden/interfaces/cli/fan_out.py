@@ -115,12 +115,14 @@ async def fan_out(
         try:
             await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.plan.base.name), "utf-8")
         except (OSError, ValueError) as error:
-            raise BadRequest(f"the plot can't be written: {error}", "Try again when cells are verified.") from error
+            raise BadRequest(
+                f"the plot can't be written: {error}", "Try again after some cells have been verified."
+            ) from error
     return answer(warned(results.fanned_out(found), ctx), as_json, "fanned_out")
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:
-    """Set the given limits of a fan-out and resume it. If higher limits need a receipt, return them and do nothing."""
+    """Set new limits for a fan-out and resume it. If higher limits need a receipt, only return these limits."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out
     from gpuwarden.lifecycle.fan_out.limits import change_limits

@@ -55,7 +55,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option(
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
-    help="Alternative if the platform has no capacity; can be repeated, tried in order.",
+    help="Alternative if the platform has no capacity; can be repeated; tried in the given order.",
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
@@ -71,7 +71,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 )  # fmt: skip
 @click.option("--image", default=None, help="Container image, if the platform supports images.")
 @click.option("--region", default=None, help="Data center, region or country, as the platform names it.")
-@click.option("--namespace", default=None, help="Organization on Hugging Face that the job runs in and is billed to.")
+@click.option("--namespace", default=None, help="Hugging Face organization that the job runs in and is billed to.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
 @click.option("--rehearse", is_flag=True, help="Before launch, rehearse the first step on this machine.")
 @click.option("--receipt", default=None, help="Receipt of a dry run; without a script, launch the checked job.")

@@ -17,7 +17,11 @@ def knowledge() -> None:
 
 @knowledge.command(name="check")
 @click.option(
-    "--months", type=click.IntRange(0), default=6, show_default=True, help="Age in months from which a fact is old."
+    "--months",
+    type=click.IntRange(0),
+    default=6,
+    show_default=True,
+    help="Age in months at which a fact counts as old.",
 )
 @JSON
 def knowledge_check(months: int, as_json: bool) -> int:
@@ -74,7 +78,7 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
     if lines:
-        raise BadRequest("--line can't be combined with --job", "Leave --line out: the log contains the lines.")
+        raise BadRequest("--line can't be combined with --job", "Omit --line, because the log contains the lines.")
     found = await gather(open_context(), job_id, succeeded)
     return answer(knowledge_maintenance.propose_from(found, page, title, fields, bar), as_json, "lesson")
 

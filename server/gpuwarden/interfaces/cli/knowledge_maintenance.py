@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.monitoring.postmortem import Lesson
 
 
 class IssueReply(BaseModel):
-    """One issue on one line of a file. `urgent`: the fact is about costs or data loss."""
+    """One issue on one line of a file. `urgent` is true if the fact is about costs or data loss."""
 
     kind: str
     urgent: bool
@@ -29,13 +29,13 @@ class IssueReply(BaseModel):
 
 
 class IssuesReply(Result):
-    """Issues, the urgent ones first. `ok` is false if there are any."""
+    """Issues, urgent ones first. `ok` is false if there are any issues."""
 
     issues: list[IssueReply] = Field(default_factory=list)
 
 
 class DraftReply(Result):
-    """A draft of an entry for a page, and the ids of entries that already explain the same log lines."""
+    """A draft entry for a page, and the ids of the entries that already explain the same log lines."""
 
     page: str
     text: str
@@ -43,7 +43,7 @@ class DraftReply(Result):
 
 
 class LessonReply(DraftReply):
-    """The evidence of a failed job, with the draft of an entry made from it. Untrusted text is fenced.
+    """The evidence about a failed job, and a draft entry that is based on it. Untrusted text is fenced.
 
     `complete`: the draft is a complete entry. `missing`: the criteria that the draft does not meet. `doubts`: the gaps
     in the evidence.
@@ -62,13 +62,13 @@ class LessonReply(DraftReply):
 
 
 def check_references(today: date, months: int) -> IssuesReply:
-    """List old facts, dead references, missing sources and broken entries in references, profiles and skills."""
+    """List outdated facts, broken links, missing sources and invalid entries in references, profiles and skills."""
     if months < 0:
         raise BadRequest(f"months is {months}", "Give 0 or more.")
     found = check(data_dir("references"), today=today, months=months, more=(data_dir("profiles"), data_dir("skills")))
     rows = [IssueReply(**issue.model_dump()) for issue in found]
     if not rows:
-        return IssuesReply(message=f"No entry is older than {months} months, broken, or without a source.")
+        return IssuesReply(message=f"All entries are valid, have a source and are at most {months} months old.")
     return IssuesReply(
         ok=False,
         code="needs_attention",
@@ -79,7 +79,7 @@ def check_references(today: date, months: int) -> IssuesReply:
 
 
 def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
-    """Return the evidence of a job and a draft made from it, without writing any file.
+    """Return the evidence about a job and a draft entry that is based on it, without writing any file.
 
     The draft is a complete entry if title, symptom, cause, fix and source are given and all criteria are met.
     """

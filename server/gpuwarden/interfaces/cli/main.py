@@ -1,5 +1,5 @@
-"""The command line, for users and scripts. It uses the same terms as the tools. Slow modules are imported inside the
-commands.
+"""The command line, for users and scripts. It uses the same terms as the MCP tools. Slow modules are imported inside
+the commands.
 
 With `--json` every command prints exactly one JSON object. An error prints `{"ok": false, "code", "message", "hint"}`
 and exits non-zero. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or inconclusive.
@@ -58,11 +58,11 @@ GroupedCommands.rooms = {
 
 
 SILENT: Final = frozenset({"mcp", "hooks"})
-"""Commands whose output is read by programs."""
+"""Commands whose output is meant for programs."""
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run a command, end its output with the open approvals, and return its exit code."""
+    """Run a command, print the open approvals after its output, and return its exit code."""
     begin()
     code = _run(argv)
     words = sys.argv[1:] if argv is None else argv
@@ -90,7 +90,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _in_our_words(error: BaseException) -> WardenError:
-    """Convert any failure to a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unexpected one."""
+    """Convert any exception to a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unexpected exception."""
     if isinstance(error, WardenError):
         return error
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):

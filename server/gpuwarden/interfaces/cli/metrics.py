@@ -24,7 +24,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: str | None, as_json: bool) -> int:
     """Show the metrics that a job reported, or export them.
 
-    Reports that are still on the machine are fetched first, if the machine is reachable.
+    Metrics that are still on the machine are fetched first, if the machine is reachable.
     """
     from gpuwarden.core.errors import BadRequest, WardenError
     from gpuwarden.interfaces import results

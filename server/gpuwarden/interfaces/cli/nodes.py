@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """Return the text of the Python file that a command starts, or None if the file is not on this machine."""
+    """Return the content of the Python file that a command runs, or None if the file is not on this machine."""
     from gpuwarden.static_analysis.script import decode
 
     file = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
@@ -26,14 +26,14 @@ def nodes() -> None:
 @nodes.command()
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
 @click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Port for the ranks.")
-@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the job.")
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="An environment variable for the job.")
 @click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first one with torch.")
 @click.option("--command", "words", default="", metavar="COMMAND", help="The command that each node will run.")
 @click.option(
     "--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all nodes; 0 for none."
 )
 @click.option(
-    "--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds for which ranks wait for each other."
+    "--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds that ranks wait for each other."
 )
 @JSON
 @runs_async
@@ -69,7 +69,7 @@ async def check(
     try:
         argv = shlex.split(words)
     except ValueError as error:
-        raise BadRequest(f"the command can't be read: {error}", "Quote it as in a shell.") from None
+        raise BadRequest(f"the command can't be read: {error}", "Quote the command as in a shell.") from None
     text = _script_of(argv)
     launch = read_launch(argv, pairs, read_script(text, pairs, argv) if text is not None else None)
     wanted = Wanted(port=port, python=python, size=mb << 20, within_s=within_s, launch=launch)

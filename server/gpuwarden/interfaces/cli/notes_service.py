@@ -23,7 +23,7 @@ class NotesReply(Result):
 
 
 def show(ctx: Context) -> NotesReply:
-    """Return the notes. Raises BadRequest for notes that can't be read."""
+    """Return the notes. Raises BadRequest if they can't be read."""
     file = _file(ctx)
     notes = load_notes(file)
     wrong = complaints(ctx, notes)
@@ -34,7 +34,7 @@ def show(ctx: Context) -> NotesReply:
 
 
 def note(ctx: Context, key: str, value: str | None) -> NotesReply:
-    """Set one note, or remove it if `value` is None. Raises BadRequest for an invalid note, without any change."""
+    """Set one note, or remove it if `value` is None. Raises BadRequest and changes nothing if the note is invalid."""
     file = _file(ctx)
 
     def refuse_wrong(new: Notes) -> None:
@@ -46,11 +46,11 @@ def note(ctx: Context, key: str, value: str | None) -> NotesReply:
 
 
 def complaints(ctx: Context, notes: Notes) -> list[str]:
-    """List notes about unknown platforms and notes without effect, one sentence each."""
+    """List notes about unknown platforms and notes without effect, as one sentence for each."""
     found = []
     for name, told in notes.platforms.items():
         try:
-            # `ssh` alone means every SSH machine.
+            # `ssh` alone refers to every SSH machine.
             profile = ctx.profile(name) if "/" in name else ctx.family(name)
         except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
@@ -58,7 +58,7 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
         if (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch apply only to machines that you own; {name} is rented.")
         elif told.host and (profile.backend == "local" or profile.id == "ssh"):
-            found.append(f"platforms.{name}: host has no effect: it is this machine, or part of the platform's name.")
+            found.append(f"platforms.{name}: host has no effect, as it is this machine or part of the platform's name.")
     return found
 
 

@@ -1,10 +1,10 @@
-"""The overnight demo: a laptop is shut at 18:00; after 8:00 a job's files are proven and its machine is terminated.
+"""The overnight demo: a laptop is closed at 18:00; after 8:00 a job's files are proven and its machine is terminated.
 
-The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked about
-it at 9:00, and the demo compares both bills. The clock is a file that the demo advances. The processes, uploads,
-files, proofs, notices and bills are real and come from the use cases that the tools and the watch call. While the
-laptop is shut, the demo calls no use case: it reads the simulated machines directly, which is impossible on a real
-cloud.
+The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked to
+approve its teardown at 9:00, and the demo compares the two bills. The clock is a file that the demo advances. The
+processes, uploads, files, proofs, notices and bills are real and come from the same functions that the MCP tools and
+the watch call. While the laptop is closed, the demo calls none of these functions: it reads the simulated machines
+directly, which is impossible on a real cloud.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ EVENING, MORNING, ASKED = 18, 8, 9
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.08"
-"""Seconds per training step, slow enough that both jobs still train when the clock is advanced; an idle machine would
-stop itself.
+"""Seconds per training step, slow enough that both jobs are still training when the clock is advanced; otherwise an
+idle machine would stop itself.
 """
 REPO: Final = "you/night-run"
 PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
-"""Seconds between two rounds of the watch in the morning; after a longer gap it announces the teardown again."""
+"""Seconds between two rounds of the watch in the morning. After a longer gap, the watch announces the teardown again.
+"""
 LOOK_AGAIN: Final = 200
-"""Polls after which the clock is advanced again, in case a machine started its timer after the last change.
+"""Polls after which the clock is advanced again, in case a machine started its timer after the clock was changed.
 """
 MOST_LOOKS: Final = 3000
 """Polls before the demo gives up. They take minutes, to allow for a busy computer."""
@@ -81,7 +82,7 @@ class SetForward(ShiftedClock):
 
 @dataclass
 class Night:
-    """One night: its clock, simulated cloud and artifact store, and the time of each first observation."""
+    """One night: its clock, simulated cloud and artifact store, and the time when each event was first observed."""
 
     ctx: Context
     clock: SetForward
@@ -100,14 +101,14 @@ class Night:
         self.stage.say(f"[bold]{local(self.clock.now(), '%H:%M')}[/] {text}")
 
     def first(self, what: str, text: str = "") -> None:
-        """Record the time of the first observation of `what`, and print `text`."""
+        """Record when `what` was first observed, and print `text` then."""
         if what not in self.seen:
             self.seen[what] = self.clock.now()
             if text:
                 self.say(text)
 
     async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
-        """Wait in real time until `true` returns true; advance the clock by `again_s` seconds if that takes too long.
+        """Wait in real time until `true()` holds. If that takes too long, advance the clock by `again_s` seconds.
 
         The clock is advanced at most once, so that the hours and the bill do not depend on the load of this computer.
         """
@@ -117,22 +118,22 @@ class Night:
             await self.clock.sleep(LOOK_S)
             if look == LOOK_AGAIN:
                 self.clock.advance(again_s)
-        raise WardenError(f"the demo's night has not ended ({what}): this machine is busy", "Run it once more.")
+        raise WardenError(f"the demo did not end in time ({what}) because this machine is busy", "Run it once more.")
 
     def truth(self, job: JobRecord) -> Truth:
-        """Return the true state of a job's machine, as only the rehearsal's simulated cloud can report it."""
+        """Return the true state of a job's machine, which only a simulated cloud can report."""
         machine = _machine(self, job).instance_id or ""
         return self.cloud.truths()[machine]
 
 
 def next_hour(after: datetime, hour: int) -> float:
-    """Return the next time after `after` at which a local clock shows the given hour."""
+    """Return the next time after `after` when a local clock shows the given hour."""
     day = after.date() + timedelta(days=after.hour >= hour)
     return datetime(day.year, day.month, day.day, hour).astimezone().timestamp()
 
 
 async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
-    """Play the night, and return its cost with and without automatic teardown."""
+    """Simulate the night, and return its cost with and without automatic teardown."""
     clock = SetForward(home / "clock")
     clock.advance(next_hour(datetime.fromtimestamp(SystemClock().now()).astimezone(), EVENING) - clock.now())
     caps = Caps(per_job_usd=60, per_day_usd=120, per_instance_usd=60)
@@ -168,7 +169,7 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit one job with automatic teardown, and one whose teardown needs approval. Return both once they run."""
+    """Submit a job with automatic teardown and a job whose teardown needs approval. Return both when they run."""
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
@@ -185,7 +186,7 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
 
 
 async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
-    """Submit a job, and return it once it runs."""
+    """Submit a job, and return it when it is running."""
     # The name is also an argument, because a second job with identical arguments would be refused as a duplicate.
     changes = {
         "name": name,
@@ -218,12 +219,12 @@ async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
 
 async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     """Advance the clock through the night until the morning. Only the runners on the machines are active."""
-    night.stage.act("The laptop is shut; nothing runs on it until the morning")
-    night.stage.say("[dim]this happens on the machines; only the demo observes it[/]")
+    night.stage.act("The laptop is closed; nothing runs on it until the morning")
+    night.stage.say("[dim]the following happens on the machines; only the demo observes it[/]")
     began, folder = night.clock.now(), _folder(ordered)
     for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY):
-        # Advance the clock before the step exists: after the last step, the machine counts the hours since its job
-        # ended.
+        # Advance the clock before the step is reached, because after the last step the machine counts the time since
+        # its job ended.
         night.clock.advance(began + TRAINING_S * step / STEPS - night.clock.now())
         saved = folder / "work" / "out" / f"checkpoint-{step}"
         await night.comes(saved.exists, f"step {step}")
@@ -293,14 +294,14 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
         night.clock.advance(STRIDE_S)
         await night.clock.sleep(LOOK_S)
     else:
-        raise WardenError("the demo's machine was not torn down: this computer is busy", "Run the demo again.")
+        raise WardenError("the demo's machine was not torn down because this computer is busy", "Run the demo again.")
     if not stage.quiet:
         stage.say("[bold]$ gpuwarden[/]")
         stage.console.print(Padding(drawn(status_of(await overview(ctx))), (0, 0, 0, 3)))
 
 
 def _source(ctx: Context, job: JobRecord) -> str:
-    """Return the origin of a job's copy."""
+    """Return a phrase that describes where a job's copy came from."""
     pulled, woken = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(f"lease/{job.lease}", ResumeIntent)
     if pulled is not None and pulled.data.store:
         return f"from {escape(pulled.data.store)}, without starting the machine,"
@@ -308,15 +309,15 @@ def _source(ctx: Context, job: JobRecord) -> str:
 
 
 async def _asked(night: Night, second: JobRecord) -> None:
-    """Ask at nine for approval to tear down the second job's machine, and approve it."""
+    """At nine, request the teardown of the second job's machine, and approve it."""
     ctx = night.ctx
-    night.stage.act(f"{ASKED}:00 The user is asked about the second job, and approves")
+    night.stage.act(f"{ASKED}:00 The user is asked to approve the second job's teardown, and approves it")
     night.until(ASKED)
     view = await request(ctx, second.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
     await approve(ctx, view.record.id, view.record.digest, channel="rehearsal", by="the demo, at nine")
-    night.stage.say("[dim]recorded as channel rehearsal, which is valid for simulated machines only[/]")
+    night.stage.say("[dim]recorded with the channel rehearsal, which is valid only for simulated machines[/]")
     for _ in range(MOST_LOOKS):
         view = await proceed(ctx, view.record.id)
         if view.record.state is not Teardown.EXECUTING:
@@ -331,7 +332,7 @@ async def _asked(night: Night, second: JobRecord) -> None:
 
 
 def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any]:
-    """Print both bills, and return them with `ok`: whether every result is as expected."""
+    """Print and return both bills; `ok` is true if every result is as expected."""
     ctx, stage = night.ctx, night.stage
     stage.act("The two bills")
     bills = {job.spec.name: _bill(night, job) for job in (ordered, second)}
@@ -345,7 +346,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
     if not stage.quiet:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
-    # A busy computer makes the night a few seconds longer, which costs cents.
+    # On a busy computer, the night takes a few seconds longer, which adds a few cents.
     stage.say(
         f"[bold]{usd(round(saved))}[/] less in simulated costs for the same proven files; {ctx.ledger.count()} events"
     )
@@ -358,7 +359,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
 
 
 def _bill(night: Night, job: JobRecord) -> dict[str, Any]:
-    """Return the cost of a job's machine, with the state of the machine and of its files."""
+    """Return the cost of a job's machine, and the state of the machine and its files."""
     name, machine = job.spec.name, _machine(night, job)
     ended, off, gone = (night.seen[f"{name} {what}"] for what in ("succeeded", "off", "gone"))
     pulled = night.ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -376,7 +377,7 @@ def _bill(night: Night, job: JobRecord) -> dict[str, Any]:
 
 
 def _machine(night: Night, job: JobRecord) -> LeaseRecord:
-    """Return the lease of a job's machine."""
+    """Return the lease for a job's machine."""
     found = read_job(night.ctx.ledger, job.id).lease
     assert found is not None
     return lease_now(night.ctx, found)

@@ -1,4 +1,4 @@
-"""Show the user at a terminal the one-time code that approves on the page. See `lifecycle.teardown.approval_codes`.
+"""Show the user, at a terminal, the one-time code for an approval on the page. See `lifecycle.teardown.approval_codes`.
 
 The code is written to the terminal itself. A reply, with or without `--json`, never contains it.
 """
@@ -52,7 +52,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
         warn(ctx, asked)
         for text in facts:
             asked.say(text)
-        asked.say("The code approves this only on the page that shows this command.")
+        asked.say("The code is valid only on the page that shows this command.")
         if asked.ask("Type yes to show the code: ") != "yes":
             raise Refused("no code was created; nothing was changed")
         await check_pin(ctx, asked)
@@ -63,7 +63,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
 async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
     """Return the facts of a ticket or receipt, one per line, and their digest.
 
-    Raises Conflict if the ticket does not wait for approval, Refused if proof is missing.
+    Raises Conflict if the ticket is not waiting for approval, and Refused if a proof is missing.
     """
     if ticket.startswith("r"):
         issued = open_spending(ctx, ticket)

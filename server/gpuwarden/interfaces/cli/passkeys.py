@@ -1,4 +1,4 @@
-"""Commands for the passkeys that approve on the page: passkey add, list, remove."""
+"""Commands for the passkeys that can approve requests on the page: passkey add, list, remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def passkey() -> None:
 async def add(name: str, person: str, as_json: bool) -> int:
     """Show a code that registers one passkey on the page, valid for five minutes.
 
-    It asks the user at a terminal, and for the PIN if a PIN is set. The code appears only on that terminal.
+    The command asks the user for confirmation at a terminal, and for the PIN if a PIN is set. The code appears only on
+    that terminal.
     """
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user
@@ -37,7 +38,7 @@ async def add(name: str, person: str, as_json: bool) -> int:
         await check_pin(ctx, terminal)
         code = allow(ctx, name, user(), person or user_here())
         terminal.say(f"Open /passkeys on the page (gpuwarden dashboard) and type: {code}")
-    return answer(Result(message="The code works once, for five minutes."), as_json, "message")
+    return answer(Result(message="The code can be used once, within five minutes."), as_json, "message")
 
 
 @passkey.command(name="list")

@@ -1,4 +1,4 @@
-"""Commands for the policy: show the one in force, put another file in force."""
+"""Commands that show the policy in force, or put another policy file in force."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def show(as_json: bool) -> int:
 async def use(file: Path, as_json: bool) -> int:
     """Put FILE in force for this ledger.
 
-    It asks the user at a terminal, and for the PIN of the policy that was in force. No flag or variable replaces that.
+    The command asks the user for confirmation at a terminal, and for the PIN of the policy that was in force. No flag
+    or variable replaces the answer.
     """
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 
@@ -44,7 +45,7 @@ async def use(file: Path, as_json: bool) -> int:
 async def allow(what: str, as_json: bool) -> int:
     """Allow `local`: let jobs run on this machine even if no sandbox works.
 
-    It asks the user at a terminal; no flag or variable replaces the answer.
+    The command asks the user for confirmation at a terminal; no flag or variable replaces it.
     """
     from gpuwarden.interfaces.cli.approval import allow_local
 

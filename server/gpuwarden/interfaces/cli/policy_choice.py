@@ -1,4 +1,4 @@
-"""Show the policy in force, and put another policy file in force. The latter needs the user at a terminal."""
+"""Show the policy in force, or put another policy file in force, which requires the user at a terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal. The PIN is that of the policy in force, so that a file can't supply its own PIN."""
+    """Ask on a given terminal. The PIN comes from the policy in force, so that a new file can't supply its own."""
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)
@@ -78,7 +78,7 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     if not changes:
         terminal.say("  nothing changes")
     if terminal.ask("Type yes to put it in force: ") != "yes":
-        raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the one in force.")
+        raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the policy in force.")
     await check_pin(ctx, terminal)
     accepted = PolicyAccepted(
         path=str(file),

@@ -89,7 +89,7 @@ def _written(changed: int, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("rule_id", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Regenerate the page of the rules.")
+@click.option("--write", is_flag=True, hidden=True, help="Regenerate the rules page.")
 @JSON
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """List the rules of both gates, or show one with its reason."""

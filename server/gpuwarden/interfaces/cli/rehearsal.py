@@ -1,4 +1,4 @@
-"""Commands that serve the rehearsal: rehearse-hub, rehearse-world."""
+"""Commands for the rehearsal: rehearse-hub, rehearse-world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that rehearses a script's first step on this machine."""
+"""The command for rehearsing a script's first step on this machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def rehearse(
 ) -> int:
     """Run a script's first step here, without a GPU.
 
-    A first step is one optimizer step, one save and one resume. It runs in the sandbox of local jobs: without network
-    and secrets, with small models and few rows. The user is asked once for each script with its arguments. Exit code 1:
-    the script fails; 2: the script can't be rehearsed.
+    A first step is one optimizer step, one save and one resume. It runs in the sandbox for local jobs, without network
+    or secrets, and with small models and few rows. The user is asked once for each script and its arguments. The exit
+    code is 1 if the script fails, and 2 if the script can't be rehearsed.
     """
     from gpuwarden.core.errors import BadRequest
     from gpuwarden.core.inputs import build

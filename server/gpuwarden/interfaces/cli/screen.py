@@ -1,4 +1,4 @@
-"""Draw the overview in the width of the terminal: running jobs, open approvals, billing."""
+"""Draw the overview to fit the width of the terminal: running jobs, open approvals, billing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = {
     "teardown": "to approve", "ordered": "ends", "unseen_end": "end not confirmed", "blocked": "blocked",
     "unasked": "ended, bills", "spending": "to approve", "price": "the price rose",
 }  # fmt: skip
-"""A short label for each kind of question."""
+"""A short label for each kind of question to the user."""
 
 
 def status(reply: StatusReply) -> None:
@@ -48,7 +48,7 @@ def status(reply: StatusReply) -> None:
 def live_overview(
     ctx: Context, clean: Callable[[StatusReply], StatusReply]
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview, and yield a function that redraws it in place.
+    """Show the overview, and yield a function that redraws the overview in place.
 
     The function's argument maps each failed poll to its reason. `clean` removes secrets from a reply.
     """
@@ -85,7 +85,7 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
 
 
 def _questions(waiting: list[WaitingReply]) -> Table:
-    """Return each question in full, and the command that answers it on a separate line."""
+    """Return each question in full, followed by a line with the command that answers it."""
     table = _plain_table()
     table.add_column(no_wrap=True)
     table.add_column()
@@ -97,7 +97,7 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 
 
 def _waiting(waiting: list[WaitingReply]) -> Table:
-    """Return one line for each question: its job, the cost of the machine, and the command that answers it.
+    """Return one line for each question: the job, the cost of its machine, and the command that answers the question.
 
     On a narrow terminal, only the names are shortened, not the command.
     """
@@ -111,7 +111,7 @@ def _waiting(waiting: list[WaitingReply]) -> Table:
     taken = sum(max(text.cell_len for text in column) for column in (costs, answers))
     table = _plain_table()
     for _ in range(2):
-        most = (console.out.width - taken - 8) // 2  # without the gaps and the indent
+        most = (console.out.width - taken - 8) // 2  # the width without gaps and indent
         table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(most, 6))
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
@@ -142,7 +142,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
 
 
 def _ending(found: EndingReply | None) -> str:
-    """Return a short description of automatic teardown, empty if none applies."""
+    """Return a short description of automatic teardown; empty if it does not apply."""
     if found is None or found.automatic_teardown is None or found.objected_at is not None:
         return ""
     at = f" at {local(found.ends_at)}" if found.ends_at is not None else " once proven"
@@ -150,7 +150,9 @@ def _ending(found: EndingReply | None) -> str:
 
 
 def _money(reply: StatusReply) -> list[str]:
-    """Return the lines about money and time: spending, billing, machines not rented here, expiring accounts."""
+    """Return the lines about costs and deadlines: spending, billing, machines not rented by gpuwarden, account
+    deadlines.
+    """
     spent = reply.spending
     cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: all spending needs approval)"
     lines = [
@@ -217,7 +219,7 @@ def costs(reply: CostsReply) -> None:
 
 
 def costs_csv(reply: CostsReply) -> str:
-    """Return costs as CSV; text that a spreadsheet would evaluate is prefixed with a quote."""
+    """Return costs as CSV. Text that a spreadsheet would evaluate is prefixed with a quotation mark."""
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow([reply.by, "usd", "jobs", "jobs_of_unknown_cost"])
@@ -235,7 +237,7 @@ def waits(reply: WaitsReply) -> None:
 
 
 def pending(waiting: Sequence[Waiting]) -> list[str]:
-    """Return the lines that end the output of other commands: open approvals, and machines about to be torn down."""
+    """Return the lines to print after other commands: open approvals, and machines about to be torn down."""
     lines = []
     ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
     for found, text in (

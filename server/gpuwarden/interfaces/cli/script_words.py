@@ -1,8 +1,8 @@
 """Split a command line that runs a program into gpuwarden's options and the program's arguments.
 
-`gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. An option of gpuwarden that the
-script does not declare may come after the script. `--` separates the two kinds: it is put before the program, or after
-gpuwarden's options if these come after the program.
+`gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. A gpuwarden option that the script
+does not declare may come after the script. `--` separates the two: it comes before the program, or after gpuwarden's
+options if they follow the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _END: Final = "--"
 
 
 class RunsProgram(click.Command):
-    """A command whose argument WHAT is a program with its arguments."""
+    """A command whose WHAT argument is a program with its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse gpuwarden's options, and leave the program's arguments unchanged."""
@@ -58,7 +58,7 @@ class RunsProgram(click.Command):
         return what if isinstance(what, tuple) else ()
 
     def _are_options(self, ctx: click.Context, words: Sequence[str]) -> bool:
-        """Return whether words are gpuwarden's options and nothing else."""
+        """Return whether all words belong to gpuwarden's options."""
         try:
             return not self._what(ctx, words, interspersed=True)
         except click.UsageError:
@@ -67,8 +67,8 @@ class RunsProgram(click.Command):
     def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Split a program's words into gpuwarden's options and the other words.
 
-        If the script is known not to declare an option of gpuwarden, the option belongs to gpuwarden at any position.
-        Raises BadRequest if the owner of an option can't be determined.
+        A gpuwarden option that the script definitely does not declare belongs to gpuwarden at any position. Raises
+        BadRequest if it can't be determined whether an option belongs to the script.
         """
         options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
         if not options.keys() & {word.partition("=")[0] for word in words}:
@@ -96,7 +96,7 @@ class RunsProgram(click.Command):
 
 
 class RunsScript(RunsProgram):
-    """A command whose argument WHAT is a script.py with its arguments, or one word such as a model's id."""
+    """A command whose WHAT argument is a script.py with its arguments, or one word such as a model's id."""
 
     def takes_words(self, program: str) -> bool:
         """Return whether the following words belong to the program."""
@@ -104,7 +104,7 @@ class RunsScript(RunsProgram):
 
 
 def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags that a program declares, read without running it; unknown for any file other than a .py file."""
+    """Return the flags that a program declares, without running it. Only .py files have known flags."""
     from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
 
     return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()

@@ -21,7 +21,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 @click.option(
     "--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front of the server."
 )
-@click.option("--no-watch", is_flag=True, help="Don't start a watch, because another one runs.")
+@click.option("--no-watch", is_flag=True, help="Don't start a watch, for example if another one is running.")
 def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
     """Serve MCP, metrics and the page over HTTP.
 
@@ -97,7 +97,7 @@ def token() -> None:
 async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:
     """Create a token for one client, and show it once.
 
-    It asks the user at a terminal, and for the PIN if a PIN is set. The token appears only on that terminal.
+    The user is asked at a terminal, with the PIN if one is set. The token appears only on that terminal.
     """
     from gpuwarden.interfaces.cli.tokens import create_token
 

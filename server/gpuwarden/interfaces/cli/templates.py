@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform in the printed command if no platform is given. It costs nothing."""
+"""The platform in the printed command if none is specified. It costs nothing."""
 GUESS_S = 4 * 3600
 
 
@@ -85,8 +85,8 @@ async def write(
 ) -> int:  # fmt: skip
     """Write a template's script, and the command that submits it.
 
-    The script is the shipped one, byte for byte: the submit gate recognizes its digest and checks the arguments. If a
-    model and a dataset are given, both are inspected and the arguments are set accordingly: config, split, column
+    The script is an exact copy of the shipped one, so the submit gate recognizes its digest and checks the arguments.
+    If a model and a dataset are given, both are inspected and the arguments are set accordingly: config, split, column
     names, a chat template.
     """
     from gpuwarden.hub.client import HubConfig
@@ -131,7 +131,7 @@ def refuse_to_overwrite(file: Path) -> None:
 
 
 def print_filled(reply: FilledReply) -> None:
-    """Print the written file, the facts about model and dataset, and the command that submits it."""
+    """Print the file's name, the facts about the model and dataset, and the command that submits the file."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.cli.wording import option
 
@@ -151,7 +151,7 @@ def print_filled(reply: FilledReply) -> None:
         for value in values if isinstance(values, list) else [values]:
             words += [option(name), str(value)]
     words += ["--durable-storage"] if given.get("durable_storage") else []
-    # Options of the job come first; all words after the script are passed to it.
+    # The job's options come first, because all words after the script are passed to the script.
     words += ["--", str(given["script"]), *given.get("args", [])]
     out.print(f"\n{shown(shlex.join(words))}", soft_wrap=True)
     if reply.message:
@@ -213,7 +213,7 @@ def is_hub_id(source: Path) -> bool:
 
 
 def print_converted(reply: ConvertedReply) -> None:
-    """Print rows before and after the conversion, the rows left out, and the count."""
+    """Print rows before and after the conversion, the rows that were left out, and the number of rows."""
     from gpuwarden.interfaces.cli import console
 
     for before, after in zip(reply.before, reply.after, strict=True):

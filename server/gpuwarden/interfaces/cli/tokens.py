@@ -1,5 +1,5 @@
-"""Create, list and revoke tokens of the HTTP server. Creating a token requires the user at a terminal, so no agent can
-do it.
+"""Create, list and revoke tokens for the HTTP server. Creating a token requires the user at a terminal, so an agent
+can't create one.
 """
 
 from __future__ import annotations

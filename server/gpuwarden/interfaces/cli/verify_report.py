@@ -63,12 +63,12 @@ def _said(lines: Sequence[str], style: str, before: str) -> None:
 
 
 def safe(text: str) -> str:
-    """Return untrusted text, escaped for printing at a terminal."""
+    """Escape untrusted text for printing at a terminal."""
     return escape(plain(text))
 
 
 def sized(count: int) -> str:
-    """Format a number of bytes in a suitable unit: 1.2 GB."""
+    """Format a number of bytes in a suitable unit, such as 1.2 GB."""
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -25,7 +25,7 @@ from gpuwarden.private import private_folder, write_private
 NAME: Final = "gpuwarden-watch"
 LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
-"""The file of keys, next to the policy: one NAME=VALUE per line."""
+"""The file with the keys, next to the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
 """Variables with the paths of the ledger and the policy; a service must use the same ones."""
 WAIT_S: Final = 30.0
@@ -40,7 +40,9 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
     """Return the text of a systemd user unit."""
     settings = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in env.items())
     if set(argv[0]) & set("\"'\\"):
-        raise BadRequest(f"systemd allows no quotes in a program's path: {argv[0]}", "Install gpuwarden elsewhere.")
+        raise BadRequest(
+            f"systemd does not allow quotes in a program's path: {argv[0]}", "Install gpuwarden elsewhere."
+        )
     program, *rest = map(_quoted, argv)
     start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # systemd expands only arguments
     return (
@@ -66,7 +68,7 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
 def _quoted(word: str) -> str:
     """Quote one word for a unit file. Raises BadRequest for control characters, which a unit file can't contain."""
     if any(ord(c) < 32 for c in word):
-        raise BadRequest("a path of the watch contains a control character", "Choose another folder.")
+        raise BadRequest("a path that the watch uses contains a control character", "Choose another folder.")
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"'
 
@@ -138,7 +140,7 @@ def uninstall() -> Result:
 
 
 def _ask(*argv: str) -> str:
-    """Run a command of the service manager. Return the reason for a failure, or an empty text on success."""
+    """Run a command of the service manager. Return the reason for a failure, or an empty string on success."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, check=False
@@ -176,13 +178,13 @@ def runs(home: Path) -> Runs:
 
 
 def read_keys(file: Path) -> dict[str, str]:
-    """Return the variables in a file of keys. Raises BadRequest if other users can read it or a line is invalid."""
+    """Return the variables in a key file. Raises BadRequest if other users can read it or a line is invalid."""
     try:
         mode, text = file.stat().st_mode, file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the file of keys {file} can't be read", "Check its path and permissions.") from error
+        raise BadRequest(f"the key file {file} can't be read", "Check its path and permissions.") from error
     if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
-        raise BadRequest(f"other users can read the file of keys {file}", f"Run chmod 600 {file}.")
+        raise BadRequest(f"other users can read the key file {file}", f"Run chmod 600 {file}.")
     found = {}
     for number, row in enumerate(text.splitlines(), 1):
         if not row.strip() or row.lstrip().startswith("#"):

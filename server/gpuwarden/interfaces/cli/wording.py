@@ -44,9 +44,9 @@ OPTIONS: Final = {
     "outputs": "--output",
     "secrets": "--secret",
 }
-"""Arguments whose option has a different name; all other options are named after the argument."""
+"""Arguments whose options have different names; all other options are named after their arguments."""
 _OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
-"""The commands of actions whose `job_id` is the id of a fan-out."""
+"""The commands for actions whose `job_id` is the id of a fan-out."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
 _POSITIONAL: Final = {
     Action.VERIFY: ("path",),
@@ -71,7 +71,7 @@ def in_commands(steps: Sequence[NextStep]) -> str:
 
 
 def option(name: str) -> str:
-    """Return the option of `gpuwarden submit` for a field of the job spec, or for one of the platform's options."""
+    """Return the option of `gpuwarden submit` that sets a field of the job spec or one of the platform's options."""
     family, dot, own = name.partition(".")
     if dot:
         return f"{OPTIONS[family]} {own}="
@@ -91,7 +91,7 @@ def in_command(step: NextStep) -> str:
         case Action.SUBMIT:
             # An empty value, such as an empty receipt, means that the option is omitted.
             changes = " ".join(_options({name: value for name, value in given.items() if value != ""}))
-            if given.get("receipt") and len(given) == 1:  # the receipt contains the arguments
+            if given.get("receipt") and len(given) == 1:  # the receipt already contains the arguments
                 return sentence(f"run `gpuwarden submit {changes}`", step)
             call = "run the same `gpuwarden submit` again" + (f" with `{changes}`" if changes else "")
             return sentence(call + (" without --receipt" if given.get("receipt") == "" else ""), step)
@@ -103,7 +103,7 @@ def in_command(step: NextStep) -> str:
 
 
 def command(step: NextStep) -> str:
-    """Return the command line of a step, quoted for a POSIX shell. Unknown values are placeholders in capitals."""
+    """Return the command line for a step, quoted for a POSIX shell. Unknown values become placeholders in capitals."""
     names = _POSITIONAL.get(step.action, ("job_id",))
     if "job_id" in step.parameters:
         names = ("job_id",)
@@ -116,7 +116,7 @@ def command(step: NextStep) -> str:
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:
-    """Return each parameter as an option; a list becomes one option per item, and true becomes a flag."""
+    """Return each parameter as an option. A list becomes one option per item, and true becomes a flag."""
     return [
         option(name) if item is True else f"{option(name)} {_word(item)}"
         for name, value in given.items()
@@ -140,5 +140,5 @@ def _argument(step: NextStep) -> str:
 
 
 def _word(value: Scalar) -> str:
-    """Quote one value. A replacement character stands for each line break or escape character in it."""
+    """Quote one value. Each line break or escape character in it is replaced by a replacement character."""
     return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

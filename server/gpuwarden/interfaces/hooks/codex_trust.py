@@ -19,8 +19,8 @@ EVENT: Final = "pre_tool_use"
 def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: Mapping[str, Any]) -> bool:
     """Return whether Codex would run a hook that it stores under one of `keys`.
 
-    This is so if the user trusted the hook in its current form and has not disabled it since. For a plugin's hook, the
-    digest of the hook is followed by that of the plugin.
+    It does if the user trusted the hook in its current form and has not disabled it since. For a plugin's hook, the
+    plugin's digest follows the hook's digest.
     """
     kept = [state for key, state in _states(config).items() if key in set(keys)]
     identity = {"event_name": EVENT, "matcher": group.get("matcher"), "hooks": [{"async": False, **hook}]}

@@ -1,10 +1,10 @@
-"""Install the guard as a hook of coding agents, next to the user's other hooks.
+"""Install the guard as a hook in coding agents, in addition to the user's other hooks.
 
-Formats: Claude Code `settings.json`, Codex `hooks.json` and Gemini `settings.json` have lists of matcher groups by
-event; Cursor `hooks.json` has `version` 1 and a list of commands by event. The hook runs the guard of this
-installation. The protected paths and the patterns that providers declare are written to a file next to the ledger, so a
-call imports no provider. A plugin installs the same hooks. The guard of a plugin runs from the plugin's folder and
-writes that file itself.
+Formats: in Claude Code's `settings.json`, Codex's `hooks.json` and Gemini's `settings.json`, each event has a list of
+matcher groups; Cursor's `hooks.json` has `version` 1, and each event has a list of commands. The hook runs the guard of
+this installation. The protected paths and the patterns that providers declare are written to a file next to the ledger,
+so that the guard does not import providers at each call. A plugin installs the same hooks. A plugin's guard runs from
+the plugin's folder and writes that file itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMITS: Final = (
     "encoded commands, input typed into a running program, other programs that have the account's key, or the user."
 )
 ANSWERING: Final = ("Elicitation", "ElicitationResult")
-"""Claude Code events whose hooks answer a server's form or change the answer."""
+"""Claude Code events whose hooks can answer a server's form, or change the answer."""
 FORMS: Final = "a hook there answers forms for you; keep elicitation out of approval.channels in the policy."
 TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this one."
 # Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
@@ -48,13 +48,13 @@ NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
 )
 TIMEOUT_S: Final = 60
-"""Timeout of the hook. The guard exits long before it; if a hook times out, the client allows the call."""
+"""The timeout of the hook. The guard exits long before that; if a hook times out, the client allows the call."""
 BACKUP: Final = ".before-gpuwarden"
 GUARD: Final = "guard.json"
 
 
 def or_deny(why: str) -> str:
-    """Return the end of a hook's command, which blocks the call if the guard itself fails.
+    """Return the last part of a hook's command, which blocks the call if the guard itself fails.
 
     Every client allows the call on an exit code other than 2, such as 1 from a crash, 137 from a killed process, or 127
     if a command is not found.
@@ -64,7 +64,7 @@ def or_deny(why: str) -> str:
 
 @dataclass(frozen=True)
 class Client:
-    """A coding agent: its folder, its settings file, and its events with their matchers."""
+    """A coding agent: its folder, its settings file, and the events to hook, with their matchers."""
 
     name: str
     folder: str
@@ -79,7 +79,7 @@ class Client:
 
     @property
     def timeout(self) -> int:
-        """Return the hook's timeout in the client's unit: milliseconds for Gemini, seconds for the others."""
+        """Return the hook's timeout in the client's unit: milliseconds for Gemini, seconds for the other clients."""
         return TIMEOUT_S * (1000 if self.name == "gemini" else 1)
 
     def entry(self, command: str, matcher: str | None) -> dict[str, Any]:
@@ -121,8 +121,8 @@ CLIENTS: Final = (
 
 
 class HooksReply(Result):
-    """State by client: `installed`, `untrusted` (present, but not run until the user trusts it), `absent`, `stale` (a
-    guard of another installation), `the plugin installs it` or `not found here`.
+    """State by client: `installed`, `untrusted` (present, but the client does not run it until the user trusts it),
+    `absent`, `stale` (a guard of another installation), `the plugin installs it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -134,7 +134,7 @@ class HooksReply(Result):
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
     """Install or uninstall the hooks, or only report their state. Without names: the clients whose folder exists.
 
-    Raises BadRequest, before any client's file is written, if one of them is not a JSON object of the known form or
+    Raises BadRequest, before any client's file is written, if one of the files does not have the known JSON format or
     the guard can't start.
     """
     homes = _homes(env)
@@ -162,7 +162,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
-    """Return those settings files of the user, the project and the plugins that have a hook that answers forms."""
+    """Return the settings files of the user, the project and the plugins that contain a hook that answers forms."""
     folders = [*homes.values(), project / ".claude"]
     files = {
         f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
@@ -185,11 +185,11 @@ def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path,
 
 
 def plugin_hooks(name: str) -> dict[str, Any]:
-    """Return the hooks file of a plugin. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
+    """Return the content of a plugin's hooks file. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
 
     The plugin's packages are downloaded and the guard's file is written when a session starts. A hook call never
-    downloads or waits for a download, because the hook would time out, and the client allows a call whose hook times
-    out.
+    downloads anything or waits for a download, because the hook could time out, and the client allows a call whose
+    hook times out.
     """
     client = next(c for c in CLIENTS if c.name == name)
     start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
@@ -201,7 +201,7 @@ def plugin_hooks(name: str) -> dict[str, Any]:
 
 
 def place_guard(env: Mapping[str, str]) -> Path:
-    """Write the file of a plugin's guard next to the ledger of this environment, and return its path."""
+    """Write the guard's file for a plugin next to this environment's ledger, and return the file's path."""
     config = load_config(env)
     _place_guard(config, [home / c.file for c, home in _homes(env).items()])
     return _folder(config) / GUARD
@@ -216,7 +216,7 @@ def _folder(config: Config) -> Path:
 
 
 def _command(client: Client, config: Config) -> str:
-    """Return the command for the client's shell. `-E -P` keep the environment from changing Python's import path."""
+    """Return the command for the client's shell. `-E -P` prevent the environment from changing Python's import path."""
     words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     return command if os.name == "nt" else command + or_deny(GONE)
@@ -226,7 +226,7 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     """Write the guard's file next to the ledger, then test the guard. Raises BadRequest if it can't start."""
     folder = _folder(config)
     private_folder(config.home)
-    private_folder(folder).chmod(0o700)  # an older version made it world-readable
+    private_folder(folder).chmod(0o700)  # an older version made the folder world-readable
     (folder / OLD_MARK).unlink(missing_ok=True)
     write_private(folder / "guard.json", _told(config, settings).encode())
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
@@ -274,7 +274,7 @@ def _plain(file: Path) -> str:
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
-    """Return a client's settings. Raises BadRequest for an unknown format, because such a file is never written."""
+    """Return a client's settings. Raises BadRequest for a file in an unknown format, which must not be overwritten."""
     try:
         table = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
@@ -289,7 +289,7 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
 
 
 def _is_ours(entry: Any) -> bool:
-    """Return whether an entry, or a hook in a matcher group, runs this guard or that of an older installation."""
+    """Return whether an entry, or a hook in its matcher group, runs this guard or an older installation's guard."""
     return any((MARK in text or OLD_MARK in text) and "guard.json" in text for text in _texts(entry))
 
 
@@ -311,7 +311,7 @@ def _without(entries: list[Any]) -> list[Any]:
 
 
 def _install(client: Client, file: Path, table: dict[str, Any], command: str) -> None:
-    """Add the hook after the others of each event, and keep a backup of the original file next to it."""
+    """Add the hook after the other hooks of each event, and keep a backup of the original file in the same folder."""
     before = json.dumps(table)
     was_ours = _installed(client, table)
     if not client.grouped:
@@ -378,7 +378,7 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Return whether Codex would run the guard's hook in this file."""
+    """Return whether Codex trusts, and therefore runs, the guard's hook in this file."""
     for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
         for h, hook in enumerate(group.get("hooks", [])):
             if _is_ours(hook):
@@ -388,7 +388,7 @@ def _trusted(client: Client, file: Path) -> bool:
 
 
 def by_plugin(name: str, env: Mapping[str, str]) -> str:
-    """Return the state of the guard that a client's plugin installs; empty if no plugin installs one."""
+    """Return the state of the guard that a client's plugin installs; empty if no plugin installs a guard."""
     client = client_files(env)[name]
     if name not in BRINGS_GUARD or (folder := plugin_folder(client)) is None:
         return ""
@@ -400,8 +400,8 @@ def by_plugin(name: str, env: Mapping[str, str]) -> str:
 def replace_text(file: Path, text: str) -> None:
     """Replace a file atomically, following links, and keep its mode and owner.
 
-    A new file is readable by its owner only, since the user may later add a key to it. Raises OSError, also for a
-    read-only file.
+    A new file is readable by its owner only, since the user may later add a key to it. Raises OSError,
+    including for a read-only file.
     """
     target = file.resolve()
     fresh = target.with_name(f"{target.name}.{os.getpid()}.new")

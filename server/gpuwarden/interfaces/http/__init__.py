@@ -1,1 +1,1 @@
-"""The HTTP interface of `gpuwarden serve`: MCP, the metrics and alerts contract, and the page."""
+"""The HTTP interface of `gpuwarden serve`: MCP, the API for metrics and alerts, and the web pages."""

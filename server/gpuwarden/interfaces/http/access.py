@@ -1,4 +1,4 @@
-"""Authenticate callers and check the scopes of each route. Every request needs a principal, also on loopback."""
+"""Authenticate callers and check the scopes of each route. Every request needs a principal, even on loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.people import acting_as
 
 OPEN: Final = frozenset({"/enter"})
-"""Paths that need no principal: the one-time link for a browser session."""
+"""Paths that don't require a principal: the one-time link for a browser session."""
 SAFE: Final = frozenset({"GET", "HEAD"})
 CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
 
@@ -80,7 +80,8 @@ class Authenticate:
         return found if found is not None and found.kind == "session" else None
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
-        """Return whether a browser's request comes from a page of this server; a read request needs no Origin.
+        """Return whether a browser's request comes from a page of this server; a read request does not need an Origin
+        header.
 
         The Guard has already refused every other Origin, so here the header only has to be present.
         """
@@ -106,7 +107,7 @@ class _Needs:
         self.kinds = frozenset(kinds)
 
     def lacking(self, scope: Asgi) -> Refused | None:
-        """Return the refusal of a principal that does not meet the requirements."""
+        """Return the error for a principal that does not meet the requirements."""
         principal: Principal = scope["gpuwarden.principal"]
         if self.kinds and principal.kind not in self.kinds:
             return Refused(f"this route accepts a {' or a '.join(sorted(self.kinds))}, not a {principal.kind}")
@@ -117,7 +118,7 @@ class _Needs:
 
 
 class Protected(Route):
-    """A route for principals with one of the scopes and, if kinds are given, of one of the kinds."""
+    """A route for principals that have one of the scopes and, if kinds are given, are of one of the kinds."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class Protected(Route):
 
 
 class ProtectedSocket(WebSocketRoute):
-    """A WebSocket for principals with one of the scopes and, if kinds are given, of one of the kinds."""
+    """A WebSocket for principals that have one of the scopes and, if kinds are given, are of one of the kinds."""
 
     def __init__(
         self,

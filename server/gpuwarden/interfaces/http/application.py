@@ -1,4 +1,4 @@
-"""The application of `gpuwarden serve`: the routes of all features, behind one guard."""
+"""The application of `gpuwarden serve`: the routes of all features, behind one set of security checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES: Final = (session_routes, mcp_routes, contract, pages)
 
 
 def build(serving: Serving) -> Starlette:
-    """Return the application. Every route except the one-time link must be Protected; this function asserts that."""
+    """Return the application, after asserting that every route except the one-time link is Protected."""
     routes: list[BaseRoute] = [route for feature in FEATURES for route in feature.routes(serving)]
     for route in routes:
         assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in OPEN, route
@@ -50,7 +50,7 @@ def build(serving: Serving) -> Starlette:
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
-    """Respond to errors of the router, such as an unknown path or method, in the common format."""
+    """Respond to router errors, such as an unknown path or method, in the common format."""
     assert isinstance(error, HTTPException)
     known = NotFound("this path does not exist") if error.status_code == 404 else BadRequest(error.detail)
     return error_answer(known, error.status_code, dict(error.headers or {}))

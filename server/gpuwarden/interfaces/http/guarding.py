@@ -1,6 +1,7 @@
-"""Guard every request before routing: Host, Origin, size and duration of the body, and the headers of every response.
+"""Check every request before routing (Host, Origin, body size and body duration), and set the headers of every
+response.
 
-Pure ASGI, so that the guard applies to routes, mounts, errors and WebSockets, and buffers nothing.
+The guard is pure ASGI middleware, so it covers routes, mounts, errors and WebSockets, and does not buffer anything.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class _TooSlow(Exception):
 
 
 class _Unread(OSError):
-    """The client does not read the response. Starlette treats an OSError from `send` as a disconnected client."""
+    """The client does not read the response. It is an OSError, because Starlette treats an OSError from `send` as a
+    disconnected client.
+    """
 
 
 class Guard:
@@ -86,7 +89,7 @@ class Guard:
             status = 413 if isinstance(cut, _TooLarge) else 408
             await refuse(scope, receive, answering, self._cut(status), status)
         except (_Unread, ClientDisconnect):
-            return  # the server closes the connection of an incomplete response
+            return  # the server closes the connection after an incomplete response
         except Exception as error:
             if answering.started:
                 raise
@@ -104,7 +107,7 @@ class Guard:
             return 421, Refused("the Host header names another server", "Use the address that gpuwarden serve printed.")
         origins = headers.getlist("origin")
         if any(origin.lower() not in self.settings.origins for origin in origins):
-            return 403, Refused("pages of another origin can't call this server")
+            return 403, Refused("pages from another origin can't call this server")
         if len(headers) > MAX_HEADERS:
             return 431, BadRequest(f"the request has more than {MAX_HEADERS} headers")
         length = headers.get("content-length", "0")
@@ -157,7 +160,7 @@ class Answering:
 
     @property
     def principal(self) -> Principal | None:
-        """Return the principal that the inner middleware found; None before that."""
+        """Return the principal that the inner middleware found; None before it has run."""
         found: Principal | None = self._scope.get("gpuwarden.principal")
         return found
 

@@ -16,13 +16,16 @@ CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 
 
 class _Endpoint:
-    """ASGI application at the path: a class, because Starlette would treat a function as one of its own endpoints."""
+    """ASGI application for the route.
+
+    It is a class because Starlette would treat a function as one of its own endpoints.
+    """
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request of a token's client; browser sessions and jobs are not MCP clients."""
+        """Respond to a request from a client with a token. Browser sessions and jobs are not MCP clients."""
         principal: Principal = scope["gpuwarden.principal"]
         await self.serving.mcp.handle(
             scope,
@@ -36,7 +39,7 @@ class _Endpoint:
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the MCP route. Its endpoint runs while the application runs."""
+    """Return the MCP route. Its endpoint is started and stopped with the application."""
     serving.lifespans.append(serving.mcp.running)
     return [
         Protected(

@@ -39,7 +39,7 @@ class Authority(Protocol):
 
 
 class JobAuthority:
-    """Accept the two keys of a job: `JOB_TOKEN` as a bearer token and `INTERNAL_API_KEY`."""
+    """Accepts the two keys of a job: `JOB_TOKEN` as a bearer token, and `INTERNAL_API_KEY`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -1,6 +1,6 @@
-"""Record the address of a ledger's server next to the ledger, so that other commands find it.
+"""Record the address of the server that uses a ledger next to that ledger, so that other commands find the server.
 
-A ledger has one server.
+At most one server can use a ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S: Final = 5.0
 
 
 class Record(Frozen):
-    """Address of the server of this state folder, for `gpuwarden dashboard` and `doctor`.
+    """Address of the server that uses this state folder, for `gpuwarden dashboard` and `doctor`.
 
     `public_url` is the address of the reverse proxy in front of it, if any.
     """
@@ -43,7 +43,7 @@ def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise Conflict(
-            "a server of this ledger is already running", "Open it in a browser with gpuwarden dashboard."
+            "a server that uses this ledger is already running", "Open it in a browser with gpuwarden dashboard."
         ) from None
     file = home / FILE
     try:
@@ -55,7 +55,7 @@ def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
 
 
 def running_server(home: Path) -> Record:
-    """Return the record of the running server of this state folder. Raises NotFound if none is running."""
+    """Return the record of the running server that uses this state folder. Raises NotFound if none is running."""
     lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
     with contextlib.suppress(Timeout, OSError, ValidationError):
         try:
@@ -63,13 +63,13 @@ def running_server(home: Path) -> Record:
                 pass
         except Timeout:
             return Record.model_validate_json((home / FILE).read_bytes())
-    raise NotFound("no server of this ledger is running", "Start one: gpuwarden serve")
+    raise NotFound("no server that uses this ledger is running", "Start one: gpuwarden serve")
 
 
 async def replaced(home: Path, server: int, every_s: float = LOOK_S) -> None:
-    """Wait until the server that started this process has ended and another server of this ledger is running.
+    """Wait until the server that started this process has ended and another server for this ledger is running.
 
-    A watch outlives a server that was killed, so that the machines are still polled. The next server starts another
+    A watch keeps running if its server is killed, so that the machines are still polled. The next server starts another
     watch, with the current policy and keys.
     """
     while True:

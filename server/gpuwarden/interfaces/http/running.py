@@ -30,7 +30,7 @@ MAX_HEADER_BYTES: Final = 64 << 10
 MAX_CONNECTIONS: Final = 900
 """Maximum number of connections, below the usual limit of 1,024 open files."""
 STOP_S: Final = 5
-"""Seconds that open requests have to finish when the server stops."""
+"""Time in seconds for open requests to finish when the server stops."""
 WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
 WATCH_PAUSE_S: Final = 5.0
 """Seconds between two checks that the watch is running."""
@@ -149,7 +149,7 @@ async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) 
 
 
 def config_of(serving: Serving) -> uvicorn.Config:
-    """Return the configuration of uvicorn, without an access log, as URLs may contain secrets."""
+    """Return uvicorn's configuration. The access log is disabled, because URLs may contain secrets."""
     protocol = type("Protocol", (BoundedProtocol,), {"header_s": serving.settings.header_s})
     return uvicorn.Config(
         build(serving),
@@ -186,7 +186,7 @@ def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> Non
     sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
-    # uvicorn re-raises the signal that stopped it; this must not skip the cleanup of `recorded`.
+    # uvicorn re-raises the signal that stopped it, which must not skip the cleanup in `recorded`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = serving.settings
     with recorded(serving.ctx.home, settings.local_url, settings.public_url), contextlib.suppress(KeyboardInterrupt):

@@ -23,7 +23,7 @@ NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PORT = 8741
 RECHECK_S = 5.0
-"""Seconds between two checks of the tokens of open streams."""
+"""Seconds between two checks of the tokens for open streams."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Settings:
     port: int = PORT
     public_url: str = ""
     max_body: int = 4 << 20
-    """Maximum number of bytes in a request's body."""
+    """Maximum number of bytes in a request body."""
     body_s: float = 30.0
-    """Seconds in which a complete body has to arrive."""
+    """Seconds within which the complete body must arrive."""
     header_s: float = 10.0
-    """Seconds in which the headers have to arrive."""
+    """Seconds within which the headers must arrive."""
     send_s: float = 60.0
-    """Maximum seconds for which a client may leave a part of a response unread."""
+    """Maximum time in seconds for which a client may leave a part of a response unread."""
 
     def __post_init__(self) -> None:
         try:
@@ -65,7 +65,7 @@ class Settings:
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Return the origins whose pages may send requests, each with its port: other ports belong to other
+        """Return the origins whose pages may send requests. Each has its port, because other ports belong to other
         programs.
         """
         own = {f"http://{name}:{self.port}" for name in LOOPBACK}
@@ -78,7 +78,7 @@ class Settings:
 
 
 def host_name(netloc: str) -> str:
-    """Return the host of `host:port`, in lower case; an IPv6 address keeps its brackets. Empty for any other text."""
+    """Return the host in `host:port`, in lower case; an IPv6 address keeps its brackets. Empty for any other string."""
     found = NETLOC.fullmatch(netloc.lower())
     return found.group(1) if found else ""
 
@@ -127,7 +127,7 @@ class Serving:
                 scope.cancel()
 
     async def end_refused(self) -> None:
-        """End the streams of tokens and sessions that expired or were revoked. Runs until canceled."""
+        """End the streams whose token or session expired or was revoked. Runs until canceled."""
         while True:
             await anyio.sleep(RECHECK_S)
             try:
@@ -137,5 +137,5 @@ class Serving:
             self.end_streams(lambda who: who is not None and who.kind != "job" and who.id not in valid)  # noqa: B023
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the principal of a secret from the first authority that accepts it."""
+        """Return the principal for a secret, from the first authority that accepts the secret."""
         return next((found for one in self.authorities if (found := one.principal(secret))), None)

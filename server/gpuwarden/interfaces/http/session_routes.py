@@ -1,4 +1,4 @@
-"""Open and close browser sessions: exchange the one-time link of `gpuwarden dashboard` for a read-only cookie."""
+"""Open and close browser sessions: exchange the one-time link from `gpuwarden dashboard` for a read-only cookie."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ENTERED: Final = (
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes of sessions."""
+    """Return the session routes."""
 
     async def enter(request: Request) -> Response:
-        """GET: use up the link, set the cookie, and load the page without the secret in its URL."""
+        """GET: invalidate the one-time link, set the cookie, and load the page without the secret in its URL."""
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
             return error_answer(AuthFailed("this link was used or has expired", "Run gpuwarden dashboard again."))
-        # Not a redirect: if the link was opened from another site or a file, a browser would not send a strict cookie
-        # after a redirect. A page of this server that loads the next one counts as the same site.
+        # Not a redirect, because if the link was opened from another site or a file, a browser would not send a strict
+        # cookie after the redirect. If a page from this server loads the next page, that counts as the same site.
         response = HTMLResponse(ENTERED)
         local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}
         response.set_cookie(
@@ -45,7 +45,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         return response
 
     async def leave(request: Request) -> Response:
-        """POST: end the session of this browser."""
+        """POST: end this browser's session."""
         await to_thread.run_sync(serving.tokens.close_session, principal_of(request).id)
         response = Response(status_code=204)
         response.delete_cookie(cookie_name(serving), path="/")

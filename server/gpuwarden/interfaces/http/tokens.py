@@ -48,7 +48,7 @@ class Grant(Frozen):
     created_at: float
     expires_at: float
     person: str = ""
-    """The user on whose behalf the grant acts. Empty for a token from an older version, which acts under the token's
+    """The user on whose behalf the grant acts. Empty for a token from an older version; such a token acts under its own
     name.
     """
 
@@ -80,7 +80,7 @@ class TokenStore:
         return self._add("token", name, tuple(dict.fromkeys(scopes)), days * DAY_S, person)
 
     def create_link(self, person: str = "") -> str:
-        """Store the secret of a one-time link, which opens one browser session of a user, and return the secret."""
+        """Store the secret of a one-time link, which opens one browser session for a user, and return the secret."""
         return self._add("link", "dashboard", (), LINK_S, person)[1]
 
     def open_session(self, link: str) -> str | None:

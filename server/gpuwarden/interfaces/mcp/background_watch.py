@@ -1,4 +1,4 @@
-"""The watch of a server: advance jobs and log alerts while no agent calls a tool."""
+"""The watch inside a server: advance jobs and log alerts while no agent calls a tool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 async def watch_in_background(ctx: Context, every_s: float = EVERY_S) -> None:
-    """Run the watch while the server runs, so that no idle machine is billed until an agent's next call."""
+    """Run the watch while the server runs, so that an idle machine is not billed until the next call by an agent."""
     said: dict[str, str] = {}
 
     def report(done: Round) -> None:

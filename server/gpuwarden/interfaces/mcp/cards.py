@@ -1,7 +1,7 @@
-"""Cards as the MCP extension for apps (SEP-1865): which tools have a card, and which clients get it.
+"""Serve cards through the MCP Apps extension (SEP-1865): which tools have a card, and which clients receive it.
 
-Only a client that declares the extension gets the tools' references to cards and their views. Texts and structured
-content are the same with and without the extension.
+Only a client that declares the extension gets the tools' references to cards and their views. The text and the
+structured content of results are the same with and without the extension.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> An
             card = {"resourceUri": CARDS[tool["name"]]} if tool["name"] in CARDS else {}
             tool["_meta"] = {**tool.get("_meta", {}), "ui": {**card, "visibility": ["model"]}}
         if "cacheScope" in result:
-            result["cacheScope"] = "private"  # another client may not support the extension
+            result["cacheScope"] = "private"  # not cached for other clients, which may not support the extension
     return result
 
 

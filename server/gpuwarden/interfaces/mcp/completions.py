@@ -1,4 +1,4 @@
-"""Completions of arguments: jobs, platforms, profiles, entries, templates."""
+"""Completions for arguments: jobs, platforms, profiles, entries and templates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpuwarden.profiles import profile_names
 from gpuwarden.static_analysis.shipped_trainers import trainer_names
 
 LIMIT: Final = 100
-"""Maximum number of values in one answer, the limit of the protocol."""
+"""Maximum number of values in one response, as set by the protocol."""
 JOBS_LOOKED_AT: Final = 1_000
 Names: TypeAlias = Callable[[Context, str], Iterable[str]]
 
 
 def _jobs(ctx: Context, typed: str) -> Iterable[str]:
-    """Yield the ids of the latest jobs. The typed text may also be a part of a job's name."""
+    """Yield the ids of the latest jobs. The typed text may also match part of a job's name."""
     for row in ctx.ledger.page("job", *(s for s in Job if s is not Job.REFUSED), limit=JOBS_LOOKED_AT):
         job_id = row.subject.removeprefix("job/")
         if job_id.startswith(typed) or (typed and typed.lower() in (row.name or "").lower()):
@@ -74,6 +74,6 @@ async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completi
     if names is None:
         return Completion(values=[], total=0, has_more=False)
     if names is _entries:
-        await to_thread.run_sync(shipped)  # parses every page the first time
+        await to_thread.run_sync(shipped)  # the first call parses every page
     found = list(names(ctx, typed[:200]))
     return Completion(values=found[:LIMIT], total=len(found), has_more=len(found) > LIMIT)

@@ -1,8 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
 Changes are read from the ledger, so changes made by any process are reported. Alerts are sent to the clients that
-requested log messages. Notifications are sent at most once a second, and a client that does not read delays them by at
-most SEND_S seconds.
+requested log messages. Notifications are sent at most once a second, and a client that does not read its messages
+delays notifications by at most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def job_uri(job_id: str) -> str:
 
 
 def job_text(ctx: Context, job_id: str) -> str:
-    """Return a job as JSON, from the ledger and the last poll of this process. Raises NotFound."""
+    """Return a job as JSON, from the ledger and this process's last poll. Raises NotFound."""
     body = job_line(line_of(ctx, read_job(ctx.ledger, job_id))).model_dump(mode="json", exclude_none=True)
     return json.dumps(scrubbed(body, ctx.hidden(body)), ensure_ascii=False)
 
 
 class LiveJobs:
-    """Subscriptions of clients in both versions of the protocol; the server's subscription bus."""
+    """The server's subscription bus: subscriptions of clients in both versions of the protocol."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -72,7 +72,7 @@ class LiveJobs:
         self._changed: set[str] = set()
 
     def changed(self, job_id: str) -> None:
-        """Record a change of a job that is not in the ledger, such as a new point of its curve."""
+        """Record a change to a job that is not in the ledger, such as a new point of its curve."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
@@ -92,16 +92,16 @@ class LiveJobs:
         return unsubscribe
 
     def serve(self, server: Server[Any]) -> None:
-        """Register the methods of the older protocol, for which the SDK's server has no other hook."""
+        """Register the methods of the older protocol version, for which the SDK's server has no other hook."""
         server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
 
     async def run(self) -> None:
-        """Notify clients of changes until canceled."""
+        """Notify clients of changes until this task is canceled."""
         after = self.ctx.ledger.last_seq()
         while True:
-            await anyio.sleep(EVERY_S)  # other processes write in real time, independent of a rehearsal's clock
+            await anyio.sleep(EVERY_S)  # other processes write in real time, regardless of a rehearsal's clock
             try:
                 after = await self.round(after)
             except WardenError as error:  # the ledger is temporarily unreadable
@@ -137,7 +137,7 @@ class LiveJobs:
     async def _send(self, connection: Connection, method: str, params: dict[str, Any]) -> None:
         """Send a notification to one client.
 
-        Skip a client that does not read, and drop a client that has disconnected.
+        Skip a client that does not read its messages, and drop a client that has disconnected.
         """
         try:
             with anyio.move_on_after(SEND_S):
@@ -161,8 +161,8 @@ class LiveJobs:
         return EmptyResult()
 
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
-        """Return the client's connection. The connection is removed when it closes."""
-        connection = ctx.session._connection  # noqa: SLF001 - the session lasts for one request only
+        """Return the client's connection, which is removed when it closes."""
+        connection = ctx.session._connection  # noqa: SLF001 - the session exists for one request only
         if connection not in self._subscribed and connection not in self._levels:
             connection.exit_stack.callback(self._forget, connection)
         return connection

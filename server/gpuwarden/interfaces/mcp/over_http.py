@@ -1,7 +1,7 @@
 """The MCP server as an ASGI endpoint: streamable HTTP, both protocol revisions, with and without sessions.
 
-The caller is already authorized. This module sets the principal: the SDK binds sessions and request states to it, and
-`call_tool` reads the scopes from it.
+The caller is already authorized. This module sets the principal, to which the SDK binds sessions and request states,
+and from which `call_tool` reads the scopes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class McpEndpoint:
     async def running(self) -> AsyncIterator[None]:
         """Serve requests inside this block."""
         self._manager = StreamableHTTPSessionManager(
-            app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's own application does not support principals
-            # The application's guard has already checked Host and Origin, in the same way for every route.
+            app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's public application does not support principals
+            # The application's guard has already checked Host and Origin, as it does for every route.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             session_idle_timeout=IDLE_S,
             max_sessions=MAX_SESSIONS,
@@ -63,7 +63,7 @@ class McpEndpoint:
         scopes: Collection[str],
         person: str = "",
     ) -> None:
-        """Respond to one request of the principal with the id `holder`.
+        """Respond to one request from the principal with the id `holder`.
 
         A session is bound to the principal that opened it.
         """

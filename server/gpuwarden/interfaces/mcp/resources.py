@@ -1,4 +1,4 @@
-"""References, profiles and skills as documents with a URI."""
+"""Provide references, profiles and skills as documents with a URI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", "
 
 @dataclass(frozen=True)
 class Document:
-    """One file: its list entry and its content. `path` is relative to the folder of its kind."""
+    """One file with its list entry and its content. `path` is relative to the folder for its kind."""
 
     kind: Kind
     path: str
@@ -48,12 +48,13 @@ class Document:
 
 
 def page_uri(page: str) -> str:
-    """Return the URI of a page, given by its path in the references."""
+    """Return the URI of a page, given its path in the references folder."""
     return f"gpuwarden://references/{page}"
 
 
 def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
-    """Return every document by its URI. A profile in the user's folder replaces a shipped one of the same name.
+    """Return every document, keyed by its URI. A profile in the user's folder replaces a shipped profile with the same
+    name.
 
     The user's notes are included unless they are empty or invalid.
     """
@@ -74,7 +75,7 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
 
 
 def entry_text(key: str) -> str:
-    """Return an entry's section of its page. Raises NotFound."""
+    """Return the section of a page that contains an entry. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
@@ -86,7 +87,7 @@ def entry_text(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
-    """Return the shipped documents. They are read only once, so that a listing and later reads agree."""
+    """Return the shipped documents. They are read only once, so that a listing and later reads are consistent."""
     kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 
@@ -116,7 +117,10 @@ def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """Return the front matter of a page; empty if it is missing or invalid, which the page's own loader reports."""
+    """Return the front matter of a page, or an empty dict if it is missing or invalid.
+
+    The page's own loader reports errors.
+    """
     try:
         return read_front_matter(text, name="page").data
     except BadRequest:

@@ -1,4 +1,4 @@
-"""Shorten the schemas of the tools to the parts that a model needs, because they cost tokens on every turn."""
+"""Shorten the tool schemas to the parts that a model needs, because they cost tokens on every turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The MCP server: the use cases as tools. Only files `mcp_*.py` and those in `tools/` import the protocol's SDK.
+"""The MCP server, which provides the use cases as tools. Only files `mcp_*.py` and those in `tools/` import the SDK.
 
-Descriptions and schemas cost a model tokens on every turn, so they are short. They do not ask an agent to follow the
-safety rules, because the use cases enforce the rules.
+Descriptions and schemas are short, because they cost the model tokens on every turn. They do not ask an agent to follow
+the safety rules, because the use cases enforce these rules.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ SUBMITS = frozenset({"submit_job", "cancel_job", "pull_artifacts", "teardown_req
 Over HTTP they need the scope submit; all other tools need the scope read.
 """
 MAX_ARGUMENTS = 4 << 20
-"""Maximum bytes of a call's arguments; the largest allowed script fits."""
+"""Maximum size of a call's arguments in bytes. The largest allowed script is smaller."""
 MAX_LISTED = 100
-"""Maximum number of jobs among the resources; those with the latest transitions are listed."""
+"""Maximum number of jobs among the resources. The jobs with the latest transitions are listed."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
-"""The scope is private because the resources may include the user's own profiles."""
+"""The cache scope is private because the resources may include the user's own profiles."""
 
 
 class WardenServer(MCPServer[Any]):
@@ -89,7 +89,7 @@ class WardenServer(MCPServer[Any]):
         self.warden = ctx
         self.live = live
         self.scoped = scoped
-        """Whether each call needs a scope from its principal, as over HTTP. Over stdio the client acts as the user."""
+        """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: ClientContext[Any, Any] | None = None
@@ -121,7 +121,7 @@ class WardenServer(MCPServer[Any]):
             return failure(self.warden, cause(error))
 
     async def list_resources(self) -> list[Resource]:
-        """Return every document with its size, and the jobs that have not ended or may be billing."""
+        """Return every document with its size, and the jobs that have not ended or may still be billed."""
         return [
             Resource(
                 uri=d.uri,
@@ -140,7 +140,7 @@ class WardenServer(MCPServer[Any]):
     async def read_resource(
         self, uri: Any, context: ClientContext[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
-        """Read a document, or a resource of a template, such as an entry."""
+        """Read a document, or a resource that matches a template, such as an entry."""
         document = documents(self.warden.own_profiles, self.warden.notes_file).get(str(uri))
         if document is None:
             return await super().read_resource(uri, context)
@@ -162,7 +162,7 @@ class WardenServer(MCPServer[Any]):
 
 
 async def explain_errors(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """If a request other than a tool call fails, respond with gpuwarden's message and next steps."""
+    """Respond with gpuwarden's message and next steps if a request other than a tool call fails."""
     try:
         return await call_next(ctx)
     except WardenError as error:
@@ -170,14 +170,14 @@ async def explain_errors(ctx: ServerRequestContext[Any, Any], call_next: Any) ->
 
 
 def make_server(ctx: Context, *, scoped: bool = False) -> WardenServer:
-    """Return a server for one context. Its tools reject unknown arguments; their schemas are shortened."""
+    """Return a server for one context. Its tools reject unknown arguments and have shortened schemas."""
     server = WardenServer(ctx, scoped=scoped)
-    low = server._lowlevel_server  # noqa: SLF001 - the SDK has no public way for these methods
+    low = server._lowlevel_server  # noqa: SLF001 - the SDK has no public API for these methods
     server.live.serve(low)
     completions.serve(ctx, low)
     for tools in (hub, jobs, artifacts, teardown, knowledge):
         tools.add(server, ctx)
-    for tool in server._tool_manager.list_tools():  # noqa: SLF001 - the SDK has no public way for this
+    for tool in server._tool_manager.list_tools():  # noqa: SLF001 - the SDK has no public API for this
         model = tool.fn_metadata.arg_model
         model.model_config = ConfigDict(**{**model.model_config, "extra": "forbid"})
         model.model_rebuild(force=True)

@@ -34,7 +34,7 @@ def folder(uri: str) -> list[dict[str, str]]:
     """Return the entries of a skill's folder. `uri` has no trailing slash. Raises NotFound."""
     inside = [d for d in _files() if d.uri.startswith(f"{uri}/")]
     if not inside or uri.endswith("/"):
-        raise NotFound(f"{uri!r} is not a folder of a skill", "Name a folder such as skill://gpu-training.")
+        raise NotFound(f"{uri!r} is not a skill folder", "Specify a folder such as skill://gpu-training.")
     rows: dict[str, dict[str, str]] = {}
     for document in inside:
         name, below, _ = document.uri[len(uri) + 1 :].partition("/")

@@ -1,4 +1,4 @@
-"""The skills as an extension of the MCP server (SEP-2640). Their files are also ordinary resources."""
+"""Provide the skills through an MCP extension (SEP-2640). Their files are also available as ordinary resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
 
 
 class SkillsParams(RequestParams):
-    """Parameters of the methods of the skills extension."""
+    """Parameters for the methods of the skills extension."""
 
     uri: str = ""
     cursor: str | None = None

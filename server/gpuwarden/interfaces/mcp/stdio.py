@@ -23,11 +23,11 @@ from gpuwarden.lifecycle.context import Context
 class LateContext:
     """A context that is opened at its first use.
 
-    While it can't be opened, every use raises the WardenError with the reason.
+    While the context can't be opened, every use raises a WardenError with the reason.
     """
 
     def __init__(self, open_context: Callable[[], Context]) -> None:
-        # Not as attributes, because attribute access is passed on to the context.
+        # Ordinary assignment would set these attributes on the context, because this class passes attribute access on.
         vars(self).update(_open=open_context, _context=None, _opened=anyio.Event())
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +56,9 @@ class LateContext:
 
 
 def serve_stdio(open_context: Callable[[], Context]) -> None:
-    """Serve until the client disconnects. If the context could not be opened by then, raise the reason."""
+    """Serve until the client disconnects. If the context could not be opened by then, raise the error that prevented
+    it.
+    """
     gc.freeze()  # the loaded modules are never freed; scanning them would take the collector 70 ms each time
     context = anyio.run(_serve, open_context)
     _ = context.ledger

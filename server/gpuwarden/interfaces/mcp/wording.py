@@ -1,4 +1,4 @@
-"""Render next steps for a model: tools and their arguments."""
+"""Render next steps for a model, as tools and their arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def in_call(step: NextStep) -> str:
 
 
 def _submission(given: Mapping[str, Scalar]) -> str:
-    """Return the call of submit_job: with the earlier call's arguments, or with only a receipt, which includes them."""
+    """Return the submit_job call, with the earlier call's arguments or with only a receipt, which includes them."""
     changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
     changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
     if given.get("receipt") and len(given) == 1:
@@ -104,7 +104,7 @@ def _argument(step: NextStep) -> str:
 
 
 def _decision(step: NextStep) -> str:
-    """Return the terminal command of a user's decision: to hold a machine, or to raise the limits of a fan-out."""
+    """Return the terminal command for a user's decision to hold a machine or to raise the limits of a fan-out."""
     given, job = step.parameters, _value(step.parameters.get("job_id", "JOB"))
     if step.action is Action.HOLD:
         return f"hold {job}"

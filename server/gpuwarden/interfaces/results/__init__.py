@@ -1,8 +1,8 @@
 """Replies: the results of use cases, in the form shared by the tools and `--json`.
 
-Every reply carries `ok` and `code`, because transcript formats lose error flags. Untrusted text is fenced and bounded
+Every reply contains `ok` and `code`, because transcript formats lose error flags. Untrusted text is fenced and bounded
 here. Next steps are values until `worded` renders them for one interface. A reply and its dependencies are imported on
-first access: a command uses one reply, and importing all of them would import every use case.
+first access, because a command uses one reply, and importing all replies would import every use case.
 """
 
 from __future__ import annotations

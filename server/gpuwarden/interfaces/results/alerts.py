@@ -1,4 +1,4 @@
-"""Reply of one round of the watch."""
+"""The reply to one round of the watch."""
 
 from __future__ import annotations
 

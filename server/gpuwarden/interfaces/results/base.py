@@ -1,4 +1,4 @@
-"""Parts that several replies share, and the rendering of a reply's next steps for one interface."""
+"""Shared parts of replies, and the rendering of a reply's next steps for an interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
-"""Maximum number of entries of a list in a reply; more would fill up a model's context."""
+"""Maximum number of entries in one list in a reply; longer lists would fill up a model's context."""
 
 
 Words = Callable[[Sequence[NextStep]], str]
@@ -41,13 +41,15 @@ Steps = Annotated[
 
 
 class Guided(BaseModel):
-    """Base of models with next steps: `next` as values, and a text field with their rendering for an interface."""
+    """Base class for models with next steps. `next` has them as values; a text field has them rendered for an
+    interface.
+    """
 
     next: Steps = ()
 
 
 class Result(BaseModel):
-    """Base of every reply. `hint` is `next` rendered for the interface that returns the reply."""
+    """Base class for replies. `hint` is `next` rendered for the interface that returns the reply."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
@@ -80,13 +82,13 @@ def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
 
 
 _PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting": "hint"}
-"""Lists of a reply whose entries have next steps, and the text field for each."""
+"""Lists in a reply whose entries have next steps, each with the name of the text field in its entries."""
 
 
 def worded(reply: R, words: Words) -> R:
     """Return a reply with its next steps, and those of its findings, rendered for an interface.
 
-    Only the text fields for `next` are rewritten, because any other text of a reply may be a path, a name or a log.
+    Only the text fields for `next` are rewritten, because other text in a reply may be a path, a name or a log.
     """
     job_id = getattr(reply, "job_id", None)
     update: dict[str, Any] = {"next": for_job(reply.next, job_id)}
@@ -105,7 +107,7 @@ def sentence(call: str, step: NextStep) -> str:
 
 
 class FindingReply(Guided):
-    """One finding of a gate. `fix` is `next` rendered for the interface."""
+    """One finding from a gate. `fix` is `next` rendered for the interface."""
 
     rule: str
     severity: str
@@ -144,7 +146,7 @@ class MeterReply(BaseModel):
 
 
 class EndingReply(BaseModel):
-    """The user's advance decision about the teardown of a job's machine. `ends_at` is set after a notice."""
+    """The user's decision, made in advance, about the teardown of a job's machine. `ends_at` is set after a notice."""
 
     automatic_teardown: Verb | None = None
     grace_minutes: float | None = None
@@ -162,7 +164,7 @@ class EndingReply(BaseModel):
 
 
 def ending_of(found: Arranged | None) -> EndingReply | None:
-    """Return the user's advance decision about a job's machine; None if the user will be asked."""
+    """Return the decision that the user made in advance about a job's machine; None if the user will be asked."""
     if found is None:
         return None
     return EndingReply(
@@ -180,14 +182,16 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
     """Return the findings of a gate.
 
-    A message may contain names of files, columns and processes, so the complete message is quoted; the next steps are
-    gpuwarden's own text.
+    Messages are quoted completely, because they may contain names of files, columns and processes. The next steps are
+    not quoted, because they are gpuwarden's own text.
     """
     return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 
 
 def error_reply(error: WardenError) -> ErrorReply:
-    """Return the reply for an error. Its message may contain text of a machine or a platform, so it is quoted."""
+    """Return the reply for an error. The error message is quoted, because it may contain text from a machine or a
+    platform.
+    """
     message = quoted(error.message, 1_200)
     if isinstance(error, Refused):
         found = findings(error.findings)

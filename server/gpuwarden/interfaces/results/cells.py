@@ -1,4 +1,4 @@
-"""The part of a reply about the cells of a fan-out."""
+"""Define the part of a reply that describes the cells of a fan-out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class SpreadReply(BaseModel):
-    """One configuration over its seeds; `std` is the standard deviation of the sample."""
+    """The results of one configuration over its seeds; `std` is the sample standard deviation."""
 
     settings: dict[str, str]
     cells: int

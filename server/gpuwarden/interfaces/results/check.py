@@ -1,4 +1,4 @@
-"""Reply of check_job and of cancel_job: the current state of a job, with a part of its log."""
+"""Reply to check_job and cancel_job: the current state of a job, with a part of its log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gpuwarden.lifecycle.records import LeaseRecord
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
 """Fields of an allocation that contain text from outside gpuwarden."""
 LOG_LIMIT = 16_000
-"""Maximum number of characters of a log in one reply."""
+"""Maximum number of log characters in one reply."""
 
 
 class DiagnosisReply(BaseModel):
-    """A known failure that `lines` of the log indicate: likely or possible, never certain."""
+    """A known failure that log lines (`lines`) indicate. It is likely or possible, never certain."""
 
     id: str
     title: str
@@ -36,9 +36,9 @@ class DiagnosisReply(BaseModel):
 
 
 class KeptReply(BaseModel):
-    """A job's artifact store, from its file list.
+    """The content of a job's artifact store, according to its file list.
 
-    `why`: why its content is unknown, or why it may lack files of the machine.
+    `why` is the reason why the content is unknown or may lack files from the machine.
     """
 
     store: str
@@ -83,11 +83,11 @@ class CheckReply(WarnedReply):
     ending: EndingReply | None = None
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """Releases that contain the name that the failed job did not find."""
+    """Package releases that contain the name that the failed job could not find."""
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
-    """Outcomes of the read-only checks on the machine of a job in trouble."""
+    """Outcomes of the read-only checks on the machine of a job with problems."""
     kept: KeptReply | None = None
-    """The copy in the artifact store, if the machine can't be read."""
+    """The content of the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
     """Steps in the verification of the job's outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None
@@ -96,7 +96,7 @@ class CheckReply(WarnedReply):
     log_bytes: int | None = None
 
     def short(self) -> dict[str, Any]:
-        """Leave out `curve`, which is for display, and `started_at`."""
+        """Omit `curve`, which is only for display, and `started_at`."""
         return {name: value for name, value in super().short().items() if name not in ("curve", "started_at")}
 
 
@@ -104,7 +104,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
-    # A running job may have lost its supervisor: the latest poll shows this, the job's last transition does not.
+    # A running job may have lost its supervisor, which the latest poll shows but the job's last transition does not.
     current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
     said = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
     return CheckReply(
@@ -169,7 +169,7 @@ def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: b
 
 
 def signaled(result: Signaled) -> CheckReply:
-    """Return the reply to cancel_job, and to a pause and a resume."""
+    """Return the reply to cancel_job, or to a pause or resume."""
     job = result.job
     return CheckReply(
         job_id=job.id,

@@ -1,4 +1,4 @@
-"""Replies of pull_artifacts and of verify_checkpoint."""
+"""Replies to pull_artifacts and verify_checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):
-    """Copied files. `missing` are declared outputs that do not exist on the machine. `store` is the source if set."""
+    """Copied files. `missing` lists declared outputs that do not exist on the machine; `store`, if set, is their
+    source.
+    """
 
     job_id: str
     dest: str
@@ -44,7 +46,7 @@ class VerifyReply(Result):
     """A verdict: proven, refuted or unknown. Unknown does not pass. Proven files are only counted, not listed.
 
     Code `claimed`: the machine checked its own files, and nothing was copied here. `problems` are the reasons why the
-    verdict is not proven; `warnings` do not affect it.
+    verdict is not proven; `warnings` do not affect the verdict.
     """
 
     verdict: str
@@ -73,12 +75,12 @@ _NEXT: Final[dict[Cause, str]] = {
     Cause.NEEDS_CODE: "It can't be verified without running its code: check the imported names, then load it on a "
     "scratch machine without keys and save the tensors as safetensors.",
     Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
-    Cause.LIMIT: "Verify a part of it or use a lower level; on a terminal the user can allow more time and bytes.",
+    Cause.LIMIT: "Verify a part of it or use a lower level; at a terminal, the user can allow more time and bytes.",
     Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write one at save time.",
     Cause.CHANGING: "Retry once no process writes to it.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
-"""Advice to the user on how to resolve each cause; no tool or command can do this."""
+"""Advice to the user for each cause. No tool or command can perform these steps."""
 
 
 def _following(report: Report) -> list[NextStep]:
@@ -132,14 +134,14 @@ def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
     message = {
         Verdict.PROVEN: "Proven.",
         Verdict.REFUTED: "Refuted: do not rely on it.",
-        Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
+        Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be completed.",
     }[report.verdict]
     if rest:  # the remaining steps already include another pull if one is needed
         following = [step for step in following if step.action is not Action.PULL]
     if report.claimed:
         following = [do(Action.PULL, "; only a copy that is verified here counts")]
         if report.verdict == "proven":
-            code, message = "claimed", "The machine reports it as complete; it was not copied here."
+            code, message = "claimed", "The machine reports the checkpoint as complete; it was not copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,

@@ -22,7 +22,7 @@ class OutcomeReply(BaseModel):
 
 
 class DecisionCheckReply(BaseModel):
-    """One check: its command as an argument list, on the job's machine, the login machine or here."""
+    """One check: its command as an argument list, and where it runs: the job's, the login or this machine."""
 
     id: str
     question: str
@@ -42,7 +42,7 @@ class DecisionReply(BaseModel):
 
 
 class CheckOutcomeReply(BaseModel):
-    """The outcome of one check on the job's machine, by ids; `unknown` if the command returned no result."""
+    """The outcome of one check on the job's machine, given as ids; `unknown` if the command returned no result."""
 
     list: str
     check: str

@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden diagnose`: how the run in a log ended, and the matching entries."""
+"""The reply of `gpuwarden diagnose`: how the run that wrote a log ended, and the matching entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLLECT = (
 
 
 class ExceptionReply(BaseModel):
-    """One exception: its innermost frame, the package and, if the log names it, the package's version."""
+    """One exception: its innermost frame, the package and, if it is in the log, the package's version."""
 
     type: str
     message: str
@@ -41,14 +41,14 @@ class ExceptionReply(BaseModel):
 class FailureReply(BaseModel):
     """The end of a run according to its log.
 
-    `chain` preceded `exception`; the run continued after the errors in `recovered`.
+    `chain` lists the exceptions that led to `exception`; the run continued after the errors in `recovered`.
     """
 
     outcome: str
     exception: ExceptionReply | None = None
     chain: list[ExceptionReply] = Field(default_factory=list)
     missing: dict[str, str] = Field(default_factory=dict)
-    """The attribute, keyword, name or module that does not exist according to the exception."""
+    """The attribute, keyword, name or module that, according to the exception, does not exist."""
     last_progress: str = ""
     exit_code: int | None = None
     signal: str = ""
@@ -59,7 +59,7 @@ class FailureReply(BaseModel):
 
 
 class OriginReply(BaseModel):
-    """Releases of a package in which `file` raises the message. An empty bound means that the table ends there."""
+    """Package releases in which `file` raises the message. An empty bound means that the table ends there."""
 
     package: str
     file: str
@@ -108,17 +108,17 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
     reply.decision = decision_reply(for_entries([row.id for row in rows[:1]]))
     if well and not rows:
         reply.code, reply.message = "nothing_failed", "Nothing failed here."
-        reply.next = steps("If the run still hangs, loses quality or slows down, search for that symptom in words.")
+        reply.next = steps("If the run still hangs, loses quality or slows down, search for a description of it.")
     elif not explained and not any(row.certainty == "likely" for row in rows):
         reply.collect = list(COLLECT)
         reply.query = line(failure.query, 300)
         if not rows and reply.skew is None:
-            reply.code, reply.message = "no_entry_fits", "No entry of the references matches this failure."
+            reply.code, reply.message = "no_entry_fits", "No reference entry matches this failure."
     return reply
 
 
 def failure_reply(failure: Failure) -> FailureReply:
-    """Return a failure with every text sanitized and bounded."""
+    """Return a failure with all strings sanitized and limited in length."""
     missing = failure.gone.model_dump(include={"kind", "owner", "name"}) if failure.gone else {}
     return FailureReply(
         outcome=failure.outcome,
@@ -148,7 +148,7 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
 
 def _by_words(hit: Hit) -> Diagnosis:
     """Return an entry that matches the words of the failure but not its signature."""
-    why = "no signature matches; this entry is the closest match for the words of the failure"
+    why = "no signature matches; the wording of this entry is closest to that of the failure"
     return Diagnosis(
         id=hit.id,
         title=hit.title,

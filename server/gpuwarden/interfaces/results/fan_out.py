@@ -1,4 +1,4 @@
-"""Reply about a fan-out: the number of cells per state, the cost, and the spread of each configuration."""
+"""Reply about a fan-out: the number of cells per state, the cost, and the spread of results per configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fanned_out(result: FanOutResult) -> SubmitReply:
 
 
 def _rising(reply: SubmitReply, rise: Rise) -> SubmitReply:
-    """Return the reply to a check of higher limits, which are not in force yet."""
+    """Return the reply to a check of higher limits. The new limits are not in force yet."""
     issued = rise.issued
     reply.ok, reply.code = True, "approval_required" if issued.ask else "checked"
     reply.receipt, reply.receipt_expires_at, reply.next = rise.receipt, issued.expires_at, rise.next_steps

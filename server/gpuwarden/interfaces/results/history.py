@@ -1,4 +1,4 @@
-"""Ledger events for a reply: text from a job, a machine or a platform is marked as a quotation."""
+"""Prepare ledger events for a reply. Text from a job, a machine or a platform is marked as quoted text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TEXT: Final = 1_200
 
 
 def told_events(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events for a reply. The ledger itself stores the original texts."""
+    """Return events for a reply. The ledger itself stores the original text."""
     return [{**row, "body": _marked(row["body"], foreign=False)} for row in rows]
 
 

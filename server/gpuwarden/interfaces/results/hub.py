@@ -1,4 +1,4 @@
-"""The replies of hub_repo_details and of dataset_search."""
+"""Replies to hub_repo_details and dataset_search."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """Return a model without defaults and empty values. Text from Hub users is marked as untrusted."""
+    """Return a model's fields without defaults and empty values. Text from Hub users is marked as untrusted."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}
 
@@ -52,6 +52,6 @@ def _marked(value: Any, field: str) -> Any:
         fenced = field in FENCED and value.startswith("<<<DATA ")
         return value if fenced or (field in IDS and _REPO.fullmatch(value)) else named(value, 400)
     if isinstance(value, dict):
-        # gpuwarden defines the keys, except those of a table such as dtypes. Every value in a structure is untrusted.
+        # gpuwarden defines the keys, except in tables such as dtypes. Every value in a structure is untrusted.
         return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
     return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value

@@ -45,16 +45,15 @@ class InstanceReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty values of the fields that few machines have."""
+        """Omit fields that are empty and that few machines have."""
         rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
 class AccountReply(BaseModel):
-    """Balance and spending rate of one platform's account. `balance` null means unknown; `per_hour` null: no price is
-    known.
+    """The balance and the spending rate of one platform's account. Null values are unknown.
 
-    `clock` is the time at which the balance is used up at this rate.
+    `clock` is the time at which the balance will be used up at this rate.
     """
 
     platform: str
@@ -66,9 +65,9 @@ class AccountReply(BaseModel):
 
 
 class InstancesReply(WarnedReply):
-    """Every machine of every platform in use.
+    """Every machine on every platform in use.
 
-    `unknown` maps a name to the reason why its state could not be read; that machine may be billed.
+    `unknown` maps a machine's name to the reason why its state could not be read. The machine may be billed.
     """
 
     instances: list[InstanceReply] = Field(default_factory=list)
@@ -88,10 +87,10 @@ def listed(inventory: Inventory) -> InstancesReply:
     counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
     text = f"{', and '.join(counts).capitalize()}{' as far as is known' if lost else ''}."
-    # If the ledger lost records, unknown machines may be billing, so a count of zero is not shown.
+    # If the ledger lost records, unknown machines may be billed, so a count of zero is not shown.
     sentences = [] if lost and not (billing or maybe) else [text]
     sentences += ["Some states could not be read."] if unknown else []
-    if trouble is not None:  # at the start if the ledger is incomplete, because all other sentences are then doubtful
+    if trouble is not None:  # comes first if the ledger is incomplete, because all other sentences are then doubtful
         sentences.insert(0 if lost else len(sentences), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
         ok=not lost,

@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden nodes check`: the result of each check, and sentences for its problems."""
+"""The reply of `gpuwarden nodes check`: the result of each check, with its problems as sentences."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
 TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.SILENT: "it does not answer",
     NodeCode.SAME_NODE: "it is the same machine as {other}",
-    NodeCode.IDENTITY_UNSEEN: "it can't be determined whether it differs from the other machines",
+    NodeCode.IDENTITY_UNSEEN: "it can't be determined whether this is a different machine from the others",
     NodeCode.FABRIC_DOWN: "it has NVSwitches, and its fabric manager is {state}: every rank of the group would hang",
-    NodeCode.FABRIC_VERSION: "its fabric manager is {version} and its driver {driver}; they have to be equal",
+    NodeCode.FABRIC_VERSION: "its fabric manager has version {version}, its driver {driver}; both must be equal",
     NodeCode.FABRIC_STATE: "a GPU reports its NVLink fabric as {state}",
-    NodeCode.FABRIC_UNSEEN: "it can't be determined whether its fabric manager runs in the driver's version",
+    NodeCode.FABRIC_UNSEEN: "it can't be determined whether its fabric manager has the same version as the driver",
     NodeCode.NO_FABRIC: "it has no NVSwitch, so no fabric manager is needed",
     NodeCode.INTERFACES_UNSEEN: "its network interfaces can't be read",
-    NodeCode.NO_INTERFACE: "none of its interfaces is up, has an address of this machine and reaches other machines",
+    NodeCode.NO_INTERFACE: "it has no interface that is up, has an address of this machine and reaches other machines",
     NodeCode.INTERFACE_OPEN: "ranks may connect over several interfaces ({names}) and no setting selects one",
-    NodeCode.INTERFACE_WRONG: "{variable} selects {taken}, but {best} leads to the other nodes",
+    NodeCode.INTERFACE_WRONG: "{variable} selects {taken}, but the route to the other nodes goes through {best}",
     NodeCode.VARIABLE_DIFFERS: "{variable} differs from its value on the first node",
     NodeCode.NOT_REACHED: "it can't connect to {target} ({error})",
     NodeCode.PORT_IN_USE: "port {port} is in use: another job may be running there",
-    NodeCode.NOT_LISTENING: "it can't listen for the others ({why})",
-    NodeCode.OTHER_ADDRESS: "{target} sees it under an address that it does not have: ranks can't connect back",
+    NodeCode.NOT_LISTENING: "it can't listen for connections from the others ({why})",
+    NodeCode.OTHER_ADDRESS: "{target} sees a source address that this node does not have, so ranks can't connect back",
     NodeCode.WAY_UNSEEN: "its route to {target} could not be checked",
-    NodeCode.PACKETS_LOST: "packets to {target} of {mtu} bytes are dropped silently, {passes} arrive: large "
+    NodeCode.PACKETS_LOST: "packets of {mtu} bytes to {target} are silently dropped, but {passes} bytes arrive: large "
     "collectives would hang",
     NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, and its interface sends {mtu}; "
     "routers report this, and TCP adapts",
     NodeCode.MTU_DIFFERS: "the interfaces have different packet sizes: {sizes}",
     NodeCode.MTU_UNSEEN: "the packet sizes that reach {target} could not be checked",
-    NodeCode.CLOCK_OFF: "its clock differs from that of {head} by {seconds:+} s (± {unsure} s)",
+    NodeCode.CLOCK_OFF: "its clock differs from the clock on {head} by {seconds:+} s (± {unsure} s)",
     NodeCode.CLOCK_UNSEEN: "its clock could not be compared precisely enough",
     NodeCode.NO_TORCH: "the PyTorch version that a job on it would use is unknown",
     NodeCode.TORCH_DIFFERS: "it has PyTorch {version}, and {other} has {others}",
     NodeCode.NCCL_DIFFERS: "it has NCCL {version}, and {other} has {others}",
     NodeCode.DRIVER_DIFFERS: "it has driver {version}, and {other} has {others}",
     NodeCode.NCCL_UNSEEN: "the NCCL version that a job on it would use is unknown",
-    NodeCode.TIMEOUT_MASKS: "collectives wait {minutes:.0f} minutes for a dead rank, which hides why it died",
+    NodeCode.TIMEOUT_MASKS: "collectives wait {minutes:.0f} minutes for a dead rank, which hides the cause",
     NodeCode.TIMEOUT_UNSEEN: "the time that collectives wait for a dead rank is unknown",
-    NodeCode.ERRORS_IGNORED: "with {variable}=0 the other ranks keep running when one dies",
+    NodeCode.ERRORS_IGNORED: "with {variable}=0, the other ranks keep running after one of them dies",
     NodeCode.NOT_RESTORED: "its workers are restarted up to {restarts} times, but its script loads no saved state: "
     "each restart begins at step 0",
     NodeCode.RESTORE_UNSEEN: "its workers are restarted up to {restarts} times; it is unknown whether they load their "
@@ -56,29 +56,29 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.ELASTIC_PAUSE: "with fewer than {fewest} workers the job pauses silently for {seconds} s, then fails",
     NodeCode.ELASTIC_TIGHT: "the job needs all {fewest} workers, so the loss of one pauses it for {seconds} s",
     NodeCode.RANK_DEAD: "its rank exited before it connected to the others (exit code {code})",
-    NodeCode.RANKS_WAITED: "its rank reached {stage} and waited for the others",
+    NodeCode.RANKS_WAITED: "its rank reached {stage} and then waited for the others",
     NodeCode.WRONG_SUM: "the all-reduce returned a wrong sum",
     NodeCode.SLOW: "the all-reduce reached {mbit:,} Mbit/s, but the slowest link allows {expected:,}",
-    NodeCode.MEASURED: "{backend} summed over all nodes in {milliseconds} ms, {mbit:,} Mbit/s",
+    NodeCode.MEASURED: "a {backend} all-reduce over all nodes took {milliseconds} ms ({mbit:,} Mbit/s)",
     NodeCode.NOT_TRIED: "no all-reduce was run",
     NodeCode.LINK_UNKNOWN: "the expected network speed is unknown: an interface does not report its speed",
 }
 FIXES: Final[dict[Area, str]] = {
-    Area.IDENTITY: "Name each machine once, by a name that resolves only to that machine.",
-    Area.FABRIC: "Restart nvidia-fabricmanager in the driver's version, or replace the machine.",
+    Area.IDENTITY: "List each machine once, under a name that resolves only to that machine.",
+    Area.FABRIC: "Run nvidia-fabricmanager in the same version as the driver, or replace the machine.",
     Area.INTERFACE: "Set the proposed variables for every rank.",
     Area.RENDEZVOUS: "Open all ports between the nodes, or choose another port.",
-    Area.MTU: "Set the same packet size on every interface of the route.",
+    Area.MTU: "Set the same packet size on every interface along the route.",
     Area.CLOCK: "Start time synchronization, such as chrony, on these nodes.",
     Area.VERSIONS: "Install the same versions on every node, from one lock file.",
-    Area.TIMEOUTS: "Set a timeout of a few minutes, and leave asynchronous error handling on.",
+    Area.TIMEOUTS: "Set a timeout of a few minutes, and keep asynchronous error handling enabled.",
     Area.RESTART: "Load the last complete checkpoint at every start, and test this by killing a worker.",
     Area.REDUCE: "Check the rank that ended first, with NCCL_DEBUG=INFO.",
 }
 
 
 class NodeFindingReply(Frozen):
-    """One finding. `node` is empty if it concerns the launch or the whole group."""
+    """One finding. `node` is empty if the finding concerns the launch or the whole group."""
 
     check: str
     answer: str

@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden offers`: the price of a machine on every platform, and the mounts that survive a stop."""
+"""Reply to `gpuwarden offers`, with the price of a machine on every platform and the mounts that survive a stop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gpuwarden.lifecycle.offers import Capacity, Offer
 class OfferReply(BaseModel):
     """One platform. `capacity`: available, unknown, none now, or not_sold. A null price is unknown.
 
-    `survives_stop` lists the mounts whose files survive a stop; null if the platform has no stop or was not queried. A
-    mount with a name in brackets must be requested. `bills_when_stopped`: something is or may be billed after a stop.
+    `survives_stop` lists the mounts whose files survive a stop, or is null if the platform has no stop or was not
+    queried. A mount with a name in brackets must be requested. `bills_when_stopped` is true if anything is or may be
+    billed after a stop.
     """
 
     platform: str
@@ -30,7 +31,7 @@ class OfferReply(BaseModel):
 
 
 class OffersReply(Result):
-    """Offers from every queried platform, the cheapest first."""
+    """Offers from every queried platform, cheapest first."""
 
     offers: list[OfferReply] = Field(default_factory=list)
 

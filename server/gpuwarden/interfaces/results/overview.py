@@ -1,4 +1,4 @@
-"""Replies of status, jobs, costs and wait, and of the list of open questions to the user."""
+"""Replies to status, jobs, costs and wait, and the list of open questions to the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOBODY: Final = Team()
 
 class WaitingReply(Guided):
     """One question to the user. `hint` describes how to answer it; `cost_usd` is the machine's cost so far or the job's
-    highest cost.
+    maximum cost.
     """
 
     ticket: str
@@ -81,7 +81,7 @@ class JobLineReply(Guided):
 
 
 class SpendingReply(BaseModel):
-    """US dollars spent since local midnight and in this local month, the current hourly rate, and the daily cap."""
+    """US dollars spent today and this month (in local time), the current hourly rate, and the daily cap."""
 
     today_usd: float
     month_usd: float
@@ -93,7 +93,7 @@ class SpendingReply(BaseModel):
 class StatusReply(WarnedReply):
     """All data of the overview.
 
-    `unknown` maps a name to the reason why its state could not be read; that machine may be billed.
+    `unknown` maps a machine's name to the reason why its state could not be read; such a machine may be billed.
     """
 
     at: float
@@ -102,14 +102,14 @@ class StatusReply(WarnedReply):
     ended: list[JobLineReply] = Field(default_factory=list)
     spending: SpendingReply
     others: list[InstanceReply] = Field(default_factory=list)
-    """Machines that a platform lists and no job of this ledger uses."""
+    """Machines that a platform lists but that no job in this ledger uses."""
     accounts: list[AccountReply] = Field(default_factory=list)
     alerts: list[str] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
 
 class JobsReply(Result):
-    """A page of jobs, the latest transition first. `after` is the job after which the next page starts."""
+    """A page of jobs, latest transition first. The next page starts after the job `after`."""
 
     jobs: list[JobLineReply] = Field(default_factory=list)
     after: str | None = None
@@ -127,7 +127,7 @@ class CostReply(BaseModel):
 
 
 class CostsReply(WarnedReply):
-    """Costs of a period by day, platform, project, person or job.
+    """Costs in a period, grouped by day, platform, project, person or job.
 
     The total excludes the simulated costs of rehearsals.
     """
@@ -145,7 +145,7 @@ class WaitsReply(Result):
 
 
 def status_of(seen: Overview) -> StatusReply:
-    """Return the reply to status."""
+    """Return the reply to the status command."""
     unknown = {named(k, 80): quoted(v) for k, v in seen.unknown.items()}
     spent = seen.spending
     return StatusReply(
@@ -229,7 +229,7 @@ def waits(found: Sequence[Waiting]) -> WaitsReply:
 
 
 def jobs_of(page: JobPage) -> JobsReply:
-    """Return the reply to jobs."""
+    """Return the reply to the jobs command."""
     return JobsReply(
         message="" if page.lines else "No such job.",
         jobs=[job_line(line) for line in page.lines],
@@ -238,7 +238,7 @@ def jobs_of(page: JobPage) -> JobsReply:
 
 
 def costs_of(found: Sequence[Charge], since: float, by: str, team: Team = NOBODY) -> CostsReply:
-    """Return the reply to costs, grouped by `day`, `platform`, `project`, `person` or `job`."""
+    """Return the reply to the costs command, grouped by `day`, `platform`, `project`, `person` or `job`."""
     caps = {"person": team.people, "project": team.projects}.get(by, {})
     groups: dict[str, list[Charge]] = defaultdict(list)
     for charge in found if by == "platform" else (c for c in found if not c.pretend):

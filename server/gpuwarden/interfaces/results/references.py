@@ -19,7 +19,7 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum number of lines of a symptom. A longer text is treated as a log, whose words are not matched."""
+"""Maximum number of lines in a symptom. A longer text is treated as a log, whose words are not matched."""
 LEAD = "A match is a hint, not a proof."
 
 
@@ -60,7 +60,7 @@ class SearchReply(Result):
 
     hits: list[HitReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """Releases that contain the name that is missing according to a log."""
+    """The releases that contain a name that the log reports as missing."""
     decision: DecisionReply | None = None
     """Ordered checks for a symptom with several causes."""
 
@@ -83,12 +83,12 @@ def entry(key: str) -> EntryReply | None:
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references. Of a very long text, only the beginning and the end are read.
+    """Search the shipped references. If a text is very long, only its beginning and end are read.
 
     Raises BadRequest for an empty query or a limit out of range.
     """
     if not query.strip():
-        raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
+        raise BadRequest("the query is empty", "Specify a symptom in any words, an entry's id, or log lines.")
     if not 1 <= limit <= MAX_HITS:
         raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
     query = both_ends(query)
@@ -107,7 +107,7 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         return SearchReply(
             code="nothing_fits",
             message="Nothing in the references matches. This does not mean that nothing is wrong.",
-            next=steps("Search for the raw line of the log, or describe the symptom in other words."),
+            next=steps("Search for the exact log line, or describe the symptom in other words."),
         )
     rows = []
     for hit in hits:

@@ -1,4 +1,4 @@
-"""Reply of a rehearsal: the result of a script's first step, with untrusted text fenced and bounded."""
+"""The reply to a rehearsal: the result of a script's first step. Untrusted text is fenced and limited in length."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LOG = 1_500
 
 
 class RehearsalReply(Result):
-    """`passed`; `fault`: an error of the script, with its line; `stopped`: the script could not be rehearsed, see the
-    message.
+    """`passed`, `fault` (an error in the script, with its line) or `stopped` (the script could not be rehearsed; the
+    message has the reason).
 
-    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so no part of the
-    reply is verified.
+    `substitutes` lists the replaced parts, such as models. The reply comes from the process that runs the script, so no
+    part of it is verified.
     """
 
     outcome: Literal["passed", "fault", "stopped"]

@@ -92,7 +92,7 @@ def submitted(result: Submission) -> SubmitReply:
             result.ordered
         )
         reply.message += stays
-        reply.next = (do(Action.CHECK, "; the call returns at once", job_id=job.id),)
+        reply.next = (do(Action.CHECK, "; the call returns immediately", job_id=job.id),)
         if job.reason is Code.REFUSAL_UNSETTLED:
             reply.next = result.next_steps
         if job.state is Job.FAILED and job.handle is None:  # no machine was available, and nothing ran

@@ -1,4 +1,4 @@
-"""Reply of the teardown_request tool and of `gpuwarden teardown`."""
+"""Reply to the teardown_request tool and to `gpuwarden teardown`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODES: dict[str, str] = {
 
 
 class TeardownReply(WarnedReply):
-    """State of a request to stop or terminate. The user approves it by its `ticket`."""
+    """State of a request to stop or terminate a machine. Its `ticket` identifies it when the user approves it."""
 
     ticket: str
     state: str
@@ -42,7 +42,10 @@ class TeardownReply(WarnedReply):
 
 
 def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
-    """Return the reply to teardown_request. `declined`: the user was asked in the client and did not approve."""
+    """Return the reply to teardown_request.
+
+    `declined` is true if the user was asked in the client and did not approve.
+    """
     record = view.record
     message, following = _state(view)
     if declined:

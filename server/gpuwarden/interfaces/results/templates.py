@@ -1,4 +1,4 @@
-"""Replies of `gpuwarden template`, and a template as a page for a model."""
+"""The replies of `gpuwarden template`, and the page that describes a template to a model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TemplateWholeReply(Result):
 
 
 class RepoReply(BaseModel):
-    """Facts about a repo on the Hub. Its names are untrusted text."""
+    """Facts about a Hub repo. Its names are untrusted text."""
 
     id: str
     license: str
@@ -73,7 +73,7 @@ class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform.
 
     `submit` contains the arguments of submit_job. `file` is the path of the written script; `sha256` is its digest, by
-    which the submit gate recognizes it.
+    which the submit gate recognizes the script.
     """
 
     template: str
@@ -89,7 +89,7 @@ class FilledReply(Result):
 
 
 class ConvertedReply(Result):
-    """Counts of rows that a conversion read, wrote and left out, with some rows before and after, fenced."""
+    """The numbers of rows that a conversion read, wrote and left out, with fenced rows from before and after."""
 
     template: str
     file: str = ""
@@ -130,7 +130,7 @@ def template_shown(found: Trainer) -> TemplateWholeReply:
 
 
 def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, Any] | None = None) -> FilledReply:
-    """Return a filled template. `more` are further arguments of the job, such as its GPU."""
+    """Return a filled template. `more` contains further job arguments, such as the GPU."""
     spec = JobSpec.model_fields
     submit = {
         "platform": platform,
@@ -171,7 +171,7 @@ def _repo(repo: Repo, config: str = "") -> RepoReply:
 
 
 def converted_reply(done: Conversion, found: Trainer, file: str = "") -> ConvertedReply:
-    """Return the outcome of a conversion. Rows are untrusted text: fenced, bounded, without secrets."""
+    """Return the outcome of a conversion. Because rows are untrusted text, they are fenced, shortened and redacted."""
     left = sum(done.left_out.values())
     where = f" to {file}" if file else "; nothing was written"
     skipped = f", {counted(left, 'row')} left out" if left else ""
@@ -213,7 +213,7 @@ def template_page(found: Trainer) -> str:
 
 
 def filled_page(reply: FilledReply) -> str:
-    """Return a filled template as a page: the arguments of submit_job, and facts about the repos."""
+    """Return a filled template as a page: the arguments for submit_job, and facts about the repos."""
     lines = [f"# Template {reply.template}, filled", reply.explained, reply.message]
     body = json.dumps(reply.short(), ensure_ascii=False, indent=1)
     return "\n\n".join(

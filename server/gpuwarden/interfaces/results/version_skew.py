@@ -28,7 +28,7 @@ class SkewReply(BaseModel):
 
 
 def skew_reply(skew: Skew | None) -> SkewReply | None:
-    """Return a skew with every text sanitized and bounded."""
+    """Return a skew with all strings sanitized and bounded."""
     if skew is None:
         return None
     return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})

@@ -1,7 +1,7 @@
-"""One change of a client's file: the lines to insert, the check that nothing else changes, and the undo.
+"""One change to a client's file: the lines to insert, the check that nothing else changes, and the undo.
 
-Every insertion is recorded in the account's state folder. If the file is unchanged since, undo restores it byte for
-byte. Otherwise undo removes only the entry, and only if the entry is unchanged.
+Every insertion is recorded in the account's state folder. If the file has not changed since then, undo restores it byte
+for byte. Otherwise undo removes only the entry, and only if the entry is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTE: Final = "setup.json"
 class Written(Frozen):
     """A change to one client's file: the offset in the file, the text, and the digest of the whole file after it.
 
-    `made`: the file did not exist before. `guard`: the guard was installed as well.
+    `made` means that the file did not exist before, `guard` that the guard was installed as well.
     """
 
     file: str = ""
@@ -42,7 +42,7 @@ class Written(Frozen):
 
 
 class Note(Frozen):
-    """All changes that `gpuwarden setup` wrote, by client."""
+    """All changes that `gpuwarden setup` wrote, keyed by client."""
 
     clients: dict[str, Written] = {}
 
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def after(self) -> str:
-        """Return the text of the complete file with the change."""
+        """Return the text of the complete file after the change."""
         before = self.before or ""
         return before[: self.at] + self.text + before[self.at :]
 
@@ -79,7 +79,9 @@ class Change:
         return lines_of(self.client, _entry_in(self.client, self.text))
 
     def write(self) -> None:
-        """Write the file atomically. Raises OSError, and Conflict if another program has changed it meanwhile."""
+        """Write the file atomically. Raises OSError, and Conflict if another program has changed the file in the
+        meantime.
+        """
         if read(self.client.file) != self.before:
             raise Conflict(f"{self.client.file} was changed meanwhile; nothing was written", "Run it again.")
         private_folder(self.client.file.parent)
@@ -87,14 +89,14 @@ class Change:
 
 
 def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
-    """Return the change that adds the server. Raises ValueError if that is impossible without another change."""
+    """Return the change that adds the server. Raises ValueError if the server can't be added without another change."""
     before = read(client.file)
     text = before or ""
     path = (client.key, NAME)
     expected = copy.deepcopy(client.parsed(text))
     servers = expected.setdefault(client.key, {})
     if not isinstance(servers, dict) or NAME in servers:
-        raise ValueError(f"{client.key} has an unexpected form, or already has {NAME}")
+        raise ValueError(f"{client.key} has an unexpected structure, or already contains {NAME}")
     servers[NAME] = entry
     at, insert = (len(text), _toml_lines(text, path, entry)) if client.toml else jsonc.inserted(text, path, entry)
     change = Change(client, before, at, insert)
@@ -129,7 +131,7 @@ def undone(client: ClientFile, written: Written) -> str | None:
 
 
 def _without_empty(client: ClientFile, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's table without the list of servers if that list is empty."""
+    """Return a file's table. If its list of servers is empty, the list is omitted."""
     return {key: value for key, value in table.items() if key != client.key or value}
 
 
@@ -182,7 +184,7 @@ def _toml_lines(text: str, path: tuple[str, str], entry: dict[str, Any]) -> str:
 
 
 def _entry_in(client: ClientFile, text: str) -> Any:
-    """Return the server's entry in an inserted text."""
+    """Return the server's entry in inserted text."""
     if client.toml:
         return client.parsed(text)[client.key][NAME]
     body = text.strip().rstrip(",")

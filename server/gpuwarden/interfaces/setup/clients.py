@@ -70,17 +70,17 @@ def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
 
 
 BRINGS_GUARD: Final = frozenset({"claude", "codex"})
-"""Clients whose plugin contains the guard's hook. Gemini is missing: it reads hooks from the same file as Claude Code,
-and Claude Code rejects Gemini's hooks.
+"""Clients whose plugin contains the guard's hook. Gemini is not included, because it reads hooks from the same file as
+Claude Code, which rejects Gemini's hooks.
 """
 
 
 _ODD: Final = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError, StopIteration)
-"""Exceptions that may occur when reading another program's file, if the file has an unknown form."""
+"""Exceptions that may occur when reading another program's file in an unknown format."""
 
 
 def plugin_folder(client: ClientFile) -> Path | None:
-    """Return the folder of gpuwarden's plugin in a client; None without a plugin.
+    """Return the folder of gpuwarden's plugin in a client, or None if the plugin is not installed.
 
     The plugin starts the server itself.
     """

@@ -1,7 +1,7 @@
-"""Insert an entry into a JSON file that may have comments and trailing commas, and remove it, without other changes.
+"""Insert or remove an entry in a JSON file with comments and trailing commas, without any other change.
 
 The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those positions,
-so that comments, order and spacing are kept. All functions raise ValueError for any other kind of file.
+so that comments, order and spacing are kept. All functions raise ValueError for any other file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEEP: Final = 200
 
 @dataclass
 class Table:
-    """The position of an object: after its opening brace, and at its closing brace. Other values have none."""
+    """The position of an object: after its opening brace, and at its closing brace. Other values have no position."""
 
     start: int
     end: int
@@ -37,14 +37,14 @@ class Member:
 
 
 def loads(text: str) -> Any:
-    """Parse JSON with comments and trailing commas; text of only white space and comments is an empty object."""
+    """Parse JSON with comments and trailing commas. Text that has only white space and comments is an empty object."""
     words = [word for word, _ in _tokens(text)]
     kept = [w for w, following in zip(words, [*words[1:], ""], strict=False) if w != "," or following not in {"}", "]"}]
     return json.loads(" ".join(kept)) if kept else {}
 
 
 def inserted(text: str, path: Sequence[str], value: Any) -> tuple[int, str]:
-    """Return the offset and the text to insert so that `path` leads to `value`; creates missing objects on the way."""
+    """Return the offset and the text to insert so that `path` leads to `value`. Missing objects are created."""
     if not _tokens(text):
         return len(text), json.dumps(_nested(path, value), indent=2, ensure_ascii=False) + "\n"
     table, depth = _table(text), 0
@@ -85,7 +85,7 @@ def _nested(path: Sequence[str], value: Any) -> Any:
 
 
 def _new_member(text: str, table: Table, key: str, value: Any) -> tuple[int, str]:
-    """Return the offset and the text of a new first member of an object, formatted like the existing members."""
+    """Return the offset and the text for a new first member in an object, formatted like the existing members."""
     name = json.dumps(key, ensure_ascii=False)
     first = min((m.start for m in table.members.values()), default=None)
     outer = re.search(r"[ \t]*\Z", text[: table.end]) if first is None else None
@@ -93,7 +93,7 @@ def _new_member(text: str, table: Table, key: str, value: Any) -> tuple[int, str
     if first is not None and line is None:  # `{"a": 1}` on one line
         return table.start, f"{name}: {json.dumps(value, ensure_ascii=False)}, "
     brace = re.search(r"\n([ \t]*)[^\n]*\Z", text[: table.start])
-    base = brace[1] if brace else re.match(r"[ \t]*", text)[0]  # type: ignore[index]  # matches an empty text
+    base = brace[1] if brace else re.match(r"[ \t]*", text)[0]  # type: ignore[index]  # also matches an empty string
     indent = line[1] if line else base + "  "
     unit = indent.removeprefix(base) or "  "
     body = json.dumps(value, indent=unit, ensure_ascii=False).replace("\n", f"\n{indent}")
@@ -117,7 +117,7 @@ def _tokens(text: str) -> list[tuple[str, int]]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ValueError(f"not JSON at character {at}")
+            raise ValueError(f"invalid JSON at character {at}")
         if not match[0].isspace() and not match[0].startswith(("//", "/*")):
             found.append((match[0], at))
         at = match.end()
@@ -135,7 +135,7 @@ def _table(text: str) -> Table:
 
 
 def _value(words: list[tuple[str, int]], at: int, depth: int) -> tuple[Table | None, int]:
-    """Return the position of the object that begins at token `at`, None for another value, and the token after it."""
+    """Return the position of the object that begins at token `at` (None for another value), and the token after it."""
     word, start = words[at]
     if depth > DEEP:
         raise ValueError("the file is nested too deeply")

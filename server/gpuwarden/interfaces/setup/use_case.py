@@ -1,7 +1,7 @@
 """Add the server and the guard to clients, and remove them again.
 
-Setup only adds entries: an existing entry named gpuwarden and an installed guard stay unchanged. So an agent that runs
-setup can only add the guard. Undoing it, or replacing an older guard, needs the user at a terminal.
+Setup only adds entries: an existing entry named gpuwarden and an installed guard stay unchanged. An agent that runs
+setup can therefore only add the guard. Undoing the setup, or replacing an older guard, requires the user at a terminal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChangeReply(BaseModel):
 
 
 class SetupReply(Result):
-    """By client: the state of its server, and of its guard if it supports one. `paste`: lines to add by hand."""
+    """For each client, the state of its server, and of its guard if it supports one. `paste`: lines to add by hand."""
 
     clients: dict[str, str] = Field(default_factory=dict)
     guards: dict[str, str] = Field(default_factory=dict)
@@ -187,7 +187,7 @@ def enter(change: Change) -> str:
 
 
 def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Remove the changes for the named clients, or for all. Entries that have changed since are kept and reported."""
+    """Undo the changes for the named clients, or for all. Entries that were changed later are kept and reported."""
     note, reply = read_note(), SetupReply()
     for client in client_files(env).values():
         written = note.clients.get(client.name)
@@ -237,11 +237,11 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
     return ChangeReply(client=client, file=str(file), after_line=after_line, added=text.strip("\n").splitlines())
 
 
-# ----------------------------------------------------------------------------------------------------- a first start
+# ------------------------------------------------------------------------------------------------------- first start
 
 
 def _started(plan: Plan) -> str:
-    """Start the server once as the clients will, so that all downloads happen before a client waits for it."""
+    """Start the server once, as the clients do, so that all downloads happen before a client waits for it."""
     said = []
     if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
         count = tools_of(from_here("setup", __version__))

@@ -1,4 +1,4 @@
-"""Define the base of all event bodies: a kind, a version, and the state to which the event moves its subject."""
+"""Define the base class of event bodies, with a kind, a version, and the state to which an event moves its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A stored reason: a code, which a later version may have written, and the parameters of its sentence."""
+    """A stored reason with its code and parameters. A later version may have written the code."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,10 +20,10 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base of every event's body. `why` is a sentence for display, on which no code depends. `reason` is the same
-    reason as a code with parameters.
+    """Base class of all event bodies. `why` is a sentence that is only displayed. `reason` is the same reason as a code
+    with parameters.
 
-    A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, the state to which it moves its subject.
+    A subclass sets `event`, its kind in the ledger, and `MOVES_TO`, the state to which it moves its subject.
     Fields that may be missing in an older ledger have defaults. If the meaning of a field changes, `VERSION` must be
     increased and `upcast` extended.
     """
@@ -43,7 +43,7 @@ class Body(BaseModel):
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason; None if no code was recorded, or if the code is unknown in this version."""
+        """Return the code of the reason, or None if no code was recorded or the code is unknown in this version."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:
@@ -58,11 +58,11 @@ class Body(BaseModel):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Convert a stored body of an older version to the current version."""
+        """Convert a stored body from an older version to the current version."""
         return body
 
     def stored(self) -> dict[str, Any]:
-        """Return the body as it is stored: the JSON values of the fields that were set explicitly."""
+        """Return the stored form of the body, which contains the JSON values of the fields that were set explicitly."""
         whole = self.model_dump(mode="json", by_alias=True, exclude={"event"})
         given = {
             f.serialization_alias or name
@@ -73,4 +73,4 @@ class Body(BaseModel):
 
 
 class Unrecognized(Body):
-    """An event of an unknown kind. It is exported and counted but changes no record."""
+    """An event of an unknown kind. It is exported and counted but does not change any record."""

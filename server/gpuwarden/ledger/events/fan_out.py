@@ -1,4 +1,4 @@
-"""Events of fan-outs: the plan, the queues with its cells, and the results in the copies of these queues."""
+"""Events for fan-outs: the plan, the queues with its cells, and the results in the copies of these queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of jobs and of their receipts."""
+"""Events for jobs and their receipts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from gpuwarden.ledger.events.base import Body
 class ReceiptIssued(Body):
     """The submit gate passed a spec. `job` is set if the receipt is for the price of a machine that is already rented.
 
-    `cells` is the number of runs of a fan-out on at most `machines` machines; `fan_out` is the fan-out whose limits
-    would change. `choices` are the platforms in order if the job may run on several; price and cost are then the
-    highest of all choices. `parts` are the digests of the policy, the profile and a fetched script. `storage` names the
-    storage that is billed after the teardown, at `storage_usd_per_hour`, which is None if unknown. A call with only the
-    receipt launches `spec` or `plan`; `script_file` is the path of its script in the working directory.
+    `cells` is the number of runs in a fan-out on at most `machines` machines; `fan_out` is the fan-out whose limits
+    would change. If the job may run on several platforms, `choices` lists them in order of preference, and the price
+    and cost are the highest of all choices. `parts` are the digests of the policy, the profile and a fetched script.
+    `storage` names the storage that is billed after the teardown, at `storage_usd_per_hour`, which is None if unknown.
+    A call with only the receipt launches `spec` or `plan`; `script_file` is the path of its script in the working
+    directory.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -50,7 +51,8 @@ class ReceiptIssued(Body):
 
 
 class JobAccepted(Body):
-    """A job was accepted with a receipt. `price` is in USD per hour at the time of the check, `worst_cost` in USD.
+    """A job was accepted with a receipt. `price` is the price per hour at the time of the check; both it and
+    `worst_cost` are in USD.
 
     For a job with several `choices`, the spec and the price are those of the first one. `script_digest` is empty for a
     job without a script, and None if an older version did not record it.
@@ -90,7 +92,7 @@ class JobProvisioning(Body):
 
 
 class JobMovedOn(Body):
-    """A platform confirmed that it has no capacity, so the next choice of the job is used.
+    """A platform confirmed that it has no capacity, so the job's next choice is used.
 
     `choice` is the index of the next choice in the list, from 0; `lease` and `generation` are those of the abandoned
     request.
@@ -133,11 +135,13 @@ class JobSubmitted(Body):
     handle: Handle
     attempt: int = 1
     running_since: float | None = None
-    """When its machine was last started, in seconds since the epoch, or None if the platform does not report it."""
+    """When the job's machine was last started, in seconds since the epoch; None if the platform does not report the
+    time.
+    """
 
 
 class JobObserved(Body):
-    """Base of the transitions that an observation of the job causes.
+    """Base class for the transitions that an observation of the job causes.
 
     `observation` may contain text that the job wrote. It is only for display, and no decision depends on it.
     """
@@ -174,7 +178,7 @@ class JobPreempted(JobObserved):
 
 
 class JobRested(JobObserved):
-    """Base of the transitions after which no process of the job can write files."""
+    """Base class for the transitions after which no process of the job can write files."""
 
 
 class JobPaused(JobRested):
@@ -185,7 +189,7 @@ class JobPaused(JobRested):
 
 
 class JobEnded(JobRested):
-    """Base of the final transitions of a job."""
+    """Base class for a job's final transitions."""
 
 
 class JobSucceeded(JobEnded):
@@ -196,7 +200,7 @@ class JobSucceeded(JobEnded):
 
 
 class JobFailed(JobEnded):
-    """The job failed or could not be launched. `code` is the error code; `findings` are the problems of the machine.
+    """The job failed or could not be launched. `code` is the error code; `findings` are the problems with the machine.
 
     `following`, stored as `next`, are the next steps that the error suggests.
     """
@@ -209,7 +213,7 @@ class JobFailed(JobEnded):
 
 
 class JobCanceled(JobEnded):
-    """The job was ended on request, or at its cost cap."""
+    """The job was ended on request, or because it reached its cost cap."""
 
     event: Literal["job.canceled"] = "job.canceled"
     MOVES_TO: ClassVar = Job.CANCELED
@@ -237,7 +241,7 @@ class ResumeRequested(Body):
 
 
 class RelaunchAllowed(Body):
-    """The user allowed further machines for a job if it is interrupted, for up to `budget_usd` US dollars in total.
+    """The user allowed additional machines for a job if it is interrupted, for up to `budget_usd` US dollars in total.
 
     The budget was set at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest.
     """
@@ -264,7 +268,7 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """The machine on which a job runs, and its current boot, were identified."""
+    """The machine on which a job runs was identified, and its current boot."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
@@ -285,7 +289,9 @@ class ProcessGone(Body):
 
 
 class PriceAsk(Body):
-    """A machine costs `price` USD per hour, more than was checked. `ticket` is the id of the question to the user."""
+    """A machine costs `price` USD per hour, more than the checked price. `ticket` is the id of the question to the
+    user.
+    """
 
     event: Literal["price.ask"] = "price.ask"
     ticket: str
@@ -311,7 +317,7 @@ class ArtifactsPulled(Body):
     """A job's outputs were copied to this computer. `record` is the file that lists them, and `digest` its digest.
 
     `store` is the address of the artifact store from which they were copied, or empty if they were copied from the
-    machine. `unsettled` means that the store may lack files that are on the machine.
+    machine. `unsettled` is true if the store may lack files that are on the machine.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"

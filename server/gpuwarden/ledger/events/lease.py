@@ -1,4 +1,4 @@
-"""Events of leases and of their hosts. Each rented machine has one lease."""
+"""Events for leases and their hosts. Each rented machine has one lease."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ class LeaseAccount(Body):
 
 
 class CreateDoubted(Body):
-    """The platform refused the request with the error `code`. Until two polls find no machine, one may exist."""
+    """The platform refused the request with the error `code`. A machine may exist until two polls have found none."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
 
 
 class CreateRefused(Body):
-    """The platform refused the request before a machine was ordered. In older ledgers: any refusal, after one poll."""
+    """The platform refused the request before a machine was ordered. In older ledgers, this event was recorded for any
+    refusal, after one poll.
+    """
 
     event: Literal["create.refused"] = "create.refused"
     MOVES_TO: ClassVar = Lease.NONE
@@ -168,7 +170,9 @@ class AbandonIntent(Body):
 
 
 class VerbIntent(Body):
-    """A stop or terminate call is about to be sent. From then on it counts as sent, regardless of its result."""
+    """A stop or terminate call is about to be sent. After this event, the call counts as sent, regardless of its
+    result.
+    """
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
@@ -229,7 +233,7 @@ class HostTrusted(Body):
 
 
 class HostChecked(Body):
-    """The findings about a machine before a job ran on it."""
+    """The findings about a machine before any job runs on it."""
 
     event: Literal["host.checked"] = "host.checked"
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Events of passkeys: the user allows a registration, and a passkey is registered in a browser, used or removed."""
+"""Events for passkeys: the user allows a registration, and a passkey is registered in a browser, used or removed."""
 
 from __future__ import annotations
 

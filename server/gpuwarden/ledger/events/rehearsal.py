@@ -1,4 +1,4 @@
-"""Events of a script's rehearsal on this machine: the request, the user's consent, and the result."""
+"""Events for a script's rehearsal on this machine: the request, the user's consent, and the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of teardowns and of the user's approvals."""
+"""Events for teardowns and for the user's approvals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or terminate was requested, or a request was reopened. The first event names the job and the machine."""
+    """A stop or termination was requested, or a request was reopened. The first event names the job and the machine."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -21,7 +21,7 @@ class TeardownRequested(Body):
 
 
 class Judged(Body):
-    """Base of events with the digest of the facts that the user approves."""
+    """Base class of events with the digest of the facts that the user approves."""
 
     digest: str | None = None
     findings: tuple[Finding, ...] = ()
@@ -37,7 +37,7 @@ class TeardownBlocked(Judged):
 
 
 class TeardownAwaitingHuman(Judged):
-    """The request waits for the user's approval, or the user has accepted that unverified outputs are lost."""
+    """The request waits for the user's approval, or the user has accepted the loss of unverified outputs."""
 
     event: Literal["teardown.awaiting_human"] = "teardown.awaiting_human"
     MOVES_TO: ClassVar = Teardown.AWAITING_HUMAN
@@ -46,7 +46,7 @@ class TeardownAwaitingHuman(Judged):
 
 
 class ApprovalGranted(Judged):
-    """The user approved a teardown or the spending of a receipt."""
+    """The user approved a teardown, or the spending that a receipt requires."""
 
     event: Literal["approval.granted"] = "approval.granted"
     VERSION: ClassVar = 2
@@ -62,7 +62,7 @@ class ApprovalGranted(Judged):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Convert version 1, in which automatic teardown had the name standing order."""
+        """Convert version 1, in which automatic teardown was called standing order."""
         named = {**body, "auto_teardown": body.get("end_when_proven")}
         named.pop("end_when_proven", None)
         return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
@@ -73,7 +73,8 @@ class ApprovalGranted(Judged):
 
 
 class ApprovalUnanswered(Body):
-    """A client's form about the facts with this digest got no answer. That client is not asked about these facts again.
+    """The form that a client was sent about the facts with this digest was not answered. The client is not asked about
+    these facts again.
 
     `how` is the action that the client returned, `accept` if the form contained no decision, or `no form` if the client
     does not support forms.
@@ -118,19 +119,19 @@ class TeardownWithdrawn(Body):
 
 
 class TeardownNeedsHuman(Body):
-    """The verb was sent, but it is not confirmed that billing has stopped."""
+    """The verb was sent, but it has not been confirmed that billing has stopped."""
 
     event: Literal["teardown.needs_human"] = "teardown.needs_human"
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
 
 
 class EndingOrdered(Body):
-    """The user enabled automatic teardown of a job's machine, which starts when all outputs are verified.
+    """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
-    `through` is where it was enabled: in the policy file with the digest `policy`, or in the approval of the receipt
-    `receipt`. The event is recorded when the job is accepted. If the policy enabled it, it is valid only as long as the
-    policy still does. `storage` names the storage that is billed after a terminate; it was shown at the submission, and
-    the user accepted it with the job.
+    `through` is where automatic teardown was enabled: in the policy file with the digest `policy`, or in the approval
+    of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic teardown,
+    the event is valid only while the policy still enables it. `storage` names the storage that is billed after a
+    termination; it was shown when the job was submitted, and the user accepted it with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -146,8 +147,8 @@ class EndingOrdered(Body):
 class ParkingOrdered(Body):
     """The policy file with the digest `policy` allows self-stop of a job's machine.
 
-    The machine may stop itself `after_s` seconds after the job ends. The time starts again each time that its files are
-    read, but not when the status of the job is polled. The event is recorded when the job is accepted.
+    The machine may stop itself `after_s` seconds after the job ends. This time restarts whenever the machine's files
+    are read, but not when the job's status is polled. The event is recorded when the job is accepted.
     """
 
     event: Literal["parking.ordered"] = "parking.ordered"
@@ -166,7 +167,7 @@ class EndingAnnounced(Body):
 
 
 class EndingObjected(Body):
-    """A hold canceled automatic teardown for this job. The teardown needs an approval as usual."""
+    """A hold canceled automatic teardown for this job. Its teardown now needs the usual approval."""
 
     event: Literal["ending.objected"] = "ending.objected"
     channel: str = ""

@@ -10,10 +10,10 @@ from gpuwarden.ledger.events.base import Body
 
 
 class AlertBody(Body):
-    """Base of the events of raised and cleared alerts. `condition` is stored as `kind`; if the alert reports one event,
-    `mark` identifies that event.
+    """Base class of the events for raised and cleared alerts.
 
-    `following`, stored as `next`, are the next steps that the alert suggests.
+    `condition` is stored as `kind`. `mark` identifies the event that the alert reports, if there is one. `following`,
+    stored as `next`, are the next steps that the alert suggests.
     """
 
     condition: str = Field(validation_alias="kind", serialization_alias="kind")

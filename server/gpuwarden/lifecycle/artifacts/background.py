@@ -34,7 +34,8 @@ MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
 """Seconds between two copies of a running job that may be relaunched."""
 MOST_WAKES: Final = 2
-"""How many times the watch starts a machine that stopped itself. If the copy still fails, the user has to decide."""
+"""Maximum number of times that the watch starts a machine that stopped itself. If the copy still fails, the user has to
+decide."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
@@ -62,10 +63,11 @@ class Keeper:
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Succeeded or paused jobs whose machines may be billed and whose copy is not verified yet but may become so.
+        # Succeeded or paused jobs whose machines may be billed and whose copy is not verified yet but may still be.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        # Running jobs that may be relaunched: it needs a verified copy that was made before the machine is lost.
+        # Running jobs that may be relaunched: a relaunch needs a verified copy that was made before the machine is
+        # lost.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
         # Jobs that lost their machine and are relaunched from the newest outputs in their artifact store.

@@ -95,7 +95,7 @@ class KeptList(_Lenient):
 
 @dataclass(frozen=True)
 class Kept:
-    """A job's artifact store as its list describes it. `signed` means that the job's runner wrote that list."""
+    """A job's artifact store, as described by the list in it. `signed` means that the job's runner wrote that list."""
 
     address: StoreAddress
     store: Store
@@ -114,7 +114,7 @@ class Kept:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the list as a manifest of the machine."""
+        """Return the list as a manifest of the machine's files."""
         end = self.listed.end
         skipped = [f"{skip.path}: {skip.why}" for skip in end.skipped] if end else []
         skipped += [f"and {end.more_skipped} more"] if end and end.more_skipped else []
@@ -124,7 +124,7 @@ class Kept:
 
 
 def open_store(ctx: Context, address: StoreAddress) -> Store:
-    """Return a reader of the store at an address. Raises NotSupported if its client library is not installed."""
+    """Return a reader for the store at an address. Raises NotSupported if its client library is not installed."""
     if address.scheme == "s3":
         return S3Reader(address, ctx.env)
     reader = BucketReader if address.kind == "bucket" else RepoReader
@@ -132,7 +132,9 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 
 
 async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
-    """Read the list in a job's artifact store; None if it has no list yet. Raises a `WardenError` if that fails."""
+    """Read the list in a job's artifact store; None if it has no list yet. Raises a `WardenError` if the list can't be
+    read.
+    """
     address = StoreAddress.parse(job.spec.artifact_store)
     try:
         with anyio.fail_after(store_limit(0)):
@@ -158,7 +160,8 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
 class KeptView:
     """A summary of the files in a job's artifact store.
 
-    `newest` are checkpoints and files, the latest first. `why` explains why the store can't be read or may lack files.
+    `newest` lists checkpoints and files, the latest first. `why` explains why the store can't be read or may lack
+    files.
     """
 
     address: str
@@ -191,7 +194,7 @@ async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
 
 
 def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
-    """Return why a store's list may lack files of the job's machine; None if the list is final."""
+    """Return the reason why a store's list may lack files from the job's machine; None if the list is final."""
     end, launched = kept.listed.end, ctx.ledger.last(job.subject, JobSubmitted)
     if not kept.signed:
         return because(Code.STORE_UNSIGNED)

@@ -1,7 +1,7 @@
 """Copy a job's outputs from its artifact store if the machine can't be read.
 
 Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
-bytes. A listed file that the store lacks is never omitted: it is reported by name as a problem.
+bytes. If the store lacks a listed file, the file is not silently omitted, but reported by name as a problem.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpuwarden.remote.transfer.receive import Problem, Progress, Received, recei
 
 _OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 _WHY: Final[Mapping[Code, str]] = {
-    Code.STORE_INCOMPLETE: "the artifact store lists it but does not have it",
-    Code.STORE_CHANGED: "the artifact store's file of this name differs from the listed one",
+    Code.STORE_INCOMPLETE: "the artifact store lists the file but does not have it",
+    Code.STORE_CHANGED: "the artifact store's file with this name differs from the listed file",
 }
 
 
 @dataclass(frozen=True)
 class KeptSource:
-    """A source for `receive` that reads a job's files from its artifact store."""
+    """A source for `receive` that reads a job's files from the job's artifact store."""
 
     kept: Kept
 
@@ -52,7 +52,7 @@ class KeptSource:
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is known to be off or gone, so that only the artifact store can be read."""
+    """Return whether a job's machine is known to be off or gone, in which case only the artifact store can be read."""
     if job.lease is None:
         return False
     answer = await look(ctx, job.lease)
@@ -65,7 +65,8 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
     """Return a job's artifact store if the outputs should be copied from it, else None.
 
     The machine must be off or gone. A machine that stopped itself can be started again, so its store is used only if
-    the list is final (see `unsettled`) and no earlier copy from it lacked files. Raises NotFound for an empty store.
+    the list is final (see `unsettled`) and no earlier copy from the store lacked files. Raises NotFound for an empty
+    store.
     """
     if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
@@ -87,7 +88,7 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that no better copy than the current one is possible."""
+    """If the machine is gone, record that no better copy than the current copy is possible."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -103,8 +104,8 @@ async def receive_kept(
 ) -> tuple[Pulled, Received]:
     """Copy the files that a store lists to `dest`.
 
-    Raises Conflict if the local copy is newer, or if the list is unsigned and its files differ from the copy. Raises
-    Unreachable if the connection to the store is lost; the files received so far remain.
+    Raises Conflict if the local copy is newer, or if the list is unsigned and its files differ from the local copy.
+    Raises Unreachable if the connection to the store is lost; the files received so far remain.
     """
     if better := better_here(ctx, job, kept):
         nothing_better(ctx, job)
@@ -164,10 +165,11 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
 
 
 def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
-    """Return a file of the last copy that is newer than the store's version, or a newer checkpoint that it lacks.
+    """Return a file in the last copy that is newer than the store's version, or a newer checkpoint that the store
+    lacks.
 
-    Return an empty string if there is none. A store with a final list is never older. An unsigned list proves nothing
-    about times, so any file that differs from it counts as newer.
+    Return an empty string if there is none. A store with a final list is never older. The times in an
+    unsigned list can't be trusted, so any local file that differs from the list counts as newer.
     """
     last = last_pull(ctx, job.id)
     if last is None or unsettled(ctx, job, kept) is None:

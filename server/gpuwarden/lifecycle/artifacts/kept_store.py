@@ -2,7 +2,7 @@
 
 The runner computes the digests of the machine's files again; an authentic seal must match the new digest. For each
 file, three checks must pass: the store's manifest lists the same content, the object exists, and the store's checksum
-of the object matches that content. Otherwise the file is unknown, with a reason.
+of the object matches that content. Otherwise the state of the file is unknown, with a reason.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CODES: Final[dict[type[WardenError], Code]] = {
 class StoreCopy(Frozen):
     """Result of comparing a job's artifact store with its machine.
 
-    `files` are the paths of the files that equal the machine's, according to the store's checksum. `code` and `why`
-    are the reason why the store is not complete; None and "" for a complete store.
+    `files` contains the paths of the files that are equal to the machine's, according to the store's checksum. `code`
+    and `why` give the reason if the store is incomplete; they are None and "" for a complete store.
     """
 
     address: str
@@ -45,7 +45,7 @@ class StoreCopy(Frozen):
 
 
 async def reachable(ctx: Context, store_url: str) -> Answer[str]:
-    """Return why a job can't use a store, "" if the store can be read; Unknown if the store does not respond."""
+    """Return the reason why a job can't use a store: "" if the store can be read, Unknown if it does not respond."""
     try:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
@@ -93,7 +93,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
     """Return the listing with digests that the machine computes now.
 
-    A file gets no digest if its seal, times or size don't match. A seal alone is not enough: it is bound to a size and
+    A file gets no digest if its seal, times or size don't match. A seal alone is not enough: it applies to a size and
     times, and a job can move another file with the same size and times to the sealed path.
     """
     fresh = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, job.outputs)).files}
@@ -109,7 +109,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
 
 
 def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
-    """Return why the store's object may differ from a file; None if the object is proven equal."""
+    """Return the reason why the store's object may differ from a file; None if the object is proven equal."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
     if file.sha256 is None or (row.size, row.sha256) != (file.size, file.sha256.removeprefix("sha256:")):

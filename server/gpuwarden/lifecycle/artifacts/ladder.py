@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 
 class Rung(StrEnum):
-    """A step of the verification."""
+    """A verification step."""
 
     DECLARED = "declared"
     COPIED = "copied"
@@ -30,7 +30,7 @@ class Rung(StrEnum):
 
 
 class Held(StrEnum):
-    """State of a step. NOT_YET: pending, without a problem. UNASKED: not required by the job."""
+    """The state of a step. NOT_YET: it is pending and has no problem. UNASKED: the job does not require the step."""
 
     YES = "yes"
     NO = "no"
@@ -41,7 +41,7 @@ class Held(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step with its evidence: the time of its record, the counts of files and bytes, and the problems."""
+    """One step with its evidence: the time of its record, the numbers of files and bytes, and the problems."""
 
     rung: Rung
     held: Held
@@ -78,7 +78,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    # A verification of an older state of the files proves nothing about their current state.
+    # If the files have changed since a verification, it proves nothing about their current state.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)

@@ -27,12 +27,12 @@ from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
-    """Current state of the local copy. `verdict` is None if it was not verified since its last change.
+    """Current state of the local copy. `verdict` is None if the copy was not verified since its last change.
 
-    `equal` is true if every file has the digest in the manifest, regardless of the verdict on its content. `unread`
-    lists files in unsupported formats if the verdict is unknown only because of them; their digests equal the
-    machine's. `aside` lists images, tables and logs if the verdict is refuted only because of them; they have the same
-    defects on the machine.
+    `equal` is true if every file has the digest that the manifest lists, regardless of the verdict on its content.
+    `unread` lists files in unsupported formats if the verdict is unknown only because of them; their digests equal the
+    machine's. `aside` lists images, tables and logs if the verdict is refuted only because of them; the files on the
+    machine have the same defects.
     """
 
     verdict: Verdict | None = None
@@ -46,7 +46,8 @@ class Pulled(Frozen):
     """One pull. `places` maps each path in the manifest to its path in `dest`.
 
     `store` is the address of the artifact store from which the files were copied, empty if they came from the machine.
-    `disclosure` lists the other files on the machine according to that store's final list, None without one.
+    `disclosure` lists the other files on the machine, according to the store's final list; None if there is no such
+    list.
     """
 
     job: str
@@ -58,7 +59,7 @@ class Pulled(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of the pulled files and their destinations."""
+        """Return a digest of the pulled files and their destinations."""
         other = self.disclosure.model_dump(mode="json") if self.disclosure else None
         origin = [self.store, other, self.manifest.missing, self.manifest.skipped] if self.store else []
         return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
@@ -91,7 +92,7 @@ def save_pull(
     problems: Sequence[str] = (),
     not_taken: Sequence[str] = (),
 ) -> None:
-    """Record a pull: the manifest in a separate file, its digest in the ledger."""
+    """Record a pull: write the manifest to a separate file, and its digest to the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     event = ArtifactsPulled(
@@ -110,7 +111,7 @@ def save_pull(
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
-    """Return the latest pull of a job; None if there is none or its record was changed or lost."""
+    """Return a job's latest pull; None if there is no pull or its record was changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     return read_pull(ctx, event.data.record, event.data.digest) if event else None
 
@@ -125,10 +126,10 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
-    """Return the copy to use for a job: the oldest complete, proven copy since its end, else the latest pull.
+    """Return the copy to use for a job: the oldest complete, proven copy since the job's end, or else the latest pull.
 
     A later pull to another folder does not replace a proven copy. `listed` are the files on the machine now: a copy
-    that lacks one of these files, or has an older version, does not count if another copy has all of them.
+    that lacks one of these files, or has an older version of it, is used only if no proven copy has all of them.
     """
     end = at_rest(ctx.ledger, job_id)
     tried = set()
@@ -147,7 +148,7 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
 
 
 OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
-"""Gate rules that report that a copy is older than the files on the machine."""
+"""Rules that report that a copy is older than the files on the machine."""
 
 
 def copy_state(ctx: Context, job_id: str) -> Copy:
@@ -156,7 +157,7 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     if pulled is None or last is None:
         return Copy.NONE
     for ticket in ctx.ledger.subjects("teardown", Teardown.BLOCKED, job=job_id):
-        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate has checked the machine since the pull
+        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate checked the machine after the pull
         if blocked is not None and blocked.seq > last.seq and OUTDATED & {f.rule for f in blocked.data.findings}:
             return Copy.STALE
     seen = verified_now(ctx, job_id, pulled)
@@ -179,7 +180,7 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
 def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
     """Return whether a job's machine may have files that were missing from the store when it was copied.
 
-    True if the machine was started since or the store's list was not final, unless the machine is gone.
+    True if the machine has been started since then or the store's list was not final, unless the machine is gone.
     """
     if not (event.data.store or event.data.unsettled):
         return False
@@ -189,13 +190,13 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
-    """Return a part of the pulled log; a negative `start` counts from the end. None if no log was pulled."""
+    """Return a part of the pulled log; a negative `start` counts from the end. Return None if no log was pulled."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
 
 
 def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
-    """Return at most `limit` bytes of a file; a negative `start` counts from the end. None if it can't be read."""
+    """Return at most `limit` bytes of a file, or None if it can't be read. A negative `start` counts from the end."""
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -208,7 +209,7 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
 
 
 def seal(pulled: Pulled) -> str | None:
-    """Digest of the metadata of every copied file; None if one is missing or is not a plain file."""
+    """Return a digest of the metadata of all copied files; None if a file is missing or is not a plain file."""
     rows = []
     for path in pulled.places.values():
         try:
@@ -241,7 +242,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verification state of a local copy; without a verdict if the copy changed since its verification."""
+    """Return the verification state of a local copy. It has no verdict if the copy changed after it was verified."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
     if proof is None or proof.seal is None:

@@ -1,4 +1,5 @@
-"""Pull a job's artifacts: list them with digests on the machine, copy the files with resume, and compare every copy.
+"""Pull a job's artifacts: list them with digests on the machine, copy the files with resumable transfers, and compare
+every copy.
 
 If the machine can't be read, the files come from the job's artifact store.
 
@@ -39,9 +40,9 @@ _CHUNK = 1 << 20
 class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
-    `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is why
-    the machine could not be read; `unsettled` is why the store may lack some of the machine's files. `log_lost` counts
-    the bytes of the log that the machine no longer has, or that exceed `LOG_LIMIT`.
+    `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is the
+    reason why the machine could not be read; `unsettled` is the reason why the store may lack some of the machine's
+    files. `log_lost` counts the bytes of the log that the machine no longer has, or that exceed `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -85,7 +86,7 @@ async def pull(
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
                 if not parked(ctx, job):
-                    raise  # otherwise the machine still has the files
+                    raise  # a machine that is not parked still has the files
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:
@@ -171,14 +172,14 @@ def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
-    """Add outputs to the declared ones of a job, and return the updated job.
+    """Add outputs to a job's declared outputs, and return the updated job.
 
     Raises BadRequest for a path that is invalid as an output, or that the job's artifact store reserves.
     """
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
-        raise BadRequest(f"also: {why}", "Use paths on the machine, in the form of outputs.") from why
+        raise BadRequest(f"also: {why}", "Use paths on the machine, in the same form as declared outputs.") from why
     if job.spec.artifact_store and (taken := [path for path in new if StoreAddress.reserved(path)]):
         raise BadRequest(
             f"also: the artifact store reserves {taken[0]} for its own files", "Give that output another name."
@@ -191,9 +192,8 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
-    """Return the destination of the copies.
-
-    Raises BadRequest for a destination that is on the job's machine, inside gpuwarden's own folders, or not usable.
+    """Return the destination of the copies. Raises BadRequest if the destination is on the job's machine, inside
+    gpuwarden's own folders, or unusable.
     """
     own = ctx.home / "artifacts" / job.id
     target = (dest or own).expanduser().absolute()
@@ -201,17 +201,17 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
         raise BadRequest(f"{target} is on the job's machine and would be lost with it", "Choose another folder.")
-    # compared with samefile, because a file system may ignore case
+    # samefile is used, because a file system may ignore case
     if real != own.resolve() and any(p.exists() and p.samefile(ctx.home) for p in (real, *real.parents)):
-        raise BadRequest(f"{target} is inside gpuwarden's state folder", "Choose another folder, or give none.")
+        raise BadRequest(f"{target} is inside gpuwarden's state folder", "Choose another folder, or omit it.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
-            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose another folder, or give none."
+            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose another folder, or omit it."
         )
     if not str(real).isprintable():
         raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be displayed", "Choose another name.")
     if target.exists() and not target.is_dir():
-        raise BadRequest(f"{target} is not a folder", "Give a folder; it is created if it does not exist.")
+        raise BadRequest(f"{target} is not a folder", "Specify a folder; it is created if it does not exist.")
     return real
 
 

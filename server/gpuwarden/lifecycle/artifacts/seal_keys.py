@@ -1,10 +1,10 @@
-"""Authenticate the seals of a machine: digests that gpuwarden's sealer computed there right after a save.
+"""Authenticate a machine's seals, which are digests that gpuwarden's sealer computed on the machine right after a save.
 
 A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Therefore each line has a
-MAC with a key of the job. The runner receives that key over stdin, and it is not stored on the machine. A line without
-a valid MAC does not count as a seal, and the report mentions it.
+MAC that is computed with a job-specific key. The runner receives that key over stdin, and it is not stored on the
+machine. A line without a valid MAC does not count as a seal, and the report mentions it.
 
-SECURITY.md lists the limits of a seal.
+SECURITY.md describes the limits of seals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """Name of the key among the secrets that the runner receives; the runner removes it before the job starts."""
 CLOCK_S = 300.0
-"""Tolerance in seconds between the clocks that set one machine's file times; a network disk has its own clock."""
+"""Tolerance in seconds between the clocks that set a machine's file times, because a network disk has its own clock."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:
-    """Return the key of a job's seals, derived from the installation's key. Only the installation's key is stored."""
+    """Return the key for a job's seals. It is derived from the installation's key, and only that key is stored."""
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 
@@ -35,7 +35,7 @@ def believed(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
         seal = file.seal
         if seal is not None:
             signed = seal.model_dump() | dict(zip(seal_log.STAMP, file.stamp, strict=True))
-            # a seal is made after the file's last change and before the manifest
+            # a seal must be newer than the file's last change and older than the manifest
             timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= manifest.taken_at + CLOCK_S
             if timely and seal_log.made_with(key, signed):
                 fields = ("sha256", "sealed_at", "part_size", "parts_sha256")

@@ -44,13 +44,13 @@ async def verify(
 ) -> Report:
     """Verify `what`: a job id, `hf://owner/name`, or a path.
 
-    `against` is a path or an address on the Hub to compare with; if the instance verifies, a path on the instance. The
-    default level is `load`; on the Hub it is `structure`, because deeper levels download; on the instance, `content`.
-    `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` limits the verification
-    of a path or on the instance; `limits` limits the resources for a single local file.
+    `against` is a path or a Hub address to compare with, or a path on the instance if `what` is verified there. The
+    default level is `load`; on the Hub it is `structure`, because deeper levels download the files; on the instance it
+    is `content`. `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` limits the
+    verification of a path or on the instance; `limits` limits the resources for a single local file.
     """
     if not what.strip() or (against is not None and not against.strip()):
-        raise BadRequest("the path is empty", "Give a file or folder; `.` is the working folder.")
+        raise BadRequest("the path is empty", "Specify a file or folder; `.` is the working folder.")
     if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
         job = read_job(ctx.ledger, what)
         if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
@@ -81,7 +81,7 @@ async def verify(
 
 
 def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
-    """Return the pull whose folder contains a path, and the path relative to that folder; else None and ""."""
+    """Return the pull whose folder contains a path and the path relative to that folder, or None and ""."""
     try:
         real = path.resolve()
         for folder in (real, *real.parents):
@@ -112,7 +112,7 @@ async def verify_job(
 ) -> Report:
     """Verify a job's latest pull against the manifest made on the machine, and record the verdict.
 
-    Raises NotFound for an unknown job, Conflict if nothing was pulled.
+    Raises NotFound for an unknown job, and Conflict if nothing was pulled.
     """
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)
@@ -153,7 +153,7 @@ async def verify_file(
 ) -> Report:
     """Verify any local checkpoint file or folder. Nothing is recorded.
 
-    `manifest` is the manifest that a pull recorded for its files, `under` the path relative to the pulled folder.
+    `manifest` is the manifest that a pull recorded for its files; `under` is the path relative to the pulled folder.
     """
     work = partial(
         verify_path,

@@ -47,7 +47,7 @@ async def verify_hub(
     budget: Budget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Verify a repo, or a folder or file in it. Levels beyond `structure` download it.
+    """Verify a repo, or a folder or file in it. All levels above `structure` download the files.
 
     Raises Refused if `budget` is given and the download is larger than `MOST_UNASKED`.
     """
@@ -100,7 +100,7 @@ async def _thread(work: Callable[[], _T]) -> _T:
 
 
 def _inside(listing: Listing) -> dict[str, HubFile]:
-    """Return the files by their paths relative to the address; if the address is a file, by its name."""
+    """Return the files, keyed by path relative to the address. If the address is a file, the key is its name."""
     base = listing.address.path
     cut = len(base) + 1 if base and base not in listing.files else base.rfind("/") + 1
     return {path[cut:]: file for path, file in listing.files.items()}

@@ -1,6 +1,6 @@
 """Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
 
-The result is only reported by that machine. It shows whether the files there are intact, but the files are still lost
+The result is only that machine's own report. It shows whether the files there are intact, but the files are still lost
 with the machine, so the teardown gate does not use it.
 """
 
@@ -110,7 +110,7 @@ class _Found(_Foreign):
 async def verify_there(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
-    """Examine a job's files on its machine, and record the report as a claim of the machine.
+    """Examine a job's files on its machine, and record the report as the machine's claim.
 
     `against` is a path on the machine, like an output: relative to the working folder, or absolute.
     Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported if the backend can't do it.
@@ -118,12 +118,14 @@ async def verify_there(
     if against is not None and against.startswith(SCHEME):
         raise BadRequest(
             f"the instance compares only with its own files, not with {against[:120]!r}",
-            "Give a path on the instance, or pull the outputs and compare locally.",
+            "Specify a path on the instance, or pull the outputs and compare locally.",
         )
     try:
         against = None if against is None else clean_path(against)
     except ValueError as why:
-        raise BadRequest(f"against: {why}", "Use a path on the instance, in the form of outputs.") from why
+        raise BadRequest(
+            f"against: {why}", "Use a path on the instance, in the same form as declared outputs."
+        ) from why
     if job.handle is None:
         raise Conflict(
             f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
@@ -144,7 +146,7 @@ async def verify_there(
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
-    """Validate the machine's findings, and return them by output.
+    """Validate the machine's findings, and return them for each output.
 
     The second return value combines the comparisons of all outputs that contain a model.
     """

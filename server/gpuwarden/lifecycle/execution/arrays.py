@@ -1,9 +1,9 @@
 """Submit jobs to their engine as one array, exactly once, and record each job as submitted.
 
-One transaction records the acceptance of the jobs, the intent to submit them, and the intent of the array. Any process
-that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost reply the array
-is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the meantime, only
-the jobs that the backend already has are recorded as submitted.
+One transaction records the acceptance of the jobs, the intent to submit each job, and the intent to submit the array.
+Any process that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost
+reply the array is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the
+meantime, only the jobs that the backend already has are recorded as submitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, recalled
 
 
 async def send_array(ctx: Context, token: str) -> bool:
-    """Submit the remaining jobs of an array. Return whether their states changed. Raises NotFound for a missing secret.
+    """Submit the remaining jobs in an array. Return whether their states changed. Raises NotFound for a missing secret.
 
     A job with a cancel request is included if it may have been submitted before, so that it can be stopped. If the
     fan-out was ended, no job is submitted until the engine has reported for each job whether it exists.
@@ -54,7 +54,7 @@ async def send_array(ctx: Context, token: str) -> bool:
                 tasks = [await order_of(ctx, job, secrets[job.id], 1) for job in jobs]
                 handles = await backend.submit_array(tasks, first.place, token, at_once=intent.data.at_once)
         except (*MAYBE_DONE, TimeoutError):
-            return False  # it may have been submitted; the next call submits it again
+            return False  # the array may have been submitted; the next call submits it again
         except WardenError as refusal:
             with ctx.ledger.transaction():
                 for job in jobs:
@@ -68,7 +68,7 @@ async def send_array(ctx: Context, token: str) -> bool:
 
 
 async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
-    """Return the backend's handle of a job that may have been submitted; Known(None) if the backend has no such job."""
+    """Return the backend's handle for a job that may have been submitted; Known(None) if there is no such job."""
     assert job.place is not None
     try:
         return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)

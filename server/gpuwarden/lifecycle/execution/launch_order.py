@@ -24,7 +24,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
     if missing:
         raise NotFound(
             f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
-            "Set them in gpuwarden's environment, then call again; the job waits until then.",
+            "Set them in gpuwarden's environment, then repeat the call; the job waits until then.",
         )
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
     if store:  # for the uploader; the runner removes them before the job starts

@@ -1,8 +1,8 @@
-"""Handle a machine whose price is above the checked one: the job is launched only within the caps or after approval.
+"""Handle a machine that costs more than the checked price: its job is launched only within the caps or after approval.
 
-Some platforms report the true price only after the machine was created. That price is compared with the caps before the
-launch. If it is above them, the job waits for approval. If it is not approved in time, the machine is terminated; it
-has not run a job.
+Some platforms report the true price only after the machine was created. The job's cost at that price is compared with
+the caps before the launch. If a cap is exceeded, the job waits for approval. If the price is not approved in time, the
+machine is terminated before it has run a job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuwarden.lifecycle.leases.budgets import over_caps, spending_approved
 from gpuwarden.lifecycle.records import JobRecord
 
 ROUNDING: Final = 1.01
-"""Factor by which a price may exceed the checked one, because platforms round prices differently."""
+"""A price may exceed the checked price by this factor, because platforms round prices differently."""
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Return whether a job may be launched at its machine's price. "no" means that it was not approved in time."""
+    """Return whether a job may be launched at its machine's price; "no" if the price was not approved in time."""
     price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -92,7 +92,7 @@ def _said(price: float, allowed: float) -> str:
 
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
-    """Return why the user must approve the price; empty if the job stays within the caps."""
+    """Return the reason why the user must approve the price; empty if the job stays within the caps."""
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
     if issued is not None and issued.data.ask:

@@ -1,7 +1,7 @@
 """Advance an accepted job to a usable machine, or terminate the machine if it does not become usable.
 
-Every step records its intent, commits, makes its call, and records the outcome. After a lost reply, the instance is
-searched for by its token. A step returns whether the job changed its state, so that the next step can follow.
+Every step records its intent, commits, makes its call, and records the outcome. If a reply is lost, the instance is
+searched for by its token. A step returns whether the job's state changed, so that the caller can run the next step.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
-"""Seconds before the first retry at a platform that had no machine for an interrupted job; the wait doubles each time.
+"""Seconds before the first retry on a platform without capacity for an interrupted job. The wait doubles each time.
 """
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
-"""Seconds before a retry at a platform that rate-limits orders: the first delay, and the maximum after doubling it."""
+"""Seconds before a retry on a platform that rate-limits orders: the first delay, which doubles, and its maximum."""
 FETCH_S: Final = 3600
 """Seconds that a machine is kept after its job's time limit, so that the user can pull its outputs.
 
@@ -87,7 +87,7 @@ def _in_hurry(ctx: Context, job: JobRecord) -> bool:
 
 
 async def rent(ctx: Context, job: JobRecord) -> bool:
-    """Record the intent to rent an instance and the account, then rent it.
+    """Record the account and the intent to rent an instance, then rent the instance.
 
     The job fails if the policy has forbidden the platform since the job was accepted.
     """
@@ -105,7 +105,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
-    # The request limits the price to the checked one, if known, and the lifetime to the longest time needed.
+    # The request limits the price to the checked price, if known, and the lifetime to the longest time needed.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
     limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
@@ -132,7 +132,8 @@ def patience_s(ctx: Context, job_id: str) -> int:
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
-    """Send the create request and record its outcome. A response with another lease's machine is treated as lost.
+    """Send the create request and record its outcome. A response that contains another lease's machine is treated as
+    lost.
 
     A platform may refuse a request and still carry it out, and its list may be outdated. Therefore the job keeps
     waiting for its machine, which counts as billing, until a second poll `settle_s` seconds later: if a machine is
@@ -184,9 +185,9 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
 
 
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Record that a job continues with its next choice; the next step sends the request to that platform.
+    """Record that a job continues with its next choice of platform. The next step sends the request to that platform.
 
-    Also record that the abandoned lease rented nothing; otherwise the job would keep waiting for it.
+    Also record that no machine was rented under the abandoned lease; otherwise the job would keep waiting for one.
     """
     following = job.choices[job.choice + 1]
     given_up = JobMovedOn(
@@ -269,7 +270,7 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if isinstance(found, Unknown):
         return False
     if found.value:
-        with ctx.ledger.transaction():  # all at once, because the search is not repeated
+        with ctx.ledger.transaction():  # record all instances at once, because the search is not repeated
             ctx.ledger.add(lease.subject, LeaseAdopted(instance=found.value[0]))
             for extra in found.value[1:]:
                 record_extra(ctx, lease, extra)
@@ -329,7 +330,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
-            return await _abandon(ctx, job, lease, "its price is above the checked one and was not approved in time")
+            return await _abandon(ctx, job, lease, "its price is above the checked price and was not approved in time")
         if settled == "ask":
             return False
     if instance.state is InstanceState.RUNNING:
@@ -337,7 +338,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
     refused = ctx.ledger.last(lease.subject, CreateDoubted)
     if instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED} and refused is not None:
-        return await _abandon(ctx, job, lease, f"it was created by a refused request ({refused.data.why})")
+        return await _abandon(ctx, job, lease, f"it was created by a request that was refused ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
     late = {
@@ -352,7 +353,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
 
 
 async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
-    """Connect to a running machine for the first time. Retry an unreachable one until the boot timeout."""
+    """Connect to a running machine for the first time. Retry an unreachable machine until the boot timeout."""
     try:
         if instance.place is None:
             raise NoContact("the provider has not reported its address yet")
@@ -394,14 +395,14 @@ def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
-    """Request the termination of an abandoned instance at every call, because an earlier request may have been lost."""
+    """Request the termination of an abandoned instance in every call, because an earlier request may have been lost."""
     subject = f"lease/{lease_id}"
     if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
         await request_end(ctx, lease_id, "terminate")
 
 
 async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Restart an interrupted instance, or raise its bid to at most the checked or approved price."""
+    """Restart an interrupted instance, or raise its bid up to the checked or approved price."""
     try:
         if ctx.profile(lease.platform).spot.auto_resume is not True:
             await Bound(ctx, lease).start(instance.id)

@@ -20,7 +20,7 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Reasons that would also end the job on another machine."""
+"""Reasons for an end that would also end the job on another machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
 """Reasons for the end of a process that may result from losing the machine, unless gpuwarden ended the machine."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."

@@ -1,11 +1,11 @@
 """Rent another machine for a job whose machine is permanently lost, and resume the job there from its proven copy.
 
-The watch or a pull first copies the files of the artifact store to the local disk and verifies them, so that the next
+The watch or a pull first copies the files from the artifact store to the local disk and verifies them, so that the next
 machine gets the newest proven checkpoint.
 
 The user allows relaunches at a terminal, for one job and up to a budget, when approving the job's spending. The next
 machine costs at most the checked price, and every cap applies. A job without a proven copy is not relaunched, because
-its work would be paid for twice.
+its work would have to be paid for again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
 
 KEPT_PATIENCE_S: Final = 3600.0
-"""Seconds that a relaunch waits for an artifact store. No machine is billed meanwhile."""
+"""Seconds that a relaunch waits for an artifact store. Meanwhile, no machine is billed."""
 
 
 @dataclass(frozen=True)
 class Relaunch:
-    """A relaunch within the budget: the copy to resume from, the maximum cost and the remaining budget in USD."""
+    """A relaunch within the budget: the copy to resume from, the maximum cost, and the budget that then remains, in
+    USD.
+    """
 
     copy: Pulled
     record: str
@@ -57,12 +59,12 @@ def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
 
 
 def may_relaunch(ctx: Context, job_id: str) -> bool:
-    """Return whether the user set a budget for further machines of a job."""
+    """Return whether the user set a budget for additional machines for a job."""
     return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
 
 
 def taken(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job ran on its machine and gpuwarden sent no stop or terminate to that machine."""
+    """Return whether a job ran on its machine and gpuwarden did not request a stop or a termination of that machine."""
     if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
         return False
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
@@ -85,7 +87,7 @@ def awaits_kept(ctx: Context, job: JobRecord) -> bool:
 
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
-    """Return the newest local copy of a job that is still proven, with the name of its record."""
+    """Return a job's newest local copy that is still proven, and the name of the copy's record."""
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
         pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
@@ -94,23 +96,23 @@ def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
 
 
 def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
-    """Return how to relaunch a job whose machine is lost, or why it is not relaunched."""
+    """Return how to relaunch a job whose machine is lost, or the reason why the job is not relaunched."""
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
     if allowed is None:
         return "the user has not allowed it"
     if not taken(ctx, job):
-        return "a stop or terminate of its machine was requested"
+        return "a stop or a termination of its machine was requested"
     worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
     if worst is None or job.price is None:
         return "its maximum cost is unknown"
     if lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES):
-        return "another machine of the job may be billed"
+        return "another machine for the job may still be billed"
     costs = [spent(ctx, name) for name in leases]
     if None in costs:
         return "its cost so far is unknown"
     total = sum(cost or 0.0 for cost in costs)
     first = next((event for event in ctx.ledger.events(job.subject, kind=RelaunchIntent)), None)
-    before = job.generation if first is None else first.data.generation  # last machine before the first relaunch
+    before = job.generation if first is None else first.data.generation  # the last machine before the first relaunch
     used = sum(cost or 0.0 for name, cost in zip(leases, costs, strict=True) if generation_of(name) > before)
     left = allowed.data.budget_usd - used
     if worst > left:
@@ -124,19 +126,19 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
         return "it has no proven copy to resume from"
     copy, record = proven
     if outside := [path for path in copy.places if path.startswith("/")]:
-        return f"{outside[0]} is outside of the working folder and can't be restored"
+        return f"{outside[0]} is outside the working folder and can't be restored"
     return Relaunch(copy, record, worst, left - worst)
 
 
 def generation_of(lease: str) -> int:
-    """Return which machine of its job a lease is for, counted from 1."""
+    """Return the number of a lease: 1 for the job's first machine, 2 for its second machine, and so on."""
     return int("".join(filter(str.isdigit, lease.rpartition("-i")[2].partition("-")[0])) or 0)
 
 
 def resumed_from(ctx: Context, job: JobRecord) -> dict[str, Path]:
     """Return the files of the proven copy that a relaunched job resumes from, by path in the working folder.
 
-    Raises BadRequest if the copy is not proven any more.
+    Raises BadRequest if the copy is no longer proven.
     """
     intent = ctx.ledger.last(job.subject, RelaunchIntent)
     if intent is None or intent.data.generation >= job.generation:

@@ -1,4 +1,6 @@
-"""Limit the time and cost of an attempt after a pause by the job's approved amount, or else by the caps."""
+"""Limit the time and cost of an attempt after a pause: by the job's approved amount if there is one, otherwise by the
+caps.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
-"""Minimum seconds of an attempt, unless the time limit is used up, so that the job can save again."""
+"""Minimum duration of an attempt in seconds, so that the job can save again, unless the time limit is used up."""
 WORTH_S: Final = 300.0
-"""Seconds that the approved amount must at least pay for to start an attempt."""
+"""Minimum seconds that the approved amount must pay for before an attempt is started."""
 
 
 class Attempt(NamedTuple):
-    """An attempt that may be launched: its time limit in seconds, and the job's maximum cost including it, in USD."""
+    """An attempt that may be launched: its time limit in seconds, and the job's maximum cost including this attempt, in
+    USD.
+    """
 
     timeout_s: int | None
     worst_cost: float | None
@@ -64,9 +68,9 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 
 
 def _approved(ctx: Context, job: JobRecord) -> float | None:
-    """Return the cost that a job may reach without a check of the caps, in US dollars; None if they must be checked.
+    """Return the cost in US dollars that a job may reach without checking the caps; None if the caps must be checked.
 
-    The user's approval remains valid. Without one, a cost that was within the caps of one day must be checked again on
+    A user's approval remains valid. Without an approval, a cost that was within one day's caps must be checked again on
     another day, because many paused jobs could resume on the same day.
     """
     accepted = ctx.ledger.last(job.subject, JobAccepted)
@@ -77,7 +81,7 @@ def _approved(ctx: Context, job: JobRecord) -> float | None:
 
 def _refused(job: JobRecord, why: str) -> Refused:
     return Refused(
-        f"job {job.id} is not resumed: {why}",
+        f"job {job.id} was not resumed: {why}",
         (
             "Its files are unchanged. Raise the caps in the policy to resume it.",
             do(Action.SUBMIT, "and a script that resumes from its copy; this checks the price", receipt=""),
@@ -86,7 +90,7 @@ def _refused(job: JobRecord, why: str) -> Refused:
 
 
 def ran_s(ctx: Context, job: JobRecord) -> float:
-    """Return the total duration in seconds of the attempts since the last interruption that ended in a pause.
+    """Return the total duration in seconds of the attempts that ended in a pause since the last interruption.
 
     Each relaunch after an interruption gets the full time limit and counts as a restart.
     """

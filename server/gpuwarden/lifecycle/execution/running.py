@@ -1,4 +1,4 @@
-"""Advance a job that has a machine until it ends: launch and observe it, stop it at a cap, relaunch it if interrupted.
+"""Advance a job that has a machine: launch and observe it, stop it at a cap, and relaunch it after an interruption.
 
 A step returns whether the job changed its state, so that the next step can follow.
 """
@@ -122,7 +122,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
-    """Observe the process and its machine, and change the job's state if the two observations decide it."""
+    """Observe the process and its machine, and change the job's state if the two observations determine it."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     rests = parked(ctx, job)
@@ -149,7 +149,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
         return False
     if state is Job.FAILED and _gone(machine):
         if not _lease_ended(ctx, job):
-            return False  # a second poll must confirm that it is gone
+            return False  # a second poll must confirm that the machine is gone
         lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
         state = Job.PREEMPTED if lost else state  # the next step rents another machine or fails the job
     return _moved(ctx, job, state, reason, observed)
@@ -158,7 +158,8 @@ async def running(ctx: Context, job: JobRecord) -> bool:
 async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
     """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
-    The machine's disk can't be read, so the job's end is read from the artifact store; without one it is unknown.
+    The machine's disk can't be read, so the job's end is read from the artifact store. Without a store, the end is
+    unknown.
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
@@ -168,9 +169,9 @@ async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
 
 
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
-    """Return why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
+    """Return the reason why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
 
-    `rests` is true if the job's machine stopped itself; then the cap does not apply.
+    `rests` is true if the job's machine stopped itself; the cap does not apply then.
     """
     if job.cancel_requested:
         return because(Code.CANCELED)
@@ -198,13 +199,13 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
 
 
 async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return how a job ended according to its artifact store; None if the store has no final report."""
+    """Return the end of a job as reported in its artifact store; None if the store has no final report."""
     if not job.spec.artifact_store:
         return None
     from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
 
     try:
-        with anyio.fail_after(STEP_S):  # because the job is locked
+        with anyio.fail_after(STEP_S):  # the job is locked meanwhile
             kept = await read_kept(ctx, job)
     except (WardenError, TimeoutError):
         return None
@@ -237,9 +238,9 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Decide the job's state if its machine responds but has no run folder: FAILED if the machine restarted.
+    """Determine the job's state if its machine responds but has no run folder: FAILED if the machine restarted.
 
-    A volume may be attached late, so a second observation must confirm it at least `FOLDER_GONE_S` seconds later.
+    A volume may be attached late, so a second observation must confirm the loss at least `FOLDER_GONE_S` seconds later.
     """
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:

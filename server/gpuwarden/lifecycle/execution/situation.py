@@ -53,7 +53,7 @@ def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
 
 
 def situation(ctx: Context, job: JobRecord) -> Situation:
-    """Return the states that determine a job's next step, from the last poll of this process, without a query."""
+    """Return the states that determine a job's next step, as of this process's last poll. No query is sent."""
     question = price_question(ctx, job)
     now = Situation(
         job_id=job.id,
@@ -109,7 +109,7 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
-    """Return the lease that a job's next step is about: its current machine's, or another billed lease of the job."""
+    """Return the lease that a job's next step applies to: the lease of its current machine, or another billed lease."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
         return lease_now(ctx, live[0]) if live else None
@@ -138,7 +138,7 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 class Arranged:
     """The user's advance decision about the teardown of a job's machine. Times are in seconds since the epoch.
 
-    `verb` is the verb of automatic teardown, None without automatic teardown; `through` and `by` are the channel and
+    `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the channel and
     the author of the order. `ends_at` is set after the notice was delivered, `objected_at` after a hold canceled the
     order. `parks_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
     """

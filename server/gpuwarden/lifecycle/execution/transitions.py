@@ -1,4 +1,4 @@
-"""Helpers shared by all steps of a job: record a change of state, list uncertain errors, and check the cost cap."""
+"""Helpers shared by all job steps: record a change of state, list uncertain errors, and check the cost cap."""
 
 from __future__ import annotations
 

@@ -38,13 +38,15 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, to get a new one
 async def fan_out(
     ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a plan, and launch it if it is allowed: a metered plan needs a receipt first, like a single job.
+    """Check a plan, and launch it if it is allowed. Like a single job, a plan that is billed first needs a receipt.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
     and BadRequest for a plan whose cost has no upper bound.
     """
     if receipt is not None and dry_run:
-        raise BadRequest("a dry run never launches, but a receipt does; nothing was done", "Omit one of them.")
+        raise BadRequest(
+            "a receipt requests a launch, but a dry run does not launch; nothing was done", "Omit one of them."
+        )
     plan = plan.model_copy(update={"base": settled(ctx, plan.base)})
     if not ctx.profile(plan.base.platform).runner:
         raise NotSupported(
@@ -56,7 +58,7 @@ async def fan_out(
         known = read_fan_out(ctx.ledger, fan_id)
         if known.asked == plan.digest and (
             known.receipt == receipt or (receipt is None and not standing(ctx, known).over)
-        ):  # a repeated call, perhaps after a lost reply
+        ):  # a repeated call, possibly after a lost reply
             return replace(await advance_fan_out(ctx, fan_id), adopted=True)
     issued = None if receipt is None else read_receipt(ctx.ledger, receipt).issued
     if issued is not None and issued.spec_digest != plan.digest:
@@ -75,7 +77,7 @@ async def fan_out(
             return result
         receipt = result.receipt
     elif issued.facts_digest != facts:
-        raise Conflict("the checked facts have changed since the receipt", ANOTHER_RECEIPT)
+        raise Conflict("the checked facts have changed since the receipt was issued", ANOTHER_RECEIPT)
     assert receipt is not None
     return await _accept(ctx, plan, checked, receipt)
 
@@ -83,13 +85,13 @@ async def fan_out(
 def _issue(
     ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], facts_digest: str, script_file: str
 ) -> FanOutResult:
-    """Record that the gate passed a plan, with its highest cost, and return the result."""
+    """Record that a plan passed the gate, with its maximum cost, and return the result."""
     facts, ticket = checked[0].facts, f"r{random.token_hex(8)}"
     worst = _worst(plan, checked[0])
     if facts.metered and worst is None:
         raise BadRequest(
             "the price or the time limit of a cell is unknown, so its cost has no upper bound; nothing was launched",
-            "Give --timeout, and choose a platform with a known price.",
+            "Specify --timeout, and choose a platform with a known price.",
         )
     ask, expires = _question(ctx, plan, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s
     issued = ReceiptIssued(
@@ -118,7 +120,9 @@ def _issue(
 
 
 def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst: float | None) -> str:
-    """Return why a plan needs the user's approval; empty if it is within the caps and repeats no paid cells."""
+    """Return the reason why a plan needs the user's approval; empty if it is within the caps and does not repeat paid
+    cells.
+    """
     asks, configs = [spending_question(ctx, checked[0].facts, worst)], {cell.config for cell in plan.cells}
     for known in (read_fan_out(ctx.ledger, fan_id) for fan_id in fan_out_ids(ctx.ledger)):
         again = len(configs & {cell.config for cell in known.cells})
@@ -132,7 +136,9 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
 
 
 def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
-    """Return the highest cost of a plan in US dollars: the cost of all queues, at most the budget; None if unknown."""
+    """Return the maximum cost of a plan in US dollars, which is the cost of all queues, limited by the budget; None if
+    unknown.
+    """
     cost = replace(checked.facts, spec=queue_spec(plan, (), plan.base.name)).worst_cost
     each = replace(checked.facts, spec=plan.base).worst_cost
     if cost is None or each is None or plan.base.timeout_s is None:

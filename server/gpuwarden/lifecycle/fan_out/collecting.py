@@ -1,4 +1,4 @@
-"""Collect the copies of ended queues: find their cells, and check that each succeeded and its files are proven."""
+"""Collect the copies of ended queues: find their cells, and check that each cell succeeded and its files are proven."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
-"""Maximum size in bytes of a `cell.json` or a `result.json`, because the job wrote the file."""
+"""Maximum size in bytes of a `cell.json` or a `result.json`. The size is limited because the job writes these files."""
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
-    """Copy, verify and collect every ended queue that is not collected yet.
-
-    Return the reasons for failures, by job.
-    """
+    """Copy, verify and collect ended queues that were not collected yet. Return the reasons for failures, by job."""
     fan, trouble = read_fan_out(ctx.ledger, fan_id), dict[str, str]()
     for queue in fan.queues:
         job = read_job(ctx.ledger, queue.job)
@@ -54,7 +51,7 @@ async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
 
 
 async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: JobRecord) -> QueueCollected:
-    """Return the cells in the copy of one queue. Raises WardenError while its machine may still respond."""
+    """Return the cells in the copy of one queue. Raises WardenError while the queue's machine may still respond."""
     if job.handle is None:
         return QueueCollected(job=job.id, lost="it never ran")
     try:
@@ -73,16 +70,16 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
         return QueueCollected(job=job.id, lost="it saved nothing")
     report = await verify_job(ctx, job.id)
     by_index = {cell.index: cell for cell in fan.cells}
-    # The folders of all cells are read, even of cells that the queue was not asked to run.
+    # The folders of all cells are read, including cells that the queue was not supposed to run.
     names = {path.split("/")[1] for path in pulled.places if path.startswith(f"{CELLS}/") and path.count("/") > 1}
-    # Folder names must have exactly five digits: both `7` and `00007` would be cell 7.
+    # Folder names must have exactly five digits, because otherwise both `7` and `00007` would be cell 7.
     indices = [index for index in range(MAX_CELLS) if f"{index:05d}" in names]
     rows = (_row(fan, by_index.get(index), index, pulled, report) for index in indices)
     return QueueCollected(job=job.id, found=tuple(row for row in rows if row is not None))
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return the result in a cell's folder; None without a readable `cell.json`, because the cell did not end."""
+    """Return the result in a cell's folder; None if the cell did not end, so there is no readable `cell.json`."""
     prefix = f"{CELLS}/{index:05d}/"
     said = _read(pulled.places.get(f"{prefix}cell.json"))
     if said is None:
@@ -99,7 +96,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
     )
     if cell is None or config != cell.config or said.get("state") != "done" or code != 0:
         return found
-    # The objective comes from the `result.json` with the shortest path.
+    # The objective is read from the `result.json` with the shortest path.
     results = sorted((p for p in pulled.places if p.startswith(prefix) and p.endswith("/result.json")), key=len)
     result = _read(pulled.places[results[0]]) if results else None
     reached = result.get("objective") if result else None
@@ -120,7 +117,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
 
 
 def _unproven(prefix: str, outputs: tuple[str, ...], report: Report) -> str:
-    """Return why a cell's outputs are not proven; empty if they are proven."""
+    """Return the reason why a cell's outputs are not proven; empty if they are proven."""
     if report.verdict is Verdict.PROVEN:
         return ""
 

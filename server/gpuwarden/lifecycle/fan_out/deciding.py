@@ -1,4 +1,4 @@
-"""Carry out the decisions of the user or an agent about a fan-out: end, cancel or resume it."""
+"""Carry out what the user or an agent decides about a fan-out: to end, cancel or resume it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
 from gpuwarden.lifecycle.monitoring.check import cancel
 
 TERMINAL: Final = "cli"
-"""The interface name of the terminal in an event's actor."""
+"""The name of the terminal interface in an event's actor."""
 
 
 def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
     """Stop further launches of a fan-out. Running jobs continue, and their outputs are collected.
 
-    Jobs that are recorded but not submitted yet are recalled when they are next advanced (`recalled`).
+    Jobs that are recorded but not yet submitted are withdrawn when they are next advanced (`recalled`).
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if not fan.ended:
@@ -30,11 +30,11 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
-    """Allow further attempts for unverified cells: those in `cells`, or all.
+    """Allow further attempts for the unverified cells: those in `cells`, or all of them.
 
     The receipt, the budget and the configurations stay the same. Raises BadRequest for an index that is not in the plan
-    or whose cell is verified or running; Refused if the user ended the fan-out at a terminal and the call comes from
-    another interface.
+    or whose cell is verified or running, and Refused if the user ended the fan-out at a terminal and the call comes
+    from another interface.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if fan.ended_by.partition("/")[0] == TERMINAL != ctx.ledger.acting.partition("/")[0]:
@@ -45,7 +45,7 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
     states = standing(ctx, fan).cells.states
     for index in cells:
         if index not in states:
-            raise BadRequest(f"fan-out {fan_id} has no cell {index}; its last one is {len(fan.cells) - 1}")
+            raise BadRequest(f"fan-out {fan_id} has no cell {index}; its last cell is {len(fan.cells) - 1}")
         if states[index] in {CellState.VERIFIED, CellState.RUNNING}:
             raise BadRequest(f"cell {index} is {states[index]}, so there is nothing to resume")
     over = {CellState.VERIFIED, CellState.RUNNING, CellState.WAITING}

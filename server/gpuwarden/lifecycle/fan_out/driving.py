@@ -1,4 +1,4 @@
-"""Advance every open fan-out of a ledger for the watch: prove the outputs of ended queues, and launch further cells."""
+"""Advance every open fan-out in a ledger for the watch: prove the outputs of ended queues, and launch further cells."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
 
     def conditions(self) -> list[Condition]:
-        """Return the alert conditions of open fan-outs, and of those that finished in the last day."""
+        """Return the alert conditions of fan-outs that are open or finished in the last day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]

@@ -31,12 +31,12 @@ class Hold(StrEnum):
 _PASSING: Final = frozenset({Hold.BUDGET, Hold.CAPS, Hold.MACHINES})
 """Holds that may be cleared when a machine ends."""
 SHOWN: Final = 8
-"""Number of cells that an alert lists; it only counts the others."""
+"""Number of cells that an alert lists; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A hold with its details. `needs` is the total budget in US dollars that would clear it."""
+    """A hold with its details. `needs` is the total budget in US dollars that would clear the hold."""
 
     by: Hold
     detail: str = ""
@@ -57,7 +57,7 @@ class Held:
 def fan_out_conditions(
     ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
-    """Yield the alert conditions of a fan-out: it waits for the user, has given up cells, or has finished.
+    """Yield the alert conditions of a fan-out: it is waiting for the user, has given up cells, or has finished.
 
     The end of a running job may free budget, caps or machines, so these holds are reported only when no job runs.
     """

@@ -65,7 +65,7 @@ class FanOutResult:
 async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
     """Advance a fan-out as far as possible: advance open jobs, copy outputs of ended jobs, and launch further cells.
 
-    If `jobs` is false, the open jobs are not advanced, because the caller does so.
+    If `jobs` is false, the open jobs are not advanced, because the caller advances them.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     trouble = await _advance_all(ctx, now.live) if jobs else []
@@ -74,7 +74,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
         held, launched = await _launch_all(ctx, fan_id)
     for job_id in launched:
         job = read_job(ctx.ledger, job_id)
-        if not job.array or job.state is Job.SUBMITTING:  # the first job of an array submits all of it
+        if not job.array or job.state is Job.SUBMITTING:  # the first job of an array submits the whole array
             trouble.append(await _advanced(ctx, job_id))
     fan = read_fan_out(ctx.ledger, fan_id)
     told = tuple((job, why) for job, why in trouble if why)
@@ -101,7 +101,7 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
     """Advance open jobs, with one poll for all jobs at the same place.
 
-    Return each job with its error, or with an empty string.
+    Return each job with its error, or with an empty string if there was none.
     """
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]
@@ -161,7 +161,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # because any process may advance the fan-out
+    there.cwd = Path(fan.folder)  # not this process's folder, because any process may advance it
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None
@@ -172,7 +172,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
             raise
         return Held(Hold.REFUSED, error.message)
     if changed := moved(read_receipt(ctx.ledger, fan.receipt).issued, checked):
-        return Held(Hold.REFUSED, changed)  # with other facts, the plan's cells would not be comparable
+        return Held(Hold.REFUSED, changed)  # if the facts differed, the plan's cells would not be comparable
     if checked.facts.metered and (checked.facts.price is None or checked.facts.price > (fan.price or 0.0)):
         return Held(Hold.PRICE, usd(checked.facts.price), needs=fan.budget)
     number = len(fan.queues) + 1

@@ -1,6 +1,6 @@
-"""Change the budget of a fan-out and the number of its machines.
+"""Change a fan-out's budget and its number of machines.
 
-Lower limits need no approval. Higher limits or a higher price have the requirements of a launch: a new receipt, and the
+Lower limits need no approval. Higher limits or a higher price require the same as a launch: a new receipt, and the
 user's approval if they exceed the caps. If the user approved the current limits, every increase needs a new approval.
 """
 
@@ -30,7 +30,9 @@ WITHOUT_RECEIPT: Final = "Omit the receipt to get a new one."
 
 @dataclass(frozen=True)
 class Rise:
-    """Higher limits that are checked but not in force. `receipt` applies them, after an approval if required."""
+    """Higher limits that were checked but not applied yet. A call with `receipt` applies them, after an approval if
+    required.
+    """
 
     fan_id: str
     receipt: str
@@ -51,7 +53,7 @@ class Rise:
 
 
 def consented(ctx: Context, fan: FanOutRecord, cost: float = 0.0) -> bool:
-    """Return whether the user approved a total cost of a fan-out before its current limits were applied.
+    """Return whether the user approved a fan-out's total cost before its current limits were applied.
 
     `cost` is in US dollars. The approval of an accepted plan does not expire, but covers only the cost on the receipt.
     """
@@ -73,8 +75,8 @@ async def change_limits(
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
     Return the higher limits if they were only checked, or None if the limits were applied. Raises BadRequest for
-    invalid limits, Conflict for a receipt that is stale or for another request, and Refused if the gate blocks the
-    change or the user has to approve it first.
+    invalid limits, Conflict for a receipt that is outdated or was issued for another request, and Refused if the gate
+    blocks the change or the user has to approve it first.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
@@ -98,7 +100,7 @@ async def change_limits(
         return _issue(ctx, fan, wanted, checked)
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != _asked(fan, wanted):
-        raise Conflict("the receipt is for other limits, or the limits were changed since", WITHOUT_RECEIPT)
+        raise Conflict("the receipt is for other limits, or the limits have changed since then", WITHOUT_RECEIPT)
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
         raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
     async with ctx.lock("submit"):  # so that two increases, or an increase and a launch, can't use the same budget
@@ -112,7 +114,7 @@ async def change_limits(
 
 
 def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
-    """Return whether the wanted limits exceed the current ones, or the price is higher than the accepted one."""
+    """Return whether the requested limits exceed the current limits, or the price is higher than the accepted price."""
     if not checked.facts.metered:
         return False
     more = fan.budget is not None and wanted.max_cost_usd is not None and wanted.max_cost_usd > fan.budget
@@ -121,12 +123,15 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
 
 
 def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
-    """Return the digest of a limit change, from the fan-out's id, its number of decisions, and the wanted plan."""
+    """Return the digest of a limit change: of the fan-out's id, its number of decisions, and the requested plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
 def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> str:
-    """Return why an increase needs the user's approval; empty if it is within the caps and no limits were approved."""
+    """Return the reason why an increase needs the user's approval.
+
+    Return an empty string if the increase is within the caps and the current limits needed no approval.
+    """
     asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
     if consented(ctx, fan):
         machines = fan.plan.max_machines
@@ -135,7 +140,7 @@ def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Chec
 
 
 def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
-    """Record that higher limits passed the gate, with the question to the user, and return them."""
+    """Record that higher limits passed the gate, with the question to the user, and return the limits."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
         spec_digest=_asked(fan, wanted),

@@ -1,4 +1,4 @@
-"""Record the queues of a fan-out with their jobs: a single queue, or many queues as one array for the engine."""
+"""Record a fan-out's queues and their jobs: a single queue, or many queues that the engine runs as one array."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.people import acting_as
 
 
 def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
-    """Return whether a plan's cells are submitted as one array: the engine has arrays and is not metered."""
+    """Return whether a plan's cells are submitted as one array, which requires an unmetered engine with arrays."""
     profile = ctx.profile(plan.base.platform)
     if profile.kind != "engine" or profile.meter.metered:
         return False
@@ -26,14 +26,14 @@ def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
 
 @dataclass(frozen=True)
 class Queue:
-    """The cells for one machine, not yet recorded. `number` is its number within the fan-out, from 1."""
+    """A queue of cells for one machine, not yet recorded. `number` counts the fan-out's queues from 1."""
 
     number: int
     cells: tuple[int, ...]
     checked: Checked
 
     def token(self, fan: FanOutRecord) -> str:
-        """Return the token with which this queue can be recorded only once."""
+        """Return the token that ensures that this queue is recorded only once."""
         return f"{fan.id}-q{self.number}"
 
     def job_id(self, fan: FanOutRecord) -> str:
@@ -42,7 +42,7 @@ class Queue:
 
 
 def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
-    """Return the queue of these cells; `checked` is the gate's result for one of them."""
+    """Return the queue for these cells; `checked` is the gate's result for one of them."""
     facts = replace(checked.facts, spec=queue_spec(plan, cells, f"{plan.base.name[:50]}-q{number}"))
     return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
 
@@ -59,7 +59,7 @@ def record_queue(ctx: Context, fan: FanOutRecord, queue: Queue) -> None:
 async def record_array(
     ctx: Context, fan: FanOutRecord, queues: Sequence[Queue], place: Place, at_once: int
 ) -> list[str]:
-    """Record that queues of one cell each will be submitted as one array. Return the ids of their jobs."""
+    """Record that queues with one cell each will be submitted as one array. Return the ids of their jobs."""
     token, jobs = f"{fan.id}-r{queues[0].number}", tuple(queue.job_id(fan) for queue in queues)
     async with ctx.lock("submit"):
         await take_inputs(ctx, queues[0].checked)
@@ -73,7 +73,7 @@ async def record_array(
 
 
 def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
-    """Return a queue with as many cells as the remaining budget covers at the maximum cost; None if it covers none."""
+    """Return a queue with as many cells as the remaining budget covers at maximum cost; None if it covers no cell."""
     while cells:
         queue = queue_of(fan.plan, cells, checked, number)
         worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0

@@ -60,17 +60,19 @@ class FanOutRecord:
     proven: dict[int, CellProven]
     ended: bool
     arrays: dict[str, int]
-    """By an array's token: the number of its jobs that the engine runs at a time."""
+    """The number of jobs that the engine runs at a time, keyed by the token of their array."""
     resumed: dict[int, int]
-    """By cell index: the number of queues that existed when the cell was last resumed."""
+    """The number of queues that existed when a cell was last resumed, keyed by cell index."""
     decisions: int
     """How many times the fan-out was ended or resumed, or its limits were changed."""
     ended_by: str
-    """The actor who ended it, with the interface, as in the ledger; empty if it was not ended."""
+    """The actor who ended the fan-out, and the interface that was used, as in the ledger; empty if it was not ended."""
 
     @property
     def budget(self) -> float | None:
-        """Return its total budget in US dollars: the requested one, else the cost on the receipt; None if neither."""
+        """Return its total budget in US dollars: the requested one, otherwise the cost on the receipt; None if neither
+        is known.
+        """
         return self.shown if self.plan.max_cost_usd is None else self.plan.max_cost_usd
 
     @property
@@ -80,7 +82,7 @@ class FanOutRecord:
 
     @cached_property
     def found(self) -> dict[tuple[str, int], CellFound]:
-        """Return the cells found in the copies, by job and index."""
+        """Return the cells found in the copies, keyed by job and index."""
         return {(job, each.index): each for job, body in self.collected.items() for each in body.found}
 
 
@@ -158,7 +160,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Return whether no cell is running and none is left to launch or to request from a search."""
+        """Return true if no cell is running, and no further cell can be launched or requested from a search."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
         asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size

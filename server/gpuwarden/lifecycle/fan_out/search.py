@@ -15,10 +15,10 @@ from gpuwarden.core.models import Cell
 def chosen(
     plan: FanOutPlan, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
 ) -> tuple[Cell, ...]:
-    """Return the next cells of a search. `reached` maps each ended cell to its objective, or to None without one.
+    """Return the next cells of a search. `reached` maps each ended cell to its objective, or to None if it has none.
 
-    All other cells count as running, so that several can be requested at a time without duplicates. Raises NotSupported
-    if Optuna is not installed.
+    All other cells count as running, so that several cells can be requested at a time without duplicates. Raises
+    NotSupported if Optuna is not installed.
     """
     try:
         import optuna
@@ -64,7 +64,7 @@ def _unused(plan: FanOutPlan, search: Search, known: Container[str], index: int)
 
 
 def _trial(optuna: ModuleType, cell: Cell, space: Mapping[str, Any], reached: Mapping[int, float | None]) -> Any:
-    """Return one cell as an Optuna trial: completed with its objective, failed, or running."""
+    """Return a cell as an Optuna trial that is completed with its objective, failed, or running."""
     states, params = optuna.trial.TrialState, {}
     for name, distribution in space.items():
         text = cell.settings[name]

@@ -18,7 +18,7 @@ ROW: Final = 44
 TOP: Final = 48
 MARGIN: Final = 24
 LETTERS: Final = 90
-"""Maximum characters of a line of text, without the count of cells."""
+"""Maximum number of characters in a line of text, excluding the cell count."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean objective; None without a value."""
+        """Return the mean objective; None if there are no values."""
         return fmean(self.values) if self.values else None
 
     @property
     def median(self) -> float | None:
-        """Return the median objective; None without a value."""
+        """Return the median objective; None if there are no values."""
         return median(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Return the standard deviation of the sample; None below two values."""
+        """Return the sample standard deviation; None if there are fewer than two values."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
 def spreads(fan: FanOutRecord) -> list[Spread]:
-    """Return one row for each configuration, ignoring the seed, in the order of the plan."""
+    """Return one row for each configuration, regardless of the seed, in the order of the plan."""
     rows: dict[tuple[tuple[str, str], ...], tuple[int, list[float], str]] = {}
     for cell in fan.cells:
         key = tuple((name, value) for name, value in cell.settings.items() if name != SEED)

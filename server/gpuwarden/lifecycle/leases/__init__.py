@@ -1,1 +1,1 @@
-"""The billing status of each instance, the caps on its cost, and the orders for automatic teardown and self-stop."""
+"""Each instance's billing status, cost caps, and orders for automatic teardown and self-stop."""

@@ -1,9 +1,9 @@
 """Bind each lease to the account that rented it, so that another account's key can't make an instance appear gone.
 
 The ledger stores salted digests (`Account`), never the key. If the key is unchanged, the account is the same and the
-platform is not queried. For another key, the platform is queried for the key's account. If the account is unknown, for
-example because a key was replaced on a platform without account ids or the ledger is older, the lease is bound to the
-key only after an answer contains the instance.
+platform is not queried. If the key is different, the platform is queried for the key's account. If the account can't be
+determined, for example because a key was replaced on a platform without account ids or an older version wrote the
+ledger, the lease is bound to the key only after an answer contains the instance.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Match(StrEnum):
 
 
 WHY: Final = {
-    Match.OTHER: "the current key of {platform} belongs to another account; set the key of the account that rented it",
-    Match.UNPROVEN: "the current key of {platform} may belong to another account, because it does not list the machine",
+    Match.OTHER: "the {platform} key belongs to another account; set the key of the account that rented the machine",
+    Match.UNPROVEN: "the {platform} key may belong to another account, because the account does not list the machine",
 }
 
 
 async def account_in_use(ctx: Context, platform: str) -> Account:
-    """Return the account of the current key. Raises AuthFailed without a key."""
+    """Return the account of the current key. Raises AuthFailed if there is no key."""
     provider, salt = ctx.provider(platform), random.token_hex(8)
     key, name = provider.key_digest(salt), await _name(provider, platform)
     return Account(salt=salt, key=key, id=_id_digest(salt, platform, name) if name else None)
 
 
 async def match(ctx: Context, lease: LeaseRecord) -> Match:
-    """Compare the current key with the account of a lease. Raises AuthFailed without a key."""
+    """Compare the current key with the account of a lease. Raises AuthFailed if there is no key."""
     provider, account = ctx.provider(lease.platform), lease.account
     if account is None:
         return Match.UNPROVEN
@@ -61,7 +61,7 @@ async def match(ctx: Context, lease: LeaseRecord) -> Match:
 
 
 async def _name(provider: Provider, platform: str) -> str | None:
-    """Return the account's id; None if the platform has no account ids or did not respond."""
+    """Return the account's id, or None if the platform has no account ids or did not respond."""
     try:
         answer = await in_time(platform, provider.account_id())
     except WardenError:
@@ -74,7 +74,7 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """A provider for one lease. If the key is another account's, every answer is Unknown and no verb is sent."""
+    """A provider for one lease. If the key belongs to another account, every answer is Unknown and no verb is sent."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
@@ -99,7 +99,7 @@ class Bound:
         return await self._act(self.provider.start, ident)
 
     async def raise_bid(self, ident: str, most: float) -> Answer[None]:
-        """Raise the bid for an outbid instance, if the platform has bids."""
+        """Raise the bid for an outbid instance, if the platform supports bids."""
         bidder = self.provider
         if not isinstance(bidder, Bidder):
             return Known(None)

@@ -1,4 +1,4 @@
-"""Read the automatic teardown in force for a job, and whether a watch runs that can execute it. Imports little."""
+"""Read the automatic teardown in force for a job, and whether a watch is running that can execute it. Few imports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpuwarden.policy_record import Notice
 WATCH_FILE: Final = "watch.json"
 """File in the state folder in which the leading watch keeps its state between rounds."""
 ROUND: Final = "watch|round|"
-"""Key in that file for the round itself; the conditions have other keys."""
+"""Key in `WATCH_FILE` for the round itself; the conditions have other keys."""
 WATCHED_S: Final = 900.0
 """Seconds after its last round during which a watch, or the timer used instead, counts as running."""
 
 
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
-    """Return the automatic teardown that a job gets at its acceptance; None if the user will be asked.
+    """Return the automatic teardown for a job that is being accepted; None if the user will be asked.
 
     `at` is the time at which the approval must be valid; None for now. A decision about this one job takes precedence
-    over the policy. A policy file or ledger that is not the recorded one orders no teardown.
+    over the policy. A policy file or ledger other than the recorded one never orders a teardown.
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
@@ -59,7 +59,7 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as currently in force, with the longer of the order's and the policy's grace periods.
+    """Return an order in the form currently in force, with the longer of the order's and the policy's grace periods.
 
     A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't
     be read.
@@ -91,9 +91,9 @@ def watched(ctx: Context) -> bool:
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return the notices for a reply about costs: that no watch runs for automatic teardown, then the other notices."""
+    """Return the notices for a reply about costs: a notice if no watch runs for automatic teardown, then the others."""
     ordered = False
-    with contextlib.suppress(WardenError):  # an invalid policy is reported by the warnings
+    with contextlib.suppress(WardenError):  # the warnings already report an invalid policy
         ordered = ctx.policy.teardown.automatic != "off"
     ordered = ordered or any(automatic_teardown(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
     return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)

@@ -25,9 +25,9 @@ IDLE_H: Final = 1.0
 
 
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
-    """Return why the user must approve this cost; empty if it is within the caps.
+    """Return the reason why the user must approve this cost; empty if it is within the caps.
 
-    `worst` is the total cost of several jobs like this one, in US dollars; `of` are those already accepted.
+    `worst` is the total cost of several jobs like this one, in US dollars; `of` are the jobs already accepted.
     """
     worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
@@ -72,7 +72,7 @@ def caps_on(
     machine: float | None = None,
     of: tuple[str, ...] = (),
 ) -> Iterator[Cap]:
-    """Yield every cap on a job: the general caps, then those of its person and its project.
+    """Yield every cap on a job: the general caps, then the caps of its user and its project.
 
     `worst` is the maximum cost of the entire job, `machine` that of one of its machines, in US dollars; `of` is the
     job, if it is accepted, or all jobs of its fan-out.
@@ -168,7 +168,7 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Channels of a spending approval that may contain other decisions about the job."""
+"""Only a spending approval through one of these channels may contain other decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:

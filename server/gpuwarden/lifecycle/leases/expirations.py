@@ -14,7 +14,7 @@ SET_BY_PLATFORM = "the end date set by the platform"
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return when a machine was first reported as off after it last ran; None if it is not off."""
+    """Return the time when a machine was first reported as off after it last ran; None if it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None

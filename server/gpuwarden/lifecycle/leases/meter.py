@@ -1,6 +1,6 @@
 """Poll an instance and decide whether it is billed. An ended state must be confirmed by a second answer.
 
-An answer that can't be interpreted moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
+An answer that can't be interpreted moves a lease to *unverified*, which counts as billed. "Gone" and "stopped" are
 confirmed by a second poll with the same result, at least the provider's settle time later; for "stopped", the bill must
 not have grown in the meantime. Answers obtained with another account's key are ignored.
 """
@@ -34,9 +34,9 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Seconds of the full price that a platform may add to the bill after the machine is off."""
+"""Seconds at full price that a platform may still add to the bill after the machine is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
-"""Smallest change of a price (as a fraction) or of a bill (in US dollars) that is recorded."""
+"""Smallest change in a price (as a fraction) or in a bill (in US dollars) that is recorded."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
@@ -75,7 +75,7 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Record the changes of an instance that may be billed: its return, state, address or price."""
+    """Record changes to an instance that may be billed: that it runs again, or a new state, address or price."""
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
@@ -115,14 +115,14 @@ def believed(ctx: Context, lease_id: str) -> str | None:
 
 
 def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an answer changes the cost by enough to be recorded, so that every process shows the same cost."""
+    """Return whether an answer changes the cost enough to be recorded. Every process shows the recorded cost."""
     price, now = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
     changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
     return changed or (instance.cost_usd or 0.0) > now * (1 + PRICE_CHANGE) + CENT
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether an instance that ran no job is being terminated. A stop would not end all its costs."""
+    """Return whether an instance that never ran a job is being terminated. A stop would not end all its costs."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
@@ -140,10 +140,10 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
-    """Return why the bill of a machine recorded as off shows that it has run since; empty if it does not.
+    """Return the evidence in the bill that a machine has run after it was recorded as off; empty if there is none.
 
     The user may start and stop the machine in the console between two polls. Files that are written in that time exist
-    only on its disk.
+    only on the machine's disk.
     """
     ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:
@@ -157,7 +157,7 @@ def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
 
 
 def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether a machine that was off is being terminated at gpuwarden's request, and so does not run."""
+    """Return whether a machine that was off is being terminated at gpuwarden's request and therefore is not running."""
     sent = ctx.ledger.last(lease.subject, VerbSent)
     return instance.state is InstanceState.TERMINATING and sent is not None and sent.data.verb == "terminate"
 

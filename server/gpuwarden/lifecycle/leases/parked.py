@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.records import JobRecord
 def parked(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
-    This includes a stop in the console. In all these cases, the declared outputs are on the machine's disk.
+    This includes a stop in the platform's console. In all these cases, the declared outputs are on the machine's disk.
     """
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False
@@ -30,7 +30,7 @@ def parked(ctx: Context, job: JobRecord) -> bool:
 
 
 def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
-    """Return whether a job's machine was started again after the ledger event with number `seq`, as far as known."""
+    """Return whether a job's machine is known to have been started again after the ledger event with number `seq`."""
     if job.lease is None:
         return False
     launched, instance = ctx.ledger.last(job.subject, JobSubmitted), lease_now(ctx, job.lease).instance
@@ -41,7 +41,7 @@ def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
 
 
 def may_park(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine runs and may stop itself."""
+    """Return whether a job's machine is running and may stop itself."""
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False
     instance = lease_now(ctx, job.lease).instance

@@ -1,8 +1,8 @@
-"""Self-stop: a machine stops itself after its job has ended, if the outputs are not pulled and survive a stop.
+"""Self-stop: a machine stops itself after its job has ended, if nobody pulls the outputs and they survive a stop.
 
-The user allows this in the policy file, and a job keeps the setting from its acceptance. The runner gets the setting at
-the launch, and only if the profile states that the machine can stop itself with its own key and that every declared
-output survives a stop. A self-stopped machine is started again for a pull, within the caps.
+The user allows this in the policy file. A job keeps the setting that applied when it was accepted. The runner gets the
+setting at the launch, but only if the profile states that the machine can stop itself with its own key and that every
+declared output survives a stop. A self-stopped machine is started again for a pull, within the caps.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
-"""Seconds between the grace period of automatic teardown and a self-stop, in which the watch can end the machine."""
+"""Seconds from automatic teardown's grace period to a self-stop. In this time, the watch can end the machine."""
 OVERRUN_S: Final = 600.0
-"""Seconds for the supervisor to end the job after its timeout; only then does the machine count as idle."""
+"""Seconds that the supervisor needs to end the job after its timeout. Only then does the machine count as idle."""
 STATUS: Final = "status.json"
-"""File that records how the job ended. Its path is relative to the run root, like that of an output."""
+"""The file that records how the job ended. Its path is relative to the run root, as are those of outputs."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""Hours that a restarted machine is assumed to be billed until its outputs are pulled."""
+"""The number of hours for which a restarted machine is assumed to be billed until its outputs are pulled."""
 
 
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
@@ -56,7 +56,7 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
 
 
 def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
-    """Return the order under which a job's machine may stop itself.
+    """Return the self-stop order that applies to a job's machine.
 
     Return None after a hold, or if the policy in force does not allow self-stop or can't be read.
     """
@@ -71,7 +71,8 @@ def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
 def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
     """Return the self-stop instructions for a job's runner; None if a stop could lose files.
 
-    Interruptible machines get no instructions, because an outbid machine looks like a self-stopped one.
+    Interruptible machines get no instructions, because an outbid machine can't be distinguished from a self-stopped
+    one.
     """
     ordered, profile = allowed_to_park(ctx, job.id), ctx.profile(job.spec.platform)
     facts = profile.unattended
@@ -91,7 +92,7 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
-    """Return whether a file on a job's machine survives a stop."""
+    """Return whether a file on a job's machine survives a stop of the machine."""
     profile = ctx.profile(spec.platform)
     return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
 
@@ -99,8 +100,8 @@ def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
 async def wake(ctx: Context, job_id: str) -> None:
     """Start a job's machine if it stopped itself, wait until it runs, and allow it to stop itself again.
 
-    Concurrent calls start it only once. Raises Refused if the cost would exceed both the approved amount and the caps,
-    and Unreachable while it starts or if it can't be started.
+    Concurrent calls start the machine only once. Raises Refused if the cost would exceed both the approved amount and
+    the caps, and Unreachable while the machine is starting or if it can't be started.
     """
     job = read_job(ctx.ledger, job_id)
     if job.lease is None or job.handle is None or job.handle.place.park is None:
@@ -157,7 +158,7 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
 
 
 def _too_dear(ctx: Context, job: JobRecord) -> str:
-    """Return why a start needs approval; empty if its cost is within the job's approved amount or the caps."""
+    """Return the reason why a start needs approval; empty if the approved amount or the caps cover its cost."""
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if lease.price is None or lease.cost is None:
@@ -171,7 +172,7 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
 async def hold(ctx: Context, job_id: str) -> bool:
     """Cancel the self-stop of a job's machine.
 
-    Return False if it has no self-stop. Raises an error if the machine can't be reached.
+    Return False if the machine has no self-stop. Raises an error if the machine can't be reached.
     """
     job = read_job(ctx.ledger, job_id)
     if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):

@@ -1,8 +1,8 @@
 """Share responses in one pass over all jobs: one list of machines per platform, one poll of jobs per place.
 
 A pass over a thousand machines queries their platform only once. A machine is queried separately if it is not in the
-list, if the list reports it as gone or unclear, or if it has an event or a request that is newer than the list. The
-same applies to a place and its jobs. On a platform with a single machine, only that machine is queried.
+list, if the list reports it as gone or unclear, or if an event or a request for it is newer than the list. The same
+applies to a place and its jobs. On a platform with a single machine, only that machine is queried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _List:
     seq: int
     at: float
     machines: dict[str, Instance | None] = field(default_factory=dict)
-    """By id: the machine as listed, or as returned by a later query of its id; None if it is gone."""
+    """Machines by id, as listed or as returned by a later query for the id; None if the machine is gone."""
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
@@ -45,7 +45,7 @@ class _List:
 
 @dataclass
 class _Poll:
-    """One poll of the jobs of a place. Each job's observation is used once."""
+    """One poll of the jobs at a place. Each job's observation is used once."""
 
     seq: int
     at: float
@@ -55,12 +55,12 @@ class _Poll:
 
 
 class SharedAnswers:
-    """The answers of one pass over the given jobs and leases."""
+    """The answers from one pass over the given jobs and leases."""
 
     def __init__(self, ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> None:
         self.ctx = ctx
         self.hurried: set[str] = set()
-        """Platforms that rate-limited an order in this pass."""
+        """Platforms that rate-limited a start or teardown request in this pass."""
         self._settled: dict[str, int] = {}
         self._machines = Counter(lease.platform for lease in leases)
         self._lists: dict[str, _List] = {}
@@ -75,7 +75,9 @@ class SharedAnswers:
             known.machines.pop(ident, None)
 
     async def machine(self, lease: LeaseRecord, ident: str) -> Answer[Instance | None]:
-        """Return a lease's machine from its platform's list, or query it by its id if the list is not sufficient."""
+        """Return a lease's machine from its platform's list, or query the machine by its id if the list is not
+        sufficient.
+        """
         provider, many = self.ctx.provider(lease.platform), self._machines[lease.platform] > 1
         known = await self._list(lease.platform, ask=many)
         if isinstance(known.answer, Unknown):
@@ -110,7 +112,9 @@ class SharedAnswers:
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
-        """Return the backend's observation of a job, from one poll of all jobs at its place. Raises its error."""
+        """Return the backend's observation of a job, from one poll of all jobs at its place. Raises the error of that
+        poll.
+        """
         where = _where(handle)
         there = self._jobs.get(where, {})
         known = self._polls.get(where)
@@ -120,7 +124,7 @@ class SharedAnswers:
             known = self._polls[where] = _Poll(self.ctx.ledger.last_seq(), anyio.current_time(), set(there))
             try:
                 known.seen = await self.ctx.backend(handle.backend).poll(list(there.values()))
-            except WardenError as error:  # BadReply may concern only one job, so that job is polled alone
+            except WardenError as error:  # after BadReply, jobs are polled separately
                 known.error = error
         there.pop(handle.token, None)
         if known is not None and handle.token in known.asked and self._last_seq(job.subject) <= known.seq:
@@ -141,7 +145,7 @@ class SharedAnswers:
         if not ask:
             known = self._lists[platform] = _List(Known(()), self.ctx.ledger.last_seq(), anyio.current_time())
         else:
-            unread = Unknown(f"{platform} has not responded to the request for its list")
+            unread = Unknown(f"{platform} has not responded to the request for its list of machines")
             known = self._lists[platform] = _List(unread, self.ctx.ledger.last_seq(), anyio.current_time())
             try:
                 known.answer = await in_time(platform, self.ctx.provider(platform).list())

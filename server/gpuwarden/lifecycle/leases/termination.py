@@ -21,7 +21,7 @@ ASK_AGAIN_S: Final = 30.0
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""Longest wait in seconds that a platform can impose, because the machine is billed in the meantime."""
+"""The longest wait in seconds that a platform can impose, limited because the machine is billed meanwhile."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
@@ -30,7 +30,7 @@ def voided(ctx: Context, record: TeardownRecord) -> bool:
     """Return whether an approved request is no longer valid, so that no call may be sent for it.
 
     Either automatic teardown approved the request and was canceled later, or the approval expired before the first call
-    was sent, for example because the process died or the computer slept.
+    was sent, for example because the process died or the computer was asleep.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     if granted is None:
@@ -52,12 +52,13 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
     No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
     `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next
-    call retries. No verb is sent for a request (`by`) that a hold has voided, because the intent is then not recorded.
+    call retries. No verb is sent for a request (`by`) that a hold has voided, because then the intent can't be
+    recorded.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
     if lease.instance is None or (last is not None and last.data.saw == "gone"):
-        return  # a second poll will confirm it
+        return  # a second poll will confirm this
     step = next_verb(ctx.profile(lease.platform), lease.instance, verb)
     if step is None:
         return
@@ -66,7 +67,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         same = before.data.verb == step and before.data.taken
         if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
             return
-    with ctx.ledger.transaction():  # a hold recorded after this transaction is too late
+    with ctx.ledger.transaction():  # a hold that is recorded after this transaction is too late
         if by is not None and voided(ctx, by):
             return
         ctx.ledger.add(lease.subject, VerbIntent(verb=step))
@@ -76,7 +77,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         why = answer.why if isinstance(answer, Unknown) else None
         sent = VerbSent(verb=step, taken=True) if why is None else VerbSent(verb=step, taken=False, why=why)
     except RateLimited as busy:
-        # Wait as long as the platform requests, but at least for a backoff that doubles with each refusal in a row.
+        # Wait as long as the platform requests, but at least for a backoff that doubles with each consecutive refusal.
         earlier = reversed(ctx.ledger.events(lease.subject, kind=VerbSent))
         refused = sum(1 for _ in takewhile(lambda event: event.data.not_before is not None, earlier))
         backoff_s = min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S)

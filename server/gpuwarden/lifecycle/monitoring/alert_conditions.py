@@ -45,18 +45,18 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
 OVERLAP_S: Final = 600.0
-"""Largest difference between the clocks of two processes that write one ledger."""
+"""Maximum difference between the clocks of two processes that write to the same ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
 """Seconds after which the alert about an unanswered question is repeated."""
 ORDER_LATE_S: Final = 120.0
 """Seconds by which automatic teardown may be late before the alert about the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
-"""Kinds that only an observation of the machine can raise or clear."""
+"""Kinds of conditions that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
-"""Kinds that are already listed as an open question about the machine's teardown."""
+"""Kinds of conditions that are already listed as an open question about the machine's teardown."""
 UPLOAD: Final = "upload_failed"
-"""Kind of a failed upload to an artifact store. An upload can also fail after the job has ended."""
+"""The kind for a failed upload to an artifact store. An upload can also fail after the job has ended."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to its output."),
     "timeout": ("time_limit", "its time limit is near; unsaved work will be lost."),
@@ -71,8 +71,8 @@ class Condition:
     """A condition that is true now. It becomes an alert after it has lasted for `hold_s` seconds.
 
     `since` is the time at which the condition started, if it is recorded in the ledger; otherwise the condition starts
-    with its first observation. A change of `same` restarts it. A condition with a `mark` is an event: it is reported
-    once and never cleared.
+    with its first observation. A change of `same` restarts the condition. A condition with a `mark` is an event: it is
+    reported once and never cleared.
     """
 
     subject: str
@@ -93,7 +93,8 @@ class Condition:
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
     """Return all current conditions. Other tasks can run between jobs.
 
-    `raised` are the keys of open alerts: an open alert is cleared at a stricter limit than the one that raised it.
+    `raised` are the keys of open alerts, because an open alert is cleared at a stricter limit than the one that raised
+    it.
     """
     found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
@@ -128,7 +129,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
 
 
 def _watched(ctx: Context) -> list[str]:
-    """Return the ids of the jobs to check: the unsettled jobs and those that failed within a day."""
+    """Return the ids of the jobs to check: unsettled jobs, and jobs that failed within the last day."""
     day = ctx.clock.now() - DAY_S
     failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
     lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
@@ -180,7 +181,7 @@ def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
             continue  # these kinds have their own alerts
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
-        kind, text = "approval", f"{asked.text}. It waits for your approval."
+        kind, text = "approval", f"{asked.text}. This is waiting for your approval."
         if asked.kind == "unseen_end":  # the platform accepted the request, but the machine is still billed
             kind, text = "unseen_end", f"{asked.text}."
         yield Condition(asked.subject, kind, line(text, 600), mark=str(times), next_steps=asked.next_steps)
@@ -206,7 +207,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     again = ctx.ledger.last(job.subject, RelaunchIntent)
     if again is not None and _recent(ctx, again.at):
         text = (
-            f"{job.id} lost its machine. Another is rented for at most {usd(again.data.worst_cost)}, and the job "
+            f"{job.id} lost its machine. A new one is rented for at most {usd(again.data.worst_cost)}, and the job "
             f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget remain after that."
         )
         yield Condition(
@@ -220,7 +221,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if seen is not None and seen.upload and job.spec.artifact_store:
         keys = " and ".join(StoreAddress.parse(job.spec.artifact_store).secrets)
         text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.artifact_store}; its key is {keys}."
-        rights = "Give the key write access to the store: the upload is retried automatically."
+        rights = "Give the key write access to the store; the upload is then retried automatically."
         yield Condition(job.subject, UPLOAD, text, next_steps=steps((rights, do(Action.CHECK, job_id=job.id))))
     if job.state in TERMINAL_JOBS:
         return
@@ -230,7 +231,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
     if job.state is Job.UNKNOWN and job.reason is not Code.PARKED:
-        text = f"the state of {job.id} is unknown: {why}. Its machine counts as billing."
+        text = f"the state of {job.id} is unknown: {why}. Its machine counts as billed."
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _observed_conditions(ctx, job, seen, raised)
@@ -253,7 +254,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
-    """Yield the conditions in an observation of a job, such as an idle GPU, a stall, or a disk that is nearly full."""
+    """Yield the conditions that an observation of a job shows: an idle GPU, a stall, a disk that is nearly full."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
@@ -268,7 +269,7 @@ def _observed_conditions(
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no log line for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
-    if said := stall_of(seen):  # the runner has already waited
+    if said := stall_of(seen):  # the runner waited before it reported the stall
         text, hold_s = f"{job.id}: {line(said, 120)}.", 0
     same = f"{seen.step} {seen.log_bytes}"
     yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
@@ -296,8 +297,8 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
-        # A teardown request for the job is about the job's current machine, so this one must be ended in the console.
-        why, hold_s = f"was rented for {job.id}, which does not use it", 0.0
+        # A teardown request for the job applies to its current machine, so this machine must be ended in the console.
+        why, hold_s = f"was rented for {job.id}, but the job does not use it", 0.0
         if given_back is not None:
             why, hold_s = f"was abandoned because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
         bills = "its disk may be billed" if seen.meter is False else f"it is billed{rate}"
@@ -315,7 +316,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         since = lease.answers[-1][0] if lease.answers else lease.opened_at
         text = (
             f"{lease.platform} has not reported the machine of {job.id} since {utc(since)}{why}. "
-            f"It counts as billing, {usd(cost, lease.estimated)} so far. Check the platform's console."
+            f"The machine counts as billed, {usd(cost, lease.estimated)} so far. Check the platform's console."
         )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
@@ -339,7 +340,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         yield Condition(
             lease.subject,
             "instance_cap",
-            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it continue?",
+            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May the machine continue?",
         )
     yield from _clocks(ctx, job, lease)
 
@@ -366,7 +367,7 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
 
 def raise_overdue(ctx: Context) -> None:
-    """Raise an alert for each overdue automatic teardown. Every command calls this, because a watch may not be running.
+    """Raise an alert for each overdue automatic teardown. Every command calls this, in case no watch is running.
 
     If the policy can't be read, no alert is raised, because replies already report that.
     """
@@ -393,7 +394,7 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
             yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")
 
 
-# -------------------------------------------------------------------------------------------------- costs of a day
+# --------------------------------------------------------------------------------------------------- daily costs
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:

@@ -51,7 +51,7 @@ def known_funds(ctx: Context) -> list[Funds]:
 
 
 def dated(ctx: Context, platform: str) -> bool:
-    """Return whether this process knows the balance, and can compute when it will be used up."""
+    """Return whether this process knows the balance and can compute when the balance will be used up."""
     if platform not in ctx.funds:
         return False
     funds = ctx.funds[platform]

@@ -34,12 +34,12 @@ from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.static_analysis.pace import Remaining
 
 PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMPTED, Job.UNKNOWN})
-"""States of a job that may have a process."""
+"""Job states in which a process may exist."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its lease and a part of its log. `note` explains missing information; `explained` lists faults."""
+    """A job, its lease and a part of its log. `note` explains missing information; `explained` explains failures."""
 
     job: JobRecord
     observation: Observation | None
@@ -52,9 +52,9 @@ class Checked:
     kept: KeptView | None = None
     """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
-    """The completed and open steps of verifying its outputs."""
+    """The completed and remaining steps in the verification of the job's outputs."""
     remaining: Remaining | None = None
-    """Estimated minimum and maximum time until its last step."""
+    """Estimated minimum and maximum time until the job's last step."""
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
@@ -68,7 +68,7 @@ class Checked:
 
     @property
     def checks(self) -> tuple[CheckOutcome, ...]:
-        """Return the outcomes of the checks on its machine."""
+        """Return the outcomes of the checks on the job's machine."""
         return self.explained.checks
 
     @property
@@ -128,7 +128,7 @@ def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arrang
 
 @dataclass(frozen=True)
 class Signaled:
-    """A job after a request to end, pause or resume its process, with the lease as last observed."""
+    """A job after a request to end, pause or resume its process, with the last observed state of its lease."""
 
     job: JobRecord
     lease: LeaseRecord | None
@@ -139,7 +139,7 @@ class Signaled:
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
     """Return an observation with the step and the metrics that a part of the log contains.
 
-    They are used only if the observation has none: a serverless platform has no runner to read them.
+    They are used only if the observation has none, because a serverless platform has no runner that reads them.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen
@@ -160,7 +160,8 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
 
 
 async def cancel(ctx: Context, job_id: str) -> Signaled:
-    """End a job's process, after a signal so that it can save. The machine is kept and billed.
+    """Send a signal to a job's process so that it can save its state, then end it. The machine keeps running and is
+    billed.
 
     Canceling an ended job does not change its state, but ends any process that is still running.
     """
@@ -187,8 +188,8 @@ async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
 async def pause(ctx: Context, job_id: str) -> Signaled:
     """End a job's process so that it can resume later: send a signal, allow time to save, and do not relaunch it.
 
-    The machine is kept and billed. Raises Conflict for a job without a process, NotSupported if its files are deleted
-    when the process ends.
+    The machine is kept and billed. Raises Conflict for a job without a process, and NotSupported if the job's files are
+    deleted when the process ends.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state is not Job.PAUSED and job.state not in PAUSABLE:
@@ -207,10 +208,10 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
 
 
 async def resume(ctx: Context, job_id: str) -> Signaled:
-    """Launch a paused job again in its folder, and start its machine if it is stopped.
+    """Relaunch a paused job in its folder, and start the machine if it is stopped.
 
-    Raises Conflict for a job that is not paused or whose machine is being ended, Refused if the cost may exceed both
-    the amount approved for the job and the caps.
+    Raises Conflict for a job that is not paused or whose machine is being ended, and Refused if the cost may exceed
+    both the amount approved for the job and the caps.
     """
     async with ctx.lock(job_id):
         job = read_job(ctx.ledger, job_id)
@@ -219,7 +220,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
         ticket = open_ticket(ctx, lease_now(ctx, job.lease)) if job.lease else None
         if ticket is not None and ticket.state in UNDER_WAY:
             raise Conflict(
-                f"the {ticket.verb} of the machine of job {job_id} is in progress",
+                f"a {ticket.verb} request for the machine of job {job_id} is in progress",
                 do(Action.TEARDOWN, "to follow it; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:

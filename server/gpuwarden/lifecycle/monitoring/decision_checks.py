@@ -1,4 +1,4 @@
-"""Run the read-only checks of decision lists on the machine of a job in trouble."""
+"""Run the read-only checks from decision lists on the machine of a job with problems."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNKNOWN = "unknown"
 class CheckOutcome(Frozen):
     """The outcome of one check on the job's machine, with the ids of the decision list, the check and the outcome.
 
-    `outcome` is `unknown` if the command returned no result; `why` is the reason. `value` is the number that determined
-    the outcome.
+    If the command returned no result, `outcome` is `unknown` and `why` is the reason. `value` is the number that
+    determined the outcome.
     """
 
     list: str
@@ -32,7 +32,7 @@ class CheckOutcome(Frozen):
 
 
 async def outcomes(ctx: Context, job: JobRecord, lists: Sequence[DecisionList]) -> tuple[CheckOutcome, ...]:
-    """Run the read-only checks of the lists in one call, and evaluate their outputs. Each command runs only once."""
+    """Run all read-only checks from the lists in one call, and evaluate their outputs. Each command runs only once."""
     rows = [(one.id, check) for one in lists for check in one.checks if check.reads][:MAX_CHECKS]
     if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Looker):
         return ()

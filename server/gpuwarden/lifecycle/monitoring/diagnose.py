@@ -99,7 +99,9 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
-    """Return the sign that an alert indicates; for a value that is not finite, it depends on the metric's name."""
+    """Return the sign that an alert indicates; for a value that is not finite, the sign depends on the metric's
+    name.
+    """
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]

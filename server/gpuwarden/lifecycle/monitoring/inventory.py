@@ -41,12 +41,13 @@ OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
 """Teardowns that continue without a further question."""
 SUBJECTS_OF_A_JOB: Final = 4
-"""Number of subjects that a pass reads for most jobs: the job, its lease, its receipt and its teardown."""
+"""Number of ledger subjects that one pass reads for most jobs: the job, its lease, its receipt and its teardown."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One machine. `lease` is None if gpuwarden did not rent it. `billing` is None if unknown, which counts as billed.
+    """One machine. `lease` is None if gpuwarden did not rent it. `billing` is None if it is unknown; the machine then
+    counts as billed.
 
     `since` is when the machine was rented, `stopped_at` when it was first observed off, and `stopped_usd_per_hour` its
     price while it is off.
@@ -199,7 +200,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # its other jobs would delay the round as much
+            slow.add(platform)  # the platform's other jobs would delay the round too
     return trouble
 
 

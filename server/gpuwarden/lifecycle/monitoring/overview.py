@@ -24,13 +24,13 @@ from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_j
 DAY_S = 86_400.0
 ENDED_SHOWN = 5
 MAX_SCANNED = 2_000
-"""Maximum number of jobs that are scanned for one page of a platform or a project; the next page continues after them.
+"""Maximum number of jobs scanned for one page when listing a platform or a project; the next page continues after them.
 """
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """One job in a list. `cost_usd` is the cost of all its machines, None if unknown.
+    """One job in a list. `cost_usd` is the cost of all its machines; None if unknown.
 
     `billing` is also true if it is unknown whether a machine is billed. `estimated` means that the cost is an upper
     bound instead of the platform's figure.
@@ -45,12 +45,14 @@ class JobLine:
     clocks: tuple[Deadline, ...] = ()
     ending: Arranged | None = None
     storage: tuple[str, ...] = ()
-    """Storage that remains billed although its machine is gone."""
+    """Storage that is still billed although the machine is gone."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Spending in US dollars of the local day and month, with the caps. Rehearsals are counted separately."""
+    """Spending in US dollars on the current local day and in the current month, with the caps. Rehearsals are counted
+    separately.
+    """
 
     today: float
     month: float

@@ -1,4 +1,4 @@
-"""Compare a failed job with a later success: its log, and the differences between the two runs."""
+"""Compare a failed job with a later successful run: the log, and the differences between the two runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 
 @dataclass(frozen=True)
 class Lesson:
-    """The evidence of one failed job. `fixed_by` is the job that succeeded; `changes` is a redacted, truncated text.
+    """The evidence from one failed job. `fixed_by` is the job that succeeded; `changes` is redacted, truncated text.
 
     `again` are other runs of the job that failed with the same first error; `known` are the reference entries that
     explain that error.
@@ -43,24 +43,24 @@ class Lesson:
 
     @property
     def doubts(self) -> list[str]:
-        """Return what is missing from the evidence; the author of the proposed entry has to add it."""
+        """Return descriptions of missing evidence, which the author of the proposed entry has to add."""
         found = []
         if not self.lines:
             found.append("the log has no error line, so it does not show the cause")
         if self.fixed_by is None:
             found.append("no later run of this job succeeded, so no fix is confirmed")
         elif not self.changes:
-            found.append(f"{self.fixed_by.id} succeeded without a change, so the fault was temporary")
+            found.append(f"{self.fixed_by.id} succeeded without a change, so the error was temporary")
         if not self.again and (self.fixed_by is None or not self.changes):
             found.append("the error occurred only once, so its cause is a hypothesis")
         return found
 
 
 async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
-    """Collect the evidence of a failed job. Read the ledger and logs; write nothing.
+    """Collect the evidence from a failed job. This only reads the ledger and logs.
 
     `succeeded` is the id of the job that succeeded; the default is the first later one with the same name or script.
-    Raises NotFound for an unknown job, BadRequest for a job that did not fail.
+    Raises NotFound for an unknown job, and BadRequest for a job that did not fail.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:

@@ -1,8 +1,8 @@
 """Fetch the metrics and alerts of jobs by reading their spools over the connection that is used to observe the jobs.
 
-This works for every machine, even if it can't connect to this computer. Points that the runner has already sent to the
-server are recognized by job, step and time. The job itself can write a spool's lines, so they are stored only for the
-job of the run folder, even if they name another job.
+This works even for machines that can't connect to this computer. Points that the runner has already sent to the server
+are recognized by job, step and time. Because the job itself can write lines to a spool, they are stored only for the
+job that owns the run folder, even if they name another job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILES: Final = ("job", "runner")
 LATELY_S: Final = 86_400.0
 """Seconds after a job's end during which its metrics are fetched automatically."""
 MAX_PIECES: Final = 16
-"""Maximum number of parts of a spool that one round reads from one job; the next round continues."""
+"""Maximum number of parts of a spool that one round reads for one job. The next round continues from there."""
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:
@@ -52,7 +52,7 @@ async def pull_reports(ctx: Context, job: JobRecord) -> bool:
 
 
 def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
-    """Return the points and alerts in the texts.
+    """Return the points and alerts in spool text.
 
     Invalid lines are skipped, because the server would also reject them.
     """
@@ -83,13 +83,13 @@ def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
 
 
 class ReportPuller:
-    """Fetches the reports of jobs that may have new ones. `trouble` contains the reasons for failures, by job id."""
+    """Fetches reports from jobs that may have new ones. `trouble` maps job ids to the reasons for failures."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.trouble: dict[str, str] = {}
         self._done: set[str] = set()
-        """Ended jobs whose spool was read to its end."""
+        """Ended jobs whose spools were read to the end."""
 
     async def round(self) -> None:
         """Fetch once from every job that may have new reports. Failures are recorded in `trouble`, not raised."""
@@ -111,7 +111,7 @@ class ReportPuller:
             except NotFound:  # the run folder is gone
                 came = False
             except (WardenError, OSError) as error:
-                if job_id not in self.ctx.blind:  # else the observation has already reported it
+                if job_id not in self.ctx.blind:  # otherwise, the observation has already reported the problem
                     self.trouble[job_id] = f"its metrics could not be fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:

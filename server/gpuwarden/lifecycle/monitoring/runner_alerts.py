@@ -1,4 +1,4 @@
-"""Read the open alerts of a job's runner."""
+"""Read the open alerts from a job's runner."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from gpuwarden.core.models import Observation, RunnerAlert
 
 
 def stall_of(seen: Observation) -> str:
-    """Return the text of the runner's open alert about a stall; empty without one."""
+    """Return the text of the runner's open alert about a stall; empty if there is none."""
     return next((text_of(alert) for alert in open_alerts(seen) if alert.kind == "stall"), "")
 
 
 def divergence_of(seen: Observation) -> str:
-    """Return the text of the runner's open alert about a loss or gradient that is not finite; empty without one."""
+    """Return the text of the runner's open alert about a non-finite loss or gradient; empty if there is none."""
     odd = (alert for alert in open_alerts(seen) if alert.kind == "nonfinite")
     return next((text_of(alert) for alert in odd if "loss" in alert.subject or "grad" in alert.subject), "")
 
 
 def open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
-    """Yield the runner's open alerts, which no later recovery, finite value or step has cleared."""
+    """Yield the runner's open alerts: those not cleared by a later recovery, finite value or step."""
     alerts: dict[tuple[str, str], RunnerAlert] = {}
     for alert in seen.alerts:
         if alert.kind == "recovered":

@@ -1,7 +1,7 @@
 """Add up the cost of machines by day, platform, project and user, using only the ledger.
 
-A machine's cost is spread evenly from the time when it was rented to its end, so that each day gets its share of a long
-run. One query reads the machines that ended in the requested period; machines that ended earlier are not read.
+A machine's cost is distributed evenly over the time from its rental to its end, so that each day of a long run gets its
+share. One query reads the machines that ended in the requested period; machines that ended earlier are not read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Bill:
 
 
 def charges(ctx: Context, since: float, until: float | None = None) -> list[Charge]:
-    """Return the costs between two times, in seconds since the epoch, the oldest day first."""
+    """Return the costs between two times (in seconds since the epoch), oldest day first."""
     until, days = ctx.clock.now() if until is None else until, _Days()
     found = [
         charge
@@ -59,7 +59,7 @@ def charges(ctx: Context, since: float, until: float | None = None) -> list[Char
 
 
 def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
-    """Return the sum of the known costs without rehearsals, or of rehearsals only if `pretend` is true."""
+    """Return the sum of the known costs without rehearsals; if `pretend` is true, the sum for rehearsals only."""
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 
@@ -85,7 +85,7 @@ class _Days:
         start, stop, date = self._last
         if not start <= at < stop:
             start = day_start(at)
-            # The three extra hours are needed because a day may have 25 hours.
+            # The three extra hours are needed because a local day may have 25 hours.
             stop = day_start((datetime.fromtimestamp(start).astimezone() + timedelta(days=1, hours=3)).timestamp())
             date = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
             self._last = start, stop, date
@@ -106,7 +106,7 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
 
 
 def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:
-    """Split one machine's cost at local midnights, and yield the parts in the requested period."""
+    """Split one machine's cost at each local midnight, and yield the parts in the requested period."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)
     end = max(min(bill.ended, until), at)

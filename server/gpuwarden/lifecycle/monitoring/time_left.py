@@ -16,7 +16,9 @@ MOST_EARLIER: Final = 8
 
 
 def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaining | None:
-    """Return the minimum and maximum seconds until the last step; None without a running job or a known total."""
+    """Return the minimum and maximum seconds until the last step; None if the job is not running or its total is
+    unknown.
+    """
     if seen is None or seen.state is not Job.RUNNING:
         return None
     earlier = list(_earlier(ctx, job))
@@ -33,7 +35,7 @@ def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaini
 
 
 def _earlier(ctx: Context, job: JobRecord) -> Iterator[Pace]:
-    """Yield the paces of the latest successful runs of the same script with the same arguments and GPUs."""
+    """Yield the seconds per step of the latest successful runs of the same script with the same arguments and GPUs."""
     if job.spec.script is None:
         return
     alike = [s for s in ctx.ledger.jobs_of_script(digest(job.spec.script), Job.SUCCEEDED) if s != job.subject]

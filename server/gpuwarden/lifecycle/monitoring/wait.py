@@ -1,4 +1,4 @@
-"""Wait for a change of a job, for a limited time."""
+"""Wait for a job to change, for a limited time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Poll a job until its state, step or alerts change; return whether they changed in time.
+    """Poll a job until its state, step or alerts change; return whether they changed before the time limit.
 
     For an ended job, return immediately. The interval between polls grows as long as nothing changes.
     """

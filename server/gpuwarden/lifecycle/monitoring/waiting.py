@@ -32,7 +32,7 @@ Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spend
 
 @dataclass(frozen=True)
 class Waiting:
-    """One question to the user. `cost_usd` is the machine's cost so far or the job's highest cost; None if unknown.
+    """One question to the user. `cost_usd` is the machine's cost so far or the job's maximum cost; None if unknown.
 
     `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (a teardown is
     not confirmed), blocked (only the user can accept losing unverified outputs), unasked (the machine is no longer

@@ -1,9 +1,10 @@
 """The watch: advance all jobs, leases and teardowns, and raise alerts.
 
 It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`). Only
-one watch leads at a time; the others show the leader's findings. An alert is an event in the ledger: the first process
-that observes the condition raises it, and the first that observes the end of the condition clears it. If a condition
-must last for some time, its start is stored in `watch.json` next to the ledger; losing that file only delays alerts.
+one watch leads at a time; the others show what the leader found. An alert is an event in the ledger: the first process
+that observes the condition raises the alert, and the first that observes the end of the condition clears it. If a
+condition must last for some time, its start is stored in `watch.json` next to the ledger; losing that file only delays
+alerts.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
 """Seconds between fetches of metrics. The interval is short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
-"""Seconds by which a round may be late without counting as missed; a slow platform can delay a round."""
+"""A round counts as missed if it is late by more than this many seconds. A slow platform can delay a round."""
 SWEEP_S: Final = 600.0
-"""Seconds between reads of the platforms' lists, to find machines that exist although they are recorded as ended."""
+"""Seconds between reads of the platforms' lists, which reveal machines that exist although they are recorded as ended.
+"""
 FIRST_SWEEP_S: Final = 15.0
 """Half of the first delay in seconds before an unreadable list is read again. The delay doubles with each failure."""
 GAP_S: Final = 3600.0
@@ -62,7 +64,7 @@ GAP_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Round:
-    """Result of a round: the alerts raised and cleared, the open alerts, and the reasons for failures."""
+    """The result of a round: the alerts that were raised or cleared, the open alerts, and the reasons for failures."""
 
     news: tuple[Alert, ...]
     standing: tuple[Alert, ...]
@@ -71,7 +73,7 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one state folder. Several processes can do so, because the ledger accepts each alert only once."""
+    """Watches one state folder. Several processes can watch one, because the ledger accepts each alert only once."""
 
     ctx: Context
     every_s: float = EVERY_S
@@ -90,7 +92,9 @@ class Watcher:
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
-        """Run rounds until canceled. Only the leader acts; with `defers`, give up the lead after each round."""
+        """Run rounds until canceled. Only the leader acts. With `defers`, the leader gives up the lead after each
+        round.
+        """
         with first_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_copies)
@@ -102,14 +106,16 @@ class Watcher:
                     await self.ctx.clock.sleep(self.every_s)
 
     def leads(self) -> bool:
-        """Take the lead if no other watch has it, and return whether this process leads. Its exit frees the lock."""
+        """Take the lead if no other watch has it, and return whether this process leads. The lock is released when the
+        process exits.
+        """
         if not self._lock.is_locked:
             with contextlib.suppress(Timeout):
                 self._lock.acquire(blocking=False)
         return self._lock.is_locked
 
     async def once(self) -> Round:
-        """Run one round including copies, for use by a timer."""
+        """Run one round, including copies. Called by a timer."""
         if not self.leads():
             return await self.follow()
         try:
@@ -142,7 +148,9 @@ class Watcher:
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
-        """Fetch metrics concurrently with the rounds, because a slow machine must not delay the alerts of others."""
+        """Fetch metrics concurrently with the rounds, because a slow machine must not delay alerts about other
+        machines.
+        """
         while True:
             if self._lock.is_locked:
                 try:
@@ -161,7 +169,8 @@ class Watcher:
             await self._back_off(trouble, waiting)
             if now >= self._next_sweep:
                 unread = (await sweep(self.ctx))[1]
-                # An unreadable list is read again sooner, because it may contain a billed machine that runs again.
+                # An unreadable list is read again sooner, because it may contain a billed machine that is running
+                # again.
                 self._unread = self._unread + 1 if unread else 0
                 self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
                 trouble |= unread
@@ -181,7 +190,7 @@ class Watcher:
     def _awake_since(self, now: float) -> float:
         """Return the time since which there was no gap between rounds.
 
-        During a gap the user could not object, because the computer slept, the clock changed, or no watch ran for
+        During a gap, the user could not object: the computer was asleep, the clock was changed, or no watch ran for
         longer than the grace period of an announced teardown.
         """
         since, last = rounds(self.ctx)
@@ -193,7 +202,7 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- back-off
 
     async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
-        """Double the interval of each job that did not respond; check all other jobs in every round."""
+        """Double the polling interval of each job that did not respond; check all other jobs in every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
@@ -232,7 +241,7 @@ class Watcher:
             if since is None or now - since >= c.hold_s:
                 held.append(c)
         unseen = {n: v for n, v in past.items() if n not in present and self._unseen(*n.split("|")[:2])}
-        with contextlib.suppress(PermissionError):  # file in use on Windows
+        with contextlib.suppress(PermissionError):  # the file is in use on Windows
             write_private(file, json.dumps(present | unseen))
         return held
 
@@ -244,7 +253,7 @@ class Watcher:
             return True
         job_id = subject.removeprefix("job/")
         state = self.ctx.ledger.state(subject)
-        if kind == UPLOAD:  # uploads continue after the job's end, while the machine exists
+        if kind == UPLOAD:  # uploads continue after the job's end, as long as the machine exists
             return job_id not in self.ctx.observed and bool(lease_ids_of(self.ctx.ledger, job_id, *LIVE_LEASES))
         return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}
 
@@ -256,7 +265,7 @@ class Watcher:
         self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
-        """Read the open alerts, raise new ones and clear those whose conditions ended, in one transaction."""
+        """In one transaction, read the open alerts, raise new alerts and clear those whose conditions have ended."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()

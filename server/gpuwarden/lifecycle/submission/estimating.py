@@ -1,4 +1,4 @@
-"""Estimate the GPU memory and time of a script or a model, without a GPU and without a job."""
+"""Estimate the GPU memory and the run time for a script or a model, without a GPU and without a job."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory needed on one GPU, its parts in bytes, and the requested GPUs.
+    """The memory needed on one GPU, the parts of that memory in bytes, and the result for each requested GPU.
 
-    `not_traced` is the reason why the memory is computed with a formula; empty if it was traced.
+    `not_traced` is the reason why the memory was computed with a formula; empty if the memory was traced.
     """
 
     model: str
@@ -60,13 +60,13 @@ async def estimate(
 ) -> Estimate:
     """Return the estimate for a script file, a model's id on the Hub, or a folder with its config.json.
 
-    `settings` override those of the script. Raises NotFound for a model that can't be read, BadRequest for an unknown
-    GPU or a script that trains no model.
+    `settings` override the script's settings. Raises NotFound for a model that can't be read, and BadRequest for an
+    unknown GPU or a script that does not train a model.
     """
     cards = [card for name in gpus if (card := gpu_of(name))] or [(gpu, 1) for gpu in GPUS.values()]
     if unknown := [name for name in gpus if gpu_of(name) is None]:
         raise BadRequest(
-            f"{unknown[0]!r} is not in the table of GPUs",
+            f"{unknown[0]!r} is not a known GPU",
             f"Known GPUs: {', '.join(GPUS)}. For several GPUs, use a form such as a100x4.",
         )
     most = max(count for _, count in cards)
@@ -93,7 +93,7 @@ async def estimate(
     }
     found = []
     for gpu, count in cards:
-        # On a nearly full GPU the allocator frees unused blocks; only a trace for that memory size includes this.
+        # On a nearly full GPU, the allocator frees unused blocks; only a trace for that memory size considers this.
         low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
         fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
         found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))
@@ -103,7 +103,7 @@ async def estimate(
 async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubConfig, gpus: int) -> tuple[str, Run]:
     text = _read_text(path)
     if text is None:
-        raise NotFound(f"the script {path} can't be read", "Give the path of a Python script.")
+        raise NotFound(f"the script {path} can't be read", "Specify the path of a Python script.")
     script = read_script(text, {}, args)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
@@ -113,7 +113,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
     model = facts.model if facts else None
     if model is None:
-        raise BadRequest("the script does not train exactly one model from the Hub", "Give the model's id instead.")
+        raise BadRequest("the script does not train exactly one model from the Hub", "Specify the model's id instead.")
     if not model.parameters:
         raise NotFound(f"the size of {model.use.id} is unknown: its config.json can't be read", "Check the token.")
     rows = None
@@ -149,7 +149,7 @@ async def _described(what: str, config: HubConfig) -> dict[str, Any]:
         if repo.status == "error":
             raise Unreachable(f"model {what!r} could not be read: {repo.why}", "Try again.")
         if not repo.exists:
-            raise NotFound(f"model {what!r}: {repo.why}", "Give a script, another model's id, or a folder.")
+            raise NotFound(f"model {what!r}: {repo.why}", "Specify a script, another model's id, or a folder.")
         if any(file.path == _PIPELINE for file in repo.files):
             return {"_class_name": "DiffusionPipeline"}
         return await read_config(hub, repo) or {}

@@ -55,7 +55,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
         profile = None
-    config = cache(partial(HubConfig.from_env, ctx.env))  # lazy, because it imports huggingface_hub
+    config = cache(partial(HubConfig.from_env, ctx.env))  # imported here, because it imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
     program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
@@ -144,7 +144,9 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
 async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
-    """Return the needs that an existing machine does not meet; None without needs or if the backend can't check."""
+    """Return the needs that an existing machine does not meet; None if there are no needs or the backend can't check
+    them.
+    """
     if not isinstance(backend, Startable) or not needs.any:
         return None
     if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail too
@@ -173,7 +175,9 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return why a job's artifact store is not usable; empty if it is, or if a rule refuses it without this check."""
+    """Return the reason why a job's artifact store is not usable; empty if it is usable, or if a rule refuses it
+    without this check.
+    """
     if not ctx.policy.artifact_stores.allows(spec.artifact_store):
         return Known("")  # PF-STORE-002 refuses this store, and no credentials are sent to it
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
@@ -240,7 +244,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
 
 
 def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
-    """Return why this build can't run jobs on a platform; empty if it can."""
+    """Return the reason why this build can't run jobs on a platform; empty if it can."""
     if profile is None:
         return ""
     try:
@@ -253,7 +257,9 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
 
 
 async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
-    """Return the current price, and why the machine can't be rented; empty if it can or if that is unknown."""
+    """Return the current price, and the reason why the machine can't be rented: empty if it can be, or if that is
+    unknown.
+    """
     try:
         offer = await ask_offer(ctx, spec.platform, wanted(spec))
     except WardenError as error:  # there is no provider to query; another rule reports this
@@ -277,7 +283,9 @@ def _ours(ctx: Context) -> dict[str, str]:
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Find the secrets in a spec by the format of tokens, by names, or by the values of known secrets."""
+    """Find the secrets in a spec: values of known secrets, text in the format of a token, and values with a name for
+    secrets.
+    """
     ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
@@ -301,7 +309,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, according to its name"))
-    # Secrets that follow a secret's flag, name or header; at most one per field.
+    # Secrets that follow a flag, a name or a header for secrets; at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

@@ -20,9 +20,10 @@ from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
-    """Copy the files of a manifest from `root` into the store. Raises `Conflict` for a changed file, and `DiskError`.
+    """Copy the files of a manifest from `root` into the store.
 
-    Files that are already stored are not copied again.
+    Files that are already stored are not copied again. Raises `Conflict` if a file has changed, and `DiskError` if a
+    file can't be stored.
     """
     try:
         private_folder(store)

@@ -24,7 +24,7 @@ from gpuwarden.static_analysis.script import decode
 
 MAX_FILES: Final = 1_000
 MAX_LOOKED: Final = 20_000
-MORE: Final = "Give fewer inputs; put larger data into a dataset on the Hub and load it by its id."
+MORE: Final = "Pass fewer inputs; put larger data into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
 """Bytes at the end of a block that are searched again with the next block, to find a token across both blocks."""
@@ -63,7 +63,7 @@ def real_path(root: Path, name: str, what: str = "input") -> Path:
     try:
         real = (root / name).resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # ValueError for a NUL character
-        raise BadRequest(f"the {what} {line(name)} was not found", "Give a file in the working directory.") from error
+        raise BadRequest(f"the {what} {line(name)} was not found", "Pass a file in the working directory.") from error
     if not real.is_relative_to(root) or real == root:
         raise BadRequest(
             f"the {what} {line(name)} is outside of the working directory",
@@ -92,7 +92,7 @@ def script_in(root: Path, name: str) -> str:
 
 
 def below(root: Path, file: Path) -> str:
-    """Return a file's path relative to `root`, like that of an input; empty if it is outside of `root` or hidden."""
+    """Return a file's path relative to `root`, as for an input; empty if the file is outside of `root` or hidden."""
     try:
         inner = Path(os.path.relpath(file, root))
         real_path(root, inner.as_posix())
@@ -102,7 +102,7 @@ def below(root: Path, file: Path) -> str:
 
 
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the text and the arguments of the input that a command starts; None if it starts no Python file.
+    """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
 
     Raises `BadRequest` if the file changed since it was listed, or is not text.
     """
@@ -181,7 +181,7 @@ class _Walk:
         if not sound:  # on another system, the name could mean another path
             raise BadRequest(
                 f"the input {_printable(path)!r} has a name that can't be sent",
-                "Rename it: no control characters, line ends, backslashes, invalid UTF-8, or folder named machine.",
+                "Rename it: avoid control characters, newlines, backslashes, invalid UTF-8, and folders named machine.",
             )
         info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
@@ -197,7 +197,7 @@ class _Walk:
         if len(self.found) > MAX_FILES:
             raise BadRequest(f"the inputs have more than {MAX_FILES:,} files", MORE)
         if self.bytes > MAX_INPUT_BYTES:
-            raise BadRequest(f"the inputs have more than {MAX_INPUT_BYTES >> 20} MiB", MORE)
+            raise BadRequest(f"the inputs are larger than {MAX_INPUT_BYTES >> 20} MiB", MORE)
 
 
 def _printable(path: str) -> str:

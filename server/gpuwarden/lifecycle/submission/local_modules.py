@@ -1,4 +1,4 @@
-"""Find the modules that a program imports from local files. The machine has these files only if they are inputs."""
+"""Find modules that a program imports from local files. The machine has these files only if they are job inputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def local_modules(
 ) -> tuple[tuple[str, str], ...]:
     """Return each imported module that is a file or a folder in `root` but not an input, with its path.
 
-    Modules are searched for where Python does: next to the program that a command starts, or in the working folder for
-    a script. Names declared in the script's header are packages. Imports in the found modules are followed.
+    Modules are searched for in the same places as by Python: next to the program that a command starts, or in the
+    working folder for a script. Names declared in the script's header are packages, so they are not searched for.
+    Imports in the found modules are followed.
     """
     if script is None or script.error:
         return ()

@@ -1,4 +1,4 @@
-"""Find what a job needs on its machine, and the local files that the job names but that are not sent."""
+"""Find a job's requirements for its machine, and the local files that the job names but that are not sent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 def needs_of_job(
     spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile], local: Iterable[tuple[str, str]]
 ) -> Needs:
-    """Return what a job needs on its machine. `local` are modules that another rule reports.
+    """Return a job's requirements for its machine. `local` are modules that another rule reports.
 
-    The only environment variables included are those that determine which programs and modules are found, because other
-    users of a shared machine may be able to read them.
+    Only environment variables that determine which programs and modules are found are included, because other users of
+    a shared machine may be able to read the requirements.
     """
     env = {name: value for name, value in spec.env.items() if name in _TOLD or name.startswith("PYTHON")}
     gpu = bool(spec.gpu) and not str(spec.gpu).lower().startswith("cpu")

@@ -1,4 +1,4 @@
-"""Rehearse a script's first step on the local machine, after the user allowed exactly this script to run there."""
+"""Rehearse a script's first step on the local machine, if the user has allowed exactly this script to run there."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from gpuwarden.remote.first_step.start import Limits
 
 SHOWN: Final = 12
-"""Maximum number of script lines that the question shows."""
+"""Maximum number of script lines shown in the question to the user."""
 QUESTIONS: Final = "questions"
-"""Folder with the scripts for the user to read before approving. Only the newest scripts are kept."""
+"""Folder with scripts that the user can read before approval. Only the newest scripts are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
 """Maximum number of arguments, packages, files or variables that the question shows."""
@@ -73,7 +73,7 @@ class Permitted:
 async def permit(ctx: Context, spec: JobSpec) -> Permitted:
     """Return the script of a job that may be rehearsed.
 
-    Raises BadRequest without a readable script, NeedsConsent until the user has allowed it.
+    Raises BadRequest if the job has no readable script, and NeedsConsent if the user has not allowed the script.
     """
     if spec.script is None:
         raise BadRequest("only a script can be rehearsed, but the job has a command", "Submit the script itself.")
@@ -91,7 +91,7 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
 
 
 async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = None) -> Rehearsal:
-    """Rehearse the script of a job, and record the outcome. A script that was rehearsed before is run again.
+    """Rehearse the script of a job, and record the outcome. A script that has been rehearsed before is run again.
 
     Raises the errors of `permit`, and NoSandbox if no sandbox is available.
     """
@@ -105,7 +105,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One at a time, because an environment may have gigabytes, and an existing one of the same name is removed first.
+    # One at a time, because an environment may take gigabytes, and an existing one with the same name is removed first.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
@@ -157,7 +157,7 @@ def _some(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def rehearsal_digest(spec: JobSpec, files: dict[str, str]) -> str:
-    """Return the digest of a rehearsal: the script, its arguments, variables, names of secrets, and inputs."""
+    """Return the digest of a rehearsal, over the script, its arguments, variables, secret names and inputs."""
     return digest([spec.script, list(spec.args), dict(spec.env), sorted(spec.secrets), files])
 
 
@@ -173,7 +173,7 @@ def allowed(ctx: Context, whole: str) -> bool:
 
 
 def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
-    """Return the question of a ticket. Raises NotFound."""
+    """Return the question for a ticket. Raises NotFound."""
     found = ctx.ledger.last(f"script/{ticket}", RehearsalAsked)
     if found is None:
         raise NotFound(f"this ledger has no request for a rehearsal {line(ticket, 40)!r}", do(Action.REHEARSE))
@@ -181,7 +181,7 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
 
 
 def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
-    """Return the script of a question; None if the stored copy is gone or was changed."""
+    """Return the script for a question; None if the stored copy is missing or was changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, ValueError):
@@ -197,7 +197,9 @@ def _keep(folder: Path, ticket: str, script: str) -> None:
 
 
 def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
-    """Record the user's approval of a question. Raises Refused if the policy lists approvers without this user."""
+    """Record the user's approval of a question. Raises Refused if the policy lists approvers and this user is not
+    listed.
+    """
     check_approver(ctx)
     ctx.ledger.add(f"script/{ticket_of(asked.digest)}", RehearsalAllowed(digest=asked.digest, channel=channel, by=by))
 

@@ -68,7 +68,7 @@ class Submission:
     job: JobRecord | None = None
     adopted: bool = False
     next_steps: tuple[NextStep, ...] = ()
-    """Remaining steps for the job, the next one first."""
+    """Remaining steps for the job, in order."""
     rehearsal: Rehearsal | None = None
     choices: tuple[Choice, ...] = ()
     """Platforms that the job may run on, in order, each with its price; empty for a job with one platform."""
@@ -126,7 +126,9 @@ class Checked:
         return _highest([facts.worst_cost for facts in self.places or (self.facts,)])
 
     def question(self, ctx: Context) -> str:
-        """Return why the user must approve the cost on any of the platforms; empty if no approval is needed."""
+        """Return the reason why the user must approve the cost on one of the platforms; empty if no approval is
+        needed.
+        """
         asks = (spending_question(ctx, facts) for facts in self.places or (self.facts,))
         return "; ".join(dict.fromkeys(filter(None, asks)))
 
@@ -150,8 +152,8 @@ async def submit(
     the same arguments, launches. `script_file` is the file in the working directory that contains the script; a launch
     with only the receipt reads it again.
 
-    Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or one of another
-    job, and BadRequest for a receipt with `dry_run` or `rehearse`.
+    Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or a receipt of
+    another job, and BadRequest if a receipt is combined with `dry_run` or `rehearse`.
     """
     if receipt is not None and (dry_run or rehearse):
         what = "a dry run launches nothing" if dry_run else "a rehearsal must run before the receipt is issued"
@@ -239,13 +241,13 @@ def check_wishes(spec: JobSpec, provider: Provider) -> None:
                 f"{spec.platform} {has}, but {line(name, 60)} was given", do(Action.LEAVE_OUT_ARGUMENT, name="options")
             )
         if not isinstance(wish, str) or not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,299}", wish):
-            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Give a single {name} as text.")
+            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Pass a single {name} as text.")
 
 
 async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH) -> Checked:
     """Gather the facts and run the rules on them. Blocking findings are recorded and raised as Refused.
 
-    `tasks` is the number of such jobs that are submitted to the engine as one array.
+    `tasks` is the number of jobs like this one that are submitted to the engine as one array.
     """
     checked = await _look(ctx, spec, tasks=tasks, checks=checks)
     if any(finding.blocks for finding in checked.findings):
@@ -295,7 +297,7 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
     ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
     return Refused(
         f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
-        ("Apply the fixes of the findings.", do(Action.RETRY)),
+        ("Apply the fixes given in the findings.", do(Action.RETRY)),
         findings,
     )
 
@@ -303,8 +305,8 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
 async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> Checked:
     """Check a job on each of its platforms, and keep those that pass, in order.
 
-    A platform with blocking findings is removed from the list. Raises Refused if no platform remains, BadRequest for a
-    platform that is not rented or that runs the job with another spec than the first platform does.
+    A platform with blocking findings is removed from the list. Raises Refused if no platform remains, and BadRequest
+    for a platform that is not rented or whose spec for the job differs from that of the first platform.
     """
     places = tuple(settled(ctx, choice) for choice in spec.choices)
     for place in places:
@@ -339,7 +341,7 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
-    """Launch the job of a receipt, only once, if the facts have not changed since the check."""
+    """Launch a receipt's job once, if the facts have not changed since the check."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
         raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
@@ -391,7 +393,7 @@ _PARTS: Final = {
 
 
 def moved(issued: ReceiptIssued, checked: Checked) -> str:
-    """Describe the inputs, or the repos in both sets of facts, that changed since a receipt; empty if none did."""
+    """Describe the inputs, or the repos in both sets of facts, that changed since a receipt; empty if none changed."""
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
         return f"input files have changed since the check: {line(', '.join(changed))}"
@@ -401,7 +403,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
 
 
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
-    """Record the job, once per receipt, and take its first step."""
+    """Record the job, once per receipt, and perform its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     async with ctx.lock("submit"):  # so that two processes can't accept a duplicate or spend the same budget
         used = ctx.ledger.used(JobAccepted, receipt)
@@ -440,8 +442,9 @@ def record_job(
 ) -> None:
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
-    Raises Conflict for a `token` that was already used. `with_it` is another event and its subject, recorded under the
-    same token, for a job of a fan-out. The fan-out was accepted at `since`, and launches further machines itself.
+    Raises Conflict for a `token` that was already used. For a job of a fan-out, `with_it` is another event and its
+    subject, recorded under the same token, and `since` is the time when the fan-out was accepted. A fan-out launches
+    further machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(
@@ -478,7 +481,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
-    """Return an open job with exactly these arguments and inputs, from an earlier identical call."""
+    """Return the open job of an earlier call with exactly the same arguments and inputs."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

@@ -1,1 +1,3 @@
-"""The teardown gate: prove the outputs, get the user's approval, stop or terminate the machine, and confirm it."""
+"""The teardown gate: prove the outputs, get the user's approval, stop or terminate the machine, and confirm its new
+state.
+"""

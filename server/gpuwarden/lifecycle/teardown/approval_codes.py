@@ -45,7 +45,9 @@ TRIES: Final = 5
 
 
 def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
-    """Return a new code that approves the facts with a digest from one browser session. It voids older codes."""
+    """Return a new code that approves the facts with a digest from one browser session. The new code voids older
+    codes.
+    """
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     made = ApprovalCodeMade(
         code=hash_pin(_bound(letters, ticket, digest, session)),

@@ -48,7 +48,7 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Gather the current facts for the teardown rules, without using responses from before this call."""
+    """Gather the current facts for the teardown rules. Responses from before this call are not used."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     with sharing_nothing():
@@ -100,7 +100,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
 
 
 async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Handle | None]:
-    """Return the handle of the job that gpuwarden launched on a machine; None if it launched no job there.
+    """Return the handle of the job that gpuwarden launched on a machine; None if no job was launched there.
 
     A launch that was refused or not confirmed may still have happened, so the machine is queried.
     """
@@ -122,7 +122,7 @@ async def _listed(
     whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine, or if it is off, the files of a complete copy made after the job's end."""
+    """List the files on the machine, or if it is off, the files in a complete copy made after the job's end."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -156,7 +156,7 @@ def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest complete copy of a job's outputs.
 
     A copy is complete if it was made from the machine after the job's end, or from an artifact store with a final
-    report, provided that the machine was not started again since.
+    report, provided that the machine has not been started again since then.
     """
     end = at_rest(ctx.ledger, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
@@ -172,12 +172,12 @@ def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
 async def _disclosed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None], shown_last: Disclosure | None
 ) -> Answer[Disclosure]:
-    """Return the files that the job wrote on the machine outside of its outputs, except unchanged inputs.
+    """Return the files that the job wrote on the machine outside its outputs, except unchanged inputs.
 
-    `shown_last` is the last disclosure, from the artifact store, if the machine is off.
+    `shown_last` is the last disclosure in the artifact store if the machine is off.
     """
     if lease.id != job.lease:
-        return Unknown("gpuwarden received no reply to its request for this machine, and never connected to it")
+        return Unknown("gpuwarden received no reply when it requested this machine, and never connected to the machine")
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -194,7 +194,7 @@ async def _disclosed(
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
-    # The machine's list does not consider outputs that were declared after the launch, so remove them here.
+    # The machine does not know the outputs that were declared after the launch, so remove them from its list here.
     fresh = (
         file
         for file in found.files

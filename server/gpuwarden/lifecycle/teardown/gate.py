@@ -56,7 +56,7 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
-"""If a machine is not confirmed stopped after this many seconds, the user has to check the provider's console.
+"""If a machine is not confirmed stopped after this many seconds, the user must check the provider's console.
 """
 _VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
@@ -85,7 +85,7 @@ class TeardownView:
 
 
 async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
-    """Request that a job's machine is stopped or terminated. Nothing happens to the machine before the user approves.
+    """Request to stop or terminate a job's machine. Nothing happens to the machine before the user approves.
 
     The request is either blocked, with its findings, or has a ticket that the user can approve. A repeated call gathers
     the facts again. Raises NotSupported for a machine that is not rented, Conflict if the job has no machine.
@@ -155,7 +155,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             return found.id
         why = f"{verb} was requested"
         with ctx.ledger.transaction():
-            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect, but another verb may work
+            if found.state is Teardown.NEEDS_HUMAN:  # the verb had no effect, but another verb may work
                 ctx.ledger.add(found.subject, TeardownRequested(why=why))
             ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
     if record.state in {Lease.STOPPED, Lease.NONE}:  # a repeated call must not ask the user again
@@ -229,9 +229,9 @@ async def approve(
 ) -> TeardownView:
     """Record the user's approval of exactly the facts with digest `seen`, then execute it.
 
-    `loss` is what the user typed to accept losing unverified outputs: it must equal the job's name, and is accepted
-    only from a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and Refused if
-    proof is missing.
+    `loss` is the text that the user typed to accept losing unverified outputs. It must equal the job's name, and is
+    accepted only from a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and
+    Refused if proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
@@ -301,8 +301,8 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
 def silent(view: TeardownView, storage: bool = False) -> bool:
     """Return whether the findings require no decision by the user.
 
-    After a stop, storage is billed as expected. If `storage` is true, the storage that is billed after a termination
-    was accepted as well.
+    Storage that is still billed after a stop is expected. If `storage` is true, the user has also accepted the storage
+    that is billed after a termination.
     """
     chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)

@@ -55,7 +55,7 @@ class Objection(StrEnum):
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
     """Hold a job's machine until the user decides. The ledger determines whether the hold comes before the teardown.
 
-    Raises NotFound.
+    Raises NotFound if the job does not exist.
     """
     job = read_job(ctx.ledger, job_id)
     if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, ParkingOrdered) is None:
@@ -104,8 +104,8 @@ class Orders:
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
         """Announce teardowns of machines with proven outputs, and execute those whose grace period has passed.
 
-        Return errors by job. `awake_since` is the time when the last gap between rounds ended. The user could not set a
-        hold during the gap, so announcements from before it are repeated.
+        Return the errors of each job. `awake_since` is the time when the last gap between rounds ended. The user could
+        not set a hold during the gap, so announcements that were made before the gap are repeated.
         """
         trouble: dict[str, str] = {}
         doubt = self.ctx.ledger.trouble()

@@ -1,4 +1,4 @@
-"""Passkeys for approvals on the page: allowed at a terminal, registered in a browser, and recorded in the ledger.
+"""Passkeys for approvals on the web page: allowed at a terminal, registered in a browser, and recorded in the ledger.
 
 The ledger stores only public keys. A code shown at a terminal allows one passkey to be registered within minutes.
 Therefore neither a browser session alone nor an agent with a token can register a passkey.
@@ -23,9 +23,9 @@ from gpuwarden.lifecycle.team import check_name
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CODE_S: Final = 300.0
-"""Seconds for which a code to register a passkey is valid."""
+"""The validity in seconds of a code to register a passkey."""
 ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Letters and digits without lookalikes."""
+"""Letters and digits, without characters that look alike."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Passkey:
     sign_count: int
     registered_at: float
     person: str = ""
-    """The owner; empty for a passkey registered by an older version, which did not record owners."""
+    """The owner; empty for a passkey that was registered with an older version, which did not record owners."""
 
 
 def passkeys(ctx: Context) -> list[Passkey]:
@@ -60,7 +60,8 @@ def passkeys(ctx: Context) -> list[Passkey]:
 def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
     """Allow `person` to register a passkey under a name. Return the code to type on the page.
 
-    Raises BadRequest, Conflict, or Refused if the caller may not create it for `person`.
+    Raises BadRequest for an invalid name, Conflict if the name exists, and Refused if the caller may not create a
+    passkey for `person`.
     """
     check_name(ctx, person)
     if line(person, 64) != person:
@@ -80,7 +81,7 @@ def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
 
 
 def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
-    """Return the permission that belongs to a code. Raises Refused if the code is wrong, used or expired."""
+    """Return the permission for a code. Raises Refused if the code is wrong, used or expired."""
     digest, now = _digest(code), ctx.clock.now()
     for event in ctx.ledger.recent(PasskeyAllowed, now - CODE_S):
         same = hmac.compare_digest(event.data.code, digest)
@@ -96,14 +97,14 @@ def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistere
 
 
 def remove(ctx: Context, name: str, by: str) -> None:
-    """Remove a passkey. Raises NotFound."""
+    """Remove a passkey. Raises NotFound if it is not registered."""
     if all(known.name != name for known in passkeys(ctx)):
         raise NotFound(f"the passkey {name!r} is not registered")
     ctx.ledger.add(f"passkey/{name}", PasskeyRemoved(by=by))
 
 
 def record_use(ctx: Context, passkey: Passkey, digest: str, sign_count: int) -> None:
-    """Record that a passkey signed the facts with a digest."""
+    """Record that a passkey signed the facts that have this digest."""
     ctx.ledger.add(f"passkey/{passkey.name}", PasskeyUsed(digest=digest, sign_count=sign_count))
 
 

@@ -1,4 +1,4 @@
-"""Convert the rows of a file into a new file for a shipped trainer, and show examples before and after.
+"""Convert the rows of a file into a new file for a shipped trainer, and show rows before and after the conversion.
 
 Rows that can't be converted are skipped and counted; the first ones are listed.
 """
@@ -56,12 +56,14 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
 
 
 def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
-    """Return the rows. Raises BadRow if one can't be encoded as UTF-8, because JSON allows lone surrogates."""
+    """Return the rows. Raises BadRow if a row can't be encoded as UTF-8, which is possible because JSON allows lone
+    surrogates.
+    """
     made = tuple(rows)
     try:
         json.dumps(made, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRow("a text or a file name in the row is not valid Unicode") from None
+        raise BadRow("text or a file name in the row is not valid Unicode") from None
     return made
 
 
@@ -98,11 +100,11 @@ def need_some(done: Conversion) -> None:
         why = "; ".join(f"{reason} ({count})" for reason, count in done.left_out.most_common(3)) or "there are no rows"
         raise BadRequest(
             f"none of {done.read} rows could be converted: {line(why, 400)}",
-            "Choose another template, or rename the columns to the names that it needs.",
+            "Choose another template, or rename the columns to the names that the template needs.",
         )
 
 
 def preview(rows: Iterator[Row]) -> None:
-    """Convert a few rows as examples, without writing any."""
+    """Convert a few rows as examples, without writing them."""
     for _ in islice(rows, SHOWN):
         pass

@@ -34,7 +34,7 @@ _PURPOSE: Final = {
     "sft": "sft", "cpt": "sft", "dpo": "prefs", "orpo": "prefs", "reward": "prefs", "kto": "prefs",
     "grpo": "gen", "rloo": "gen", "distill": "gen",
 }  # fmt: skip
-"""Suffixes of splits for a certain method, such as train_prefs."""
+"""Suffixes of split names that are specific to a training method, such as `prefs` in train_prefs."""
 LISTED: Final = 12
 """Maximum number of names from a Hub repo in one sentence."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
@@ -96,7 +96,8 @@ async def fill(
 
     Raises:
         NotFound: the template, model or dataset does not exist.
-        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint suggests a fix.
+        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't match the template; the hint
+        suggests a fix.
 
     """
     found = trainer(wish.template)
@@ -129,7 +130,7 @@ def check_settings(found: Trainer, settings: Mapping[str, str]) -> None:
 
 
 async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
-    """Read the dataset's metadata, and set the config, splits, renames and reward that its columns allow."""
+    """Read the dataset's metadata, and set the config, splits, column renames and reward that match its columns."""
     source = filled.settings["dataset"]
     if here is not None and (file := here / source).exists():
         types = await anyio.to_thread.run_sync(lambda: types_of(rows_of(file)))
@@ -156,12 +157,12 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
 
 
 def config_to_read(filled: Filled, repo: Repo) -> Config:
-    """Return the config to read: the requested config, the only one, `default`, or the only one that fits."""
+    """Return the config to read: the requested one, the only one, `default`, or the only one with matching columns."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
             f"the contents of {repo.id} are unknown: {structure.why if structure else 'they were not requested'}",
-            "Try again later, or download it and give the file.",
+            "Try again later, or download the dataset and pass the file.",
         )
     configs = {c.name: c for c in structure.configs}
     if wanted:
@@ -209,11 +210,11 @@ def listed(names: Iterable[str]) -> str:
 
 
 def need_a_name(repo: Repo, kind: str, name: str) -> None:
-    """Raise BadRequest if a config or a split does not have a plain name, before the name becomes an argument."""
+    """Raise BadRequest if the name of a config or split is not plain, because it would become an argument."""
     if named(name) != name:
         raise BadRequest(
             f"{repo.id} has a {kind} with an unsupported name: {named(name)}",
-            "Choose another dataset, or download it and give the file.",
+            "Choose another dataset, or download this one and pass the file.",
         )
 
 
@@ -227,7 +228,9 @@ def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
-    """Return how the columns fit after the requested renames. Raises BadRequest if a needed column is missing."""
+    """Match the columns, after the requested renames, with the template. Raises BadRequest if a needed column is
+    missing.
+    """
     fits = fit(_renamed(filled, columns), filled.trainer.wanted)
     if fits.missing:
         needs = " or ".join(" + ".join(names) for names in filled.trainer.wanted)
@@ -236,7 +239,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
             f"{source} has the columns {listed(columns)}; {filled.trainer.name} needs {needs}",
             (
                 lacks,
-                do(Action.CONVERT_ROWS, "if its rows have another form", name=filled.trainer.name, path=source),
+                do(Action.CONVERT_ROWS, "if its rows have another format", name=filled.trainer.name, path=source),
                 "Or rename columns with the setting columns (old=new), or choose another dataset.",
             ),
         )
@@ -244,7 +247,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
 
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
-    """Return the template with its renames and, if it needs a reward, with one that the columns allow."""
+    """Return the template with its renames and, if it needs a reward, with one that works with the columns."""
     asked = [part for part in filled.settings.get("columns", "").split(",") if part]
     pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
     settings = dict(filled.settings)
@@ -288,7 +291,7 @@ async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Fille
 
 
 async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -> Repo:
-    """Return a repo that exists and can be read, with its structure. Otherwise raises a WardenError."""
+    """Return a repo with its structure. Raises a WardenError if the repo does not exist or can't be read."""
     repo = await look(hub, name, kind)
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
@@ -301,7 +304,7 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
         page = f"{hub.config.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo.id}"
         raise BadRequest(
             f"{kind} {repo.id} is {repo.why or 'gated'}",
-            f"Accept its terms on {page} with the account of {TOKEN}, or choose a {kind} that is not gated.",
+            f"Accept its terms on {page} with the account that owns {TOKEN}, or choose a {kind} that is not gated.",
         )
     if kind == "dataset":
         repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})

@@ -1,8 +1,8 @@
 """Recognize the common forms of rows, and convert each to the form that a training method reads.
 
 A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, an
-answer with a label, a text, or an image. A second step converts the plain form to the method's form. No conversion is
-guessed: if a row can't be converted, `BadRow` is raised with the reason.
+answer with a label, text, or an image. A second step converts the plain form to the method's form. Conversions are
+never guessed: if a row can't be converted, `BadRow` is raised with the reason.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TWO: Final = (
     ("response_a", "response_b", "winner", "model_a", "model_b"),
     ("human_ref_A", "human_ref_B", "labels", 1, 0),
     ("answer_0", "answer_1", "score", 1, 0),
-)  # the columns of the two answers and of the preference, and its values for the first and the second answer
+)  # the columns for the two answers and the preference, and the preference values for the first and the second answer
 
 
 class BadRow(ValueError):
-    """A row can't be converted; the message is the reason."""
+    """A row can't be converted. The message contains the reason."""
 
 
 def plain_form(row: Row) -> tuple[str, Row]:
     """Return the name of a row's form, and the row in a plain form."""
     if EXTRA in row:
-        raise BadRow("the row has more cells than the header: a cell with a comma must be quoted")
+        raise BadRow("the row has more cells than the header; a cell that contains a comma must be quoted")
     for form, read in _FORMS:
         if (found := read(row)) is not None:
             return form, found
@@ -52,7 +52,9 @@ def plain_form(row: Row) -> tuple[str, Row]:
 
 
 def conversation_of(row: Row) -> Row | None:
-    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON text of a list, or a table of lists."""
+    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON string that contains a list, or a table of
+    lists.
+    """
     name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
     if name is None or {"chosen", "rejected"} <= row.keys():
         return None
@@ -71,7 +73,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise BadRow("the conversation is a text that is not JSON") from None
+            raise BadRow("the conversation is a string that is not JSON") from None
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}
         size = min(map(len, lists.values()), default=0)
@@ -93,10 +95,10 @@ def message_of(turn: Row) -> dict[str, str]:
 
 
 def transcript_of(text: str) -> list[dict[str, str]]:
-    r"""Convert a text of the form `\n\nHuman: ... \n\nAssistant: ...` to messages."""
+    r"""Convert a string in the form `\n\nHuman: ... \n\nAssistant: ...` to messages."""
     parts = _TURN.split(text)
     if len(parts) < 3 or parts[0].strip():
-        raise BadRow("the text is not a transcript of Human and Assistant")
+        raise BadRow("the text is not a transcript with Human and Assistant turns")
     turns = zip(parts[1::2], parts[2::2], strict=True)
     return [{"role": _ROLES[who.lower()] if who == "Human" else "assistant", "content": said} for who, said in turns]
 
@@ -139,7 +141,7 @@ def judged_of(row: Row) -> Row | None:
         if prompt is None or row[verdict] is None:
             raise BadRow("the two answers have no prompt, or neither is preferred")
         if row[verdict] not in (first, second):
-            raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which prefers neither answer")
+            raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which does not prefer either answer")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
         return {"prompt": _asked(prompt, row), "chosen": _said(pair[0]), "rejected": _said(pair[1])}
     return None
@@ -155,7 +157,7 @@ def marked_of(row: Row) -> Row | None:
 
 
 def exchange_of(row: Row) -> Row | None:
-    """Read rows with a question and one answer, such as those of Alpaca and Dolly."""
+    """Read rows with a question and one answer, such as those in Alpaca and Dolly."""
     asked = next((n for n in _PROMPT if row.get(n)), None)
     answer = next((n for n in _ANSWER if row.get(n) and n != asked), None)
     if asked is None or answer is None:
@@ -194,7 +196,9 @@ def text_of(row: Row) -> Row | None:
 
 
 def picture_of(row: Row) -> Row | None:
-    """Read an image with its class or objects: as lists in other columns, a table of lists, or a list of objects."""
+    """Read an image with its class or its objects. Objects may be lists in other columns, a table of lists, or a list
+    of objects.
+    """
     image = next((row[n] for n in ("image", "img", "file_name", "image_path") if row.get(n)), None)
     if image is None:
         return None

@@ -1,6 +1,6 @@
-"""Read rows from JSON documents of any size: lists and COCO annotations, value by value.
+"""Read rows from JSON documents of any size. Lists and COCO annotations are read value by value.
 
-COCO's `instances_train2017.json` has 450 MB; as Python objects, it would take gigabytes of memory. With boxes in
+COCO's `instances_train2017.json` has 450 MB; as Python objects, it would take gigabytes of memory. With the boxes in
 arrays, reading a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
 """
 
@@ -19,10 +19,10 @@ from gpuwarden.core.sanitize import line
 
 Row = dict[str, Any]
 MAX_WHOLE: Final = 64 << 20
-"""Maximum bytes of a JSON document that is neither a list nor COCO; in memory, it takes at least 30 times as much.
+"""Maximum bytes of a JSON document that is neither a list nor COCO. It takes at least 30 times as much memory.
 """
 MAX_LINE: Final = 16 << 20
-"""Maximum bytes of one row, and of one value in a document that is read value by value."""
+"""Maximum bytes of one row, or of one value in a document that is read value by value."""
 CHUNK: Final = 1 << 20
 COCO: Final = frozenset({"images", "annotations", "categories"})
 _SIDES: Final = 4
@@ -31,7 +31,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class Values:
-    """Reads the values of a JSON text, of which only a window is kept in memory."""
+    """Reads the values in a JSON text. Only a window of the text is kept in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self.file, self.text, self.at = file, "", 0
@@ -88,7 +88,7 @@ class Values:
         self.take()
 
     def lists(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of all lists in an object with the lists' names; add these to `named`. Skip the rest."""
+        """Yield (list name, value) for all lists in an object, and add the names to `named`. Skip other values."""
         self._expect("{")
         while self.peek() != "}":
             name = str(self.value())
@@ -153,11 +153,11 @@ def items_of(path: Path) -> Iterator[Row]:
 
 
 class NotCoco(Exception):
-    """The annotations do not have the COCO format; the message names the list."""
+    """The annotations do not have the COCO format. The message says in which list the error is."""
 
 
 class Boxes:
-    """The images of COCO annotations and their boxes, in any order. A box takes about 40 bytes of memory."""
+    """The images in COCO annotations and their boxes, in any order. A box takes about 40 bytes of memory."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -189,10 +189,10 @@ class Boxes:
             self.files[number] = value["file_name"]
         elif name == "annotations":
             if value.get("iscrowd"):
-                return  # a box around many objects
+                return  # a box around several objects
             box = value["bbox"]
             if len(box) != _SIDES:
-                raise TypeError(f"a bbox of {len(box)} numbers")
+                raise TypeError(f"a bbox with {len(box)} numbers")
             self.of[self._number(value["image_id"])].append(len(self.kinds))
             self.kinds.append(self.known.setdefault(value["category_id"], len(self.known)))
             self.sides.extend(box)
@@ -219,7 +219,7 @@ class Boxes:
 
 
 def coco_of(path: Path) -> Iterator[Row]:
-    """Yield the images of COCO annotations with their boxes and the names of the boxes' categories."""
+    """Yield the images in COCO annotations, with their boxes and the category name of each box."""
     boxes = Boxes()
     large = path.stat().st_size > MAX_WHOLE
     with path.open(encoding="utf-8-sig") as file:
@@ -235,11 +235,11 @@ def coco_of(path: Path) -> Iterator[Row]:
         except (NotCoco, TypeError, ValueError) as error:
             if large and not values.named >= COCO:
                 message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, but neither a list nor COCO annotations"
-                raise BadRequest(message, "Save its rows as jsonl, or split it.") from error
+                raise BadRequest(message, "Save the rows as JSONL, or split the file.") from error
             if isinstance(error, ValueError):
                 raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
             raise BadRequest(
-                f"{path.name} is not COCO annotations: {line(error, 160)}",
+                f"{path.name} does not contain valid COCO annotations: {line(error, 160)}",
                 "images need id and file_name; annotations need image_id, category_id and bbox; "
                 "categories need id and name.",
             ) from error

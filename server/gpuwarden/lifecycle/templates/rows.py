@@ -21,19 +21,22 @@ SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
-"""The column for extra cells of a csv row, which have no header."""
+"""The column for extra cells in a csv row, which have no header."""
 MAX_BATCH: Final = 128 << 20
 """Maximum bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
-"""Maximum ratio of uncompressed to compressed size. For text it is about 10; above 100, only a few values repeat."""
+"""Maximum ratio of uncompressed to compressed size.
+
+For text it is about 10; above 100, a column repeats a few values.
+"""
 PAGE: Final = 100
 LOOK: Final = 50
-"""Number of rows whose values determine the types of columns."""
-_CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of images, or the id of a Hub dataset."
+"""Number of rows whose values determine the column types."""
+_CHOOSE: Final = f"Specify a file ({', '.join(SUFFIXES)}), a folder of images, or the id of a Hub dataset."
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file or a folder. Raises a WardenError that contains the invalid file or line."""
+    """Yield the rows of a file or a folder. Raises a WardenError that names the invalid file or line."""
     if not path.exists():
         raise NotFound(f"{path} does not exist", _CHOOSE)
     try:
@@ -79,7 +82,7 @@ def lines_of(path: Path) -> Iterator[Row]:
 
 
 def pictures_of(path: Path) -> Iterator[Row]:
-    """Yield the images of a folder with one subfolder for each class, as paths relative to the folder."""
+    """Yield the images in a folder that has one subfolder for each class, as paths relative to the folder."""
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES and not p.name.startswith("."))
     if not found:
         raise BadRequest(f"{path} has neither images nor COCO annotations ({ANNOTATIONS})", _CHOOSE)
@@ -110,7 +113,7 @@ def parquet_of(path: Path) -> Iterator[Row]:
 def _batch_size(path: Path, group: Any) -> int:
     """Return how many rows of a row group to decode at a time, so that a batch stays below `MAX_BATCH` bytes.
 
-    Raises BadRequest for a row group that repeats a few values so often that it would not fit into memory.
+    Raises BadRequest for a row group that repeats a few values so often that its rows would not fit into memory.
     """
     whole = 0
     for column in (group.column(n) for n in range(group.num_columns)):
@@ -122,7 +125,8 @@ def _batch_size(path: Path, group: Any) -> int:
                 "Check the file; if its rows are correct, save them as jsonl.",
             )
         whole += decoded
-    # Four copies of a row are in memory: decoded in advance, read, and two while Python creates the values.
+    # Up to four copies of a row are in memory: one decoded in advance, one read, and two while Python creates the
+    # values.
     return max(1, min(1_000, MAX_BATCH // (4 * max(1, whole))))
 
 

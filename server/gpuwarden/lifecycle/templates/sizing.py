@@ -1,4 +1,4 @@
-"""Choose the GPU and the time limit of a filled template from the estimate for its run."""
+"""Choose the GPU and the time limit for a filled template from the estimate for its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def sized(
 ) -> tuple[str | None, int | None]:
     """Return a GPU and a time limit in seconds, each None if unknown. A given GPU is not changed.
 
-    The GPU is the smallest one that certainly has enough memory for the run and is available on the platform.
+    The GPU is the smallest available one on the platform that certainly has enough memory for the run.
     """
     try:
         found = await estimate(ctx, script, args, [gpu] if gpu else (), {})
@@ -33,7 +33,9 @@ async def sized(
 
 
 async def _rented(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
-    """Return the first GPU that is available on a platform; the first in the list if the platform does not respond."""
+    """Return the first GPU that is available on a platform. If the platform does not respond, return the first in the
+    list.
+    """
     for card in cards:
         try:
             offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))

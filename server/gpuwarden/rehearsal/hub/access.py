@@ -1,4 +1,4 @@
-"""Find the caller and the repo of a request to the rehearsal Hub, and return errors in the Hub's format."""
+"""Find the caller and the repo for a request to the rehearsal Hub, and return errors in the Hub's format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def problem(_request: Request, error: Exception) -> Response:
 
 
 class Access:
-    """Finds the caller and the repo of a request in one store."""
+    """Finds a request's caller and repo in one store."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
@@ -65,7 +65,7 @@ class Access:
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """Return the repo in the request's path, if the caller may see it."""
+        """Return the repo in the request's path if the caller is allowed to see it."""
         kind, repo_id = kind_of(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -87,7 +87,7 @@ class Access:
         return repo
 
     def commit(self, repo: StoredRepo, rev: str) -> Commit:
-        """Return the commit of a revision."""
+        """Return the commit that a revision refers to."""
         commit = repo.commit_of(rev)
         if commit is None:
             raise HubError(404, f"Invalid rev id: {rev}", "RevisionNotFound")
@@ -96,7 +96,7 @@ class Access:
     # ------------------------------------------------------------------------------------------------ xet store
 
     def xet_answer(self, *, write: bool) -> Response:
-        """Return the response of all token routes: the token as JSON and in headers."""
+        """Return the response shared by all token routes: the token as JSON and in headers."""
         answer = self.store.xet.token(self.store.clock.now(), "write" if write else "read")
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
@@ -121,7 +121,7 @@ class Access:
 
 
 def kind_of(request: Request) -> str:
-    """Return the type of repo in a request: model, dataset or space."""
+    """Return the repo type in a request: model, dataset or space."""
     for kind in ("dataset", "space"):
         if request.url.path.startswith((f"/api/{kind}s", f"/{kind}s/")):
             return kind
@@ -129,11 +129,11 @@ def kind_of(request: Request) -> str:
 
 
 def sees(user: User | None, repo: StoredRepo) -> bool:
-    """Return true if a caller may see that a repo exists."""
+    """Return true if a caller is allowed to know that a repo exists."""
     return not repo.private or (user is not None and repo.owner in {user.name, *user.orgs})
 
 
 def json_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response. Values of types that JSON lacks, such as dates, become text."""
+    """Return a JSON response. Values of types that JSON lacks, such as dates, are converted to strings."""
     body = json.dumps(value, default=str).encode()
     return Response(body, media_type="application/json", headers=dict(headers or {}))

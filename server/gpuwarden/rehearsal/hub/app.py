@@ -1,7 +1,7 @@
 """The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
 
-Requests and responses have the format in the Hub's published OpenAPI document. For routes that it lacks (lists, repo
-info, delete), they have the format that the client's own classes expect.
+Requests and responses have the format in the Hub's published OpenAPI document. For routes that are missing there
+(lists, repo info, delete), they have the format that the client's own classes expect.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ register_url_convertor("repo", _RepoConvertor())
 
 
 class RepoRoutes(Access):
-    """The routes of the repos in one store."""
+    """The routes for the repos in one store."""
 
     # -------------------------------------------------------------------------------------------------- account
 
     async def harnesses(self, _request: Request) -> Response:
-        """GET the list of known agents, which is always empty."""
+        """GET the list of known agents. The list is always empty."""
         return JSONResponse({"standardEnvVars": [], "harnesses": {}})
 
     async def validate_yaml(self, _request: Request) -> Response:
@@ -119,7 +119,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT the settings of a repo: private and gated."""
+        """PUT the settings of a repo, which are private and gated."""
         repo, body = self.repo(request, write=True), await request.json()
         repo.gated = body.get("gated", repo.gated)
         repo.private = body.get("private", body.get("visibility", "private" if repo.private else "") == "private")
@@ -127,7 +127,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def info(self, request: Request) -> Response:
-        """GET the info of a repo at a revision, by default main."""
+        """GET the info about a repo at a revision, which is main by default."""
         repo = self.repo(request)
         commit = self.commit(repo, request.path_params.get("rev", "main"))
         query = request.query_params
@@ -171,7 +171,7 @@ class RepoRoutes(Access):
         return all(t in tags for t in wanted)
 
     async def auth_check(self, request: Request) -> Response:
-        """GET auth-check: 200 if the caller may read the content."""
+        """GET auth-check. The status is 200 if the caller may read the content."""
         self.repo(request, content=True)
         return JSONResponse({})
 
@@ -199,7 +199,7 @@ class RepoRoutes(Access):
         return json_answer(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: the info of the named files that exist."""
+        """POST paths-info. Returns the info of those named files that exist."""
         commit = self.commit(self.repo(request), request.path_params["rev"])
         if "json" in request.headers.get("content-type", ""):
             paths = (await request.json())["paths"]
@@ -239,7 +239,7 @@ class RepoRoutes(Access):
     # --------------------------------------------------------------------------------------------------- content
 
     async def resolve(self, request: Request) -> Response:
-        """GET or HEAD one file; ranges are supported."""
+        """GET or HEAD one file. Range requests are supported."""
         repo = self.repo(request, content=True)
         commit = self.commit(repo, request.path_params["rev"])
         path = request.path_params["path"]
@@ -257,7 +257,7 @@ class RepoRoutes(Access):
     # ---------------------------------------------------------------------------------------------------- routes
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of repos."""
+        """Return the repo routes."""
         rows: list[BaseRoute] = [
             route("/api/whoami-v2", self.whoami),
             Route("/api/agent-harnesses", self.harnesses),

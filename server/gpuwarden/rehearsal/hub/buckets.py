@@ -68,7 +68,7 @@ class Bucket:
 
 
 class HubBuckets:
-    """The routes of buckets, and their folders."""
+    """The bucket routes, and the buckets' folders."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
@@ -144,7 +144,7 @@ class HubBuckets:
         return bucket
 
     async def listing(self, request: Request) -> Response:
-        """GET the buckets of a namespace."""
+        """GET the buckets in a namespace."""
         user, namespace = self.access.known_user(request), request.path_params["namespace"]
         namespace = user.name if namespace == "me" else namespace
         words = request.query_params.get("search", "").lower()
@@ -216,7 +216,9 @@ class HubBuckets:
     # ----------------------------------------------------------------------------------------------------- files
 
     async def tree(self, request: Request) -> Response:
-        """GET the files of a folder or of the whole bucket; without `recursive`, also the subfolders."""
+        """GET the files in a folder or in the whole bucket. Without `recursive`, subfolders are listed instead of their
+        files.
+        """
         bucket, query = self._bucket(request), request.query_params
         if query.get("sort", "path") not in {"path", "uploadedAt"} or query.get("direction", "asc") not in _DIRECTIONS:
             raise HubError(400, "Invalid sort or direction")
@@ -240,7 +242,7 @@ class HubBuckets:
         return JSONResponse(rows[start : start + limit], headers=headers)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: the info of the named files that exist."""
+        """POST paths-info. Returns information about those of the named files that exist."""
         bucket, paths = self._bucket(request), (await request.json()).get("paths")
         rows = []
         for path in [paths] if isinstance(paths, str) else paths:

@@ -44,7 +44,7 @@ class Volume(Described):
 
     @property
     def writable(self) -> bool:
-        """Return whether the job may write to it."""
+        """Return whether the job may write to the mount."""
         return self.type == "bucket" and not self.readOnly
 
 

@@ -1,8 +1,8 @@
 """Run the rehearsal Hub's jobs. Each job is a real process in a sandbox, and its files are deleted when it ends.
 
-A job's log is a file of JSON lines. The time limit is enforced, a job is canceled by a signal, and secrets are passed
-to the process, but only their names are shown. Volumes are mounted if the sandbox supports it: for a bucket its own
-folder, for a repo a copy. `uv run` is simulated by a small program that runs the script with this Python and installs
+A job's log is a file of JSON lines. The time limit is enforced, and jobs are canceled by a signal. Secrets are passed
+to the process, but only their names are shown. If the sandbox supports it, volumes are mounted: a bucket as its own
+folder, a repo as a copy. `uv run` is simulated by a small program that runs the script with this Python and installs
 nothing.
 """
 
@@ -51,7 +51,7 @@ os.execv(sys.executable, [sys.executable, *program])
 
 @dataclass
 class RunningJob:
-    """One job. `request` is the request body as received; `initiator` is the object that created the job."""
+    """One job. `request` is the request body as received; `initiator` describes what created the job."""
 
     id: str
     owner: str
@@ -88,9 +88,9 @@ class RunningJob:
 
 
 class JobRuns:
-    """All jobs of one Hub. `start_after_s` is the time that a job waits in the queue.
+    """All jobs on one Hub. `start_after_s` is the time that a job waits in the queue.
 
-    `unsandboxed`: the user allows jobs to run without a sandbox if no sandbox works.
+    `unsandboxed` is true if the user allows jobs to run without a sandbox when no sandbox works.
     """
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
@@ -125,7 +125,7 @@ class JobRuns:
     # ----------------------------------------------------------------------------------------------------- runs
 
     def _run(self, job: RunningJob) -> None:
-        """Run a job to its end, including retries. The folder of each attempt is deleted after the attempt."""
+        """Run a job until it ends, including retries. Each attempt's folder is deleted after the attempt."""
         if self.start_after_s:
             threading.Event().wait(self.start_after_s)
         body = JobBody.model_validate(job.request)
@@ -208,7 +208,7 @@ class JobRuns:
         if volume.type == "bucket":
             bucket = self.buckets.seen(job.user, volume.source)
             if bucket is None or (volume.writable and not job.user.may_write(bucket.owner)):
-                raise OSError(f"bucket {volume.source} was not found, or may not be written to")
+                raise OSError(f"bucket {volume.source} was not found or is not writable")
             source = bucket.place(inner) if inner else bucket.files
         else:
             repo = self.store.get(volume.type, volume.source)

@@ -1,4 +1,4 @@
-"""The rehearsal Hub's routes for jobs. `job_runs` runs them as real processes."""
+"""The rehearsal Hub's routes for jobs. `job_runs` runs the jobs as real processes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class HubJobs:
         return JSONResponse(shown(job))
 
     async def duplicate(self, request: Request) -> Response:
-        """POST to run the same job again."""
+        """POST a request to run the same job again."""
         job = self._job(request, write=True)
         body, made = {**job.request}, {"type": "duplicated-job", "id": job.id}
         return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))

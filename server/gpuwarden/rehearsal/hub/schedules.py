@@ -47,7 +47,7 @@ class Schedule:
 
 
 class HubSchedules:
-    """The routes of scheduled jobs."""
+    """The routes for scheduled jobs."""
 
     def __init__(self, jobs: HubJobs) -> None:
         self.jobs = jobs
@@ -94,7 +94,7 @@ class HubSchedules:
         return JSONResponse(_shown(made))
 
     async def listing(self, request: Request) -> Response:
-        """GET the scheduled jobs of a namespace."""
+        """GET the scheduled jobs in a namespace."""
         self.jobs.caller(request)
         self.tick()
         found = [s for s in self.schedules.values() if s.owner == request.path_params["namespace"]]
@@ -191,7 +191,7 @@ def next_time(schedule: str, now: float) -> float:
     """Return the next scheduled time, in seconds since the epoch. Schedules are in UTC."""
     fields = _NAMED.get(schedule, schedule).split()
     if len(fields) != 5:
-        raise HubError(400, "only schedules of five fields are simulated")
+        raise HubError(400, "only schedules with five fields are simulated")
     try:
         minutes, hours, days, months, weekdays = (
             set(_numbers(text, low, high))

@@ -47,7 +47,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""The config.json of a model whose files contain more parameters than its size, because its output layer is tied."""
+"""The config.json of a model whose files contain more parameters than its nominal size: the output layer is tied."""
 DATASETS: dict[str, list[dict[str, Any]]] = {
     "trl-lib/Capybara": [{"source": "Airoboros", "messages": _CHAT, "num_turns": 1}] * 20,
     "trl-lib/ultrafeedback_binarized": [_PAIR] * 20,

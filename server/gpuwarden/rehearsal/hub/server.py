@@ -34,8 +34,9 @@ VIEWER = "/datasets-server"
 
 @dataclass
 class Fault:
-    """A fault for requests whose `METHOD path` matches `match`. `drop`: the request is processed, but no reply is
-    sent.
+    """A fault that applies to requests whose `METHOD path` matches `match`.
+
+    `drop`: the request is processed, but no reply is sent.
     """
 
     match: str
@@ -112,7 +113,7 @@ class Weather:
             await _answer(send, 429, b'{"error": "Too Many Requests"}', "application/json", limit)
         elif fault and fault.drop:
             await self.app(scope, receive, _nowhere)
-            # This reply announces one byte and never sends it, so the server closes the connection.
+            # The headers of this reply announce one byte, which is never sent, so the server closes the connection.
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         elif fault:
             await _answer(send, fault.status, fault.body, fault.content_type, fault.headers)
@@ -184,7 +185,7 @@ class HubServer:
 def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
     """Serve the demo's repos until interrupted or terminated. Prints the variables to set.
 
-    The token is new each time, because any caller with it can run programs here as jobs.
+    Each call creates a new token, because any caller with the token can run programs here as jobs.
     """
     from gpuwarden.rehearsal.hub.seed import seed
 
@@ -194,6 +195,6 @@ def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandbo
         for name, value in {**hub.env, "HF_TOKEN": token}.items():
             say(f"export {name}={value}")
         ended = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # the default exits without cleanup
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # by default, the process would exit without cleanup
         with suppress(KeyboardInterrupt):
             ended.wait()

@@ -31,7 +31,7 @@ LFS_BYTES = 10 << 20
 
 @dataclass
 class FileRef:
-    """One file of a commit."""
+    """One file in a commit."""
 
     sha256: str
     size: int
@@ -214,7 +214,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- blobs
 
     def add_blob(self, content: bytes, path: str = "") -> FileRef:
-        """Store content. The file's path and size decide whether it is an LFS file."""
+        """Store content. The file's path and size determine whether it is an LFS file."""
         sha = hashlib.sha256(content).hexdigest()
         target = self.blobs / sha
         if not target.exists():
@@ -236,7 +236,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------- description
 
     def describe(self, repo: StoredRepo, commit: Commit, *, blobs: bool) -> dict[str, Any]:
-        """Return the response of the repo-info route."""
+        """Return the response that the repo-info route sends."""
         card = front_matter(self.text(repo, "README.md", commit.oid))
         siblings: list[dict[str, Any]] = []
         for path, ref in sorted(commit.files.items()):
@@ -297,7 +297,7 @@ class HubStore:
 
 
 def git_blob(content: bytes) -> str:
-    """Return git's id of a file's content."""
+    """Return git's id for a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
 
 

@@ -1,4 +1,4 @@
-"""Routes that refuse query parameters and JSON body fields that are not in the Hub's API description.
+"""Routes that refuse query parameters and JSON body fields outside the Hub's API description.
 
 An emulator that ignored unknown parameters would hide a client's mistake.
 """
@@ -18,7 +18,7 @@ Body = TypeVar("Body", bound="Described")
 
 
 class Described(BaseModel):
-    """The base class of request bodies: a field that the API description does not contain is refused."""
+    """The base class for request bodies. A field that is not in the API description is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -17,10 +17,10 @@ from gpuwarden.rehearsal.hub.strict import route
 
 
 class UploadRoutes(Access):
-    """The routes for uploads to one store."""
+    """The upload routes for one store."""
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: whether each file is uploaded through LFS."""
+        """POST preupload: return for each file whether it must be uploaded through LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []
@@ -68,8 +68,8 @@ class UploadRoutes(Access):
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch request. Returns an upload address for each object or, if the client supports it, the xet
-        store.
+        """POST the LFS batch request. The response has an upload address for each object; if the client supports the
+        xet store, the address is that of the xet store.
         """
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())
@@ -94,7 +94,7 @@ class UploadRoutes(Access):
         """PUT the bytes of one LFS object."""
         ref = self.store.add_blob(await request.body())
         if ref.sha256 != request.path_params["oid"]:
-            raise HubError(400, "the content does not have the digest that was announced")
+            raise HubError(400, "the content does not have the expected digest")
         return PlainTextResponse("")
 
     async def lfs_verify(self, request: Request) -> Response:
@@ -110,7 +110,7 @@ class UploadRoutes(Access):
         return self.xet_answer(write=write)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes for uploads."""
+        """Return the upload routes."""
         rows: list[BaseRoute] = [
             Route("/_lfs/{oid}", self.lfs_put, methods=["PUT"]),
             Route("/_lfs/{oid}/verify", self.lfs_verify, methods=["POST"]),

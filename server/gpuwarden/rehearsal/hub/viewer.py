@@ -57,7 +57,7 @@ class HubViewer:
         return JSONResponse({"splits": rows, "pending": [], "failed": self._failed(repo, keys)})
 
     async def info(self, request: Request) -> Response:
-        """GET /info of one config or of all configs."""
+        """GET /info for one config or for all configs."""
         repo = self._dataset(request)
         only = request.query_params.get("config")
         infos: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class HubViewer:
         return JSONResponse({"dataset_info": answer, "pending": [], "failed": jobs, "partial": False})
 
     async def size(self, request: Request) -> Response:
-        """GET /size of a dataset."""
+        """GET /size for a dataset."""
         repo = self._dataset(request)
         splits: list[dict[str, Any]] = []
         for config, split in self._files(repo):

@@ -77,7 +77,7 @@ class XetStore:
         return self.hub + self.base
 
     def token(self, now: float, scope: str) -> dict[str, Any]:
-        """Return the response of the token routes."""
+        """Return the response shared by the token routes."""
         return {"casUrl": self.url, "exp": int(now) + 3600, "accessToken": _TOKENS[scope]}
 
     # ---------------------------------------------------------------------------------- content, from a thread only
@@ -153,18 +153,18 @@ class XetStore:
         return JSONResponse({"result": 1})
 
     async def _chunk(self, request: Request) -> Response:
-        """GET whether a chunk is already stored. The answer is always 404, so that each upload is complete."""
+        """Answer whether a chunk is already stored. The response is always 404, so that each upload is complete."""
         return _refused(request, "read") or JSONResponse({"error": "chunk not tracked"}, 404)
 
     async def _bytes(self, request: Request) -> Response:
-        """GET byte ranges of a xorb."""
+        """Return byte ranges of a xorb."""
         target = self.folder / "xorbs" / request.path_params["hash"]
         if not _HASH.fullmatch(request.path_params["hash"]) or not target.exists():
             return JSONResponse({"error": "not found"}, 404)
         return FileResponse(target, media_type="application/octet-stream")
 
     async def _reconstruction(self, request: Request) -> Response:
-        """GET the byte ranges of the xorbs that make up a file, in the format of version 1 or 2."""
+        """Return the byte ranges of the xorbs that make up a file, in the format of version 1 or 2."""
         if (refusal := _refused(request, "read")) is not None:
             return refusal
         file = self._files.get(request.path_params["hash"])
@@ -189,7 +189,7 @@ class XetStore:
         for xorb in dict.fromkeys(term.xorb for term in terms):
             url, ranges = f"{self.url}/xorbs/{xorb}", self._ranges(xorb, terms)
             if newer:
-                # In the description, this list is in an object with the key `fetch`; hf_xet 1.8 and the JavaScript
+                # In the API description, this list is in an object with the key `fetch`; hf_xet 1.8 and the JavaScript
                 # client read the list itself.
                 fetch[xorb] = [{"url": url, "ranges": [{"chunks": c, "bytes": b} for c, b in ranges]}]
             else:
@@ -215,7 +215,7 @@ class XetStore:
 
 
 def shard_files(shard: bytes) -> Iterator[ShardFile]:
-    """Yield the files of a shard's file section."""
+    """Yield the files in a shard's file section."""
     at = _HEADER_AT
     while at + _RECORD <= len(shard):
         record = shard[at : at + _RECORD]

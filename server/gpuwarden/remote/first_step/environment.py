@@ -1,7 +1,8 @@
-"""Choose a script's interpreter: this one if it meets the header's requirements, else an environment created by uv.
+"""Choose the interpreter for a script: the current one if it meets the header's requirements, otherwise an environment
+created by uv.
 
-Only wheels are installed, and an environment's interpreter is never started here, so no package's code runs outside of
-the sandbox. Environments are kept under a digest of their requirements, within the limits of `kept`.
+Only wheels are installed, and an environment's interpreter is never started here, so package code never runs outside
+the sandbox. Environments are stored by a digest of their requirements, within the limits set in `kept`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from gpuwarden.static_analysis.script import Header
 
 INSTALL_S: Final = 900.0
 CUDA_ROOM: Final = 24 << 30
-"""The free disk space in bytes for installing PyTorch with CUDA, the fallback if the CPU build can't be downloaded."""
+"""Free disk space in bytes required to install PyTorch with CUDA, the fallback if the CPU build can't be downloaded."""
 _TORCH_INDEX: Final = "download.pytorch.org"
 _PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029$]+")
-"""A plain requirement. uv would read options after a line break, and would replace `${NAME}` with a variable."""
+"""Matches a plain requirement. uv would read text after a line break as options, and replace `${NAME}` with a variable.
+"""
 _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
-"""Text that uv reads as versions. Other text could be interpreted by uv as the path of a program."""
+"""Matches text that uv reads as versions. uv could interpret other text as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
 """Words in errors that may occur only in a rehearsal, which builds no packages and installs the CPU build of torch."""
@@ -43,7 +45,8 @@ _NETWORK: Final = re.compile(
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter for a script. `own`: it meets all requirements of the header; `lacking` has the unmet ones.
+    """An interpreter for a script. `own` is true if it meets all requirements in the header; `lacking` lists unmet
+    requirements.
 
     `fault` is the reason why no environment can satisfy the header; `packages` is a digest of the installed packages.
     """
@@ -56,7 +59,7 @@ class Environment:
 
 
 def environment_for(header: Header | None, folder: Path, env: Mapping[str, str]) -> Environment:
-    """Return the environment for a header; this interpreter if there is no uv or no network."""
+    """Return the environment for a header, or the current interpreter if there is no uv or no network."""
     lacking = tuple(unmet(header, installed_here(header))) if header else ()
     names = sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())
     packages = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -91,8 +94,8 @@ def _is_plain(header: Header) -> bool:
 def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     """Create an environment. Return uv's error message; empty on success.
 
-    The base interpreter compiles its modules without `site`, so that none of them runs. If they were not compiled here,
-    each rehearsal would compile them again, because the folder is read-only in the sandbox.
+    The base interpreter compiles the environment's modules without `site`, so that no module is executed. If they were
+    not compiled here, each rehearsal would compile them again, because the folder is read-only in the sandbox.
     """
     remove(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     made = _run([uv, "venv", "--no-config", "--no-project", "--quiet", *version, str(folder)], env, folder.parent)
     if made.returncode:
         return line(made.stderr, 1_000) or "uv venv failed"
-    base = (folder / "bin/python").resolve()  # resolved before a wheel can replace it
+    base = (folder / "bin/python").resolve()  # resolved before an installed wheel can replace the link
     asked = folder / "requirements.txt"
     asked.write_text("\n".join(header.dependencies) + "\n", encoding="utf-8")
     install = [uv, "pip", "install", "--no-config", "--quiet", "--only-binary", ":all:", "--no-compile-bytecode"]
@@ -116,7 +119,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
 
 
 def _run(command: list[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run uv in gpuwarden's folder. In the working folder it would use the job's programs and settings."""
+    """Run uv in gpuwarden's folder. In the working folder, uv would use the job's programs and settings."""
     try:
         return subprocess.run(
             command,

@@ -2,7 +2,8 @@
 
     python -I -S keeper.py COMMAND...
 
-Standard library only. Landlock has no PID namespace, so a process in a new session would outlive the rehearsal.
+Uses only the standard library. Landlock has no PID namespace, so a process in a new session would outlive the
+rehearsal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def end_all() -> NoReturn:
     own = str(os.getpid())
     while True:
         for folder in Path("/proc").iterdir():
-            with suppress(OSError, ValueError, IndexError):  # not a process, or it has exited
+            with suppress(OSError, ValueError, IndexError):  # not a process, or the process has exited
                 parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1].decode()
                 if parent == own:
                     os.kill(int(folder.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Remove old data of rehearsals: environments that exceed a limit (number, size, age), and folders of killed runs."""
+"""Remove old rehearsal data: environments that exceed a limit (number, size, age), and folders of killed runs."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def prune_runs(now: float, folder: str | None = None) -> list[str]:
 
 
 def remove(top: str) -> None:
-    """Remove a folder with files of a script, as far as possible.
+    """Remove a folder that contains a script's files, as far as possible.
 
-    Only one folder is open at a time: the nesting may exceed Python's recursion limit, the maximum length of a path and
-    the limit of open files.
+    Only one folder is open at a time: deep nesting may exceed Python's recursion limit, the maximum path length and the
+    limit on open files.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     above: list[str] = []

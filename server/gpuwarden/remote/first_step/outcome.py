@@ -1,4 +1,7 @@
-"""The outcome of a rehearsal, as reported by the child process. The script runs in it, so the report is untrusted."""
+"""The outcome of a rehearsal, as reported by the child process.
+
+The report is untrusted, because the script runs in that process.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,22 @@ from pydantic import ConfigDict, Field
 from gpuwarden.core.models import Frozen
 
 Ended = Literal["passed", "fault", "stopped"]
-"""`fault`: the script has an error. `stopped`: a substitute, a limit or something missing here ended the rehearsal."""
+"""`fault`: the script has an error.
+
+`stopped`: the rehearsal ended because of a substitute, a limit or something missing here.
+"""
 Text = Annotated[str, Field(max_length=2_000)]
 Name = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Outcome(Frozen):
-    """The result of one rehearsal. `certain`: the error depends on no substitute. `why` is the reason for a stop.
+    """The result of one rehearsal. `certain` is true if the error does not depend on a substitute. `why` is the reason
+    for a stop.
 
-    `line` and `text` are the script's last line before the error, 0 and "" if unknown. `reached` lists the stages that
-    were reached, of: import, arguments, data, model, trainer, step, save, resume, end.
+    `line` and `text` are the number and content of the script's last line before the error, or 0 and "" if unknown.
+    `reached` lists the stages that were reached. The stages are import, arguments, data, model, trainer, step, save,
+    resume and end.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -1,4 +1,4 @@
-"""Start a rehearsal in the sandbox of local jobs, with time and memory limits, and read its outcome."""
+"""Start a rehearsal in the sandbox for local jobs, with time and memory limits, and read its outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
 _END_S: Final = 5.0
 _GRACE_S: Final = 15.0
-"""A process that missed its own deadline is killed this many seconds later."""
+"""Seconds after its own deadline at which a process is killed."""
 _CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.remote.first_step.child.main import main; main(sys.argv[2])"  # noqa: E501
 _SET: Final = {
     "LANG": "C.UTF-8",
@@ -66,7 +66,8 @@ PRETEND: Final = "hf_pretend"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one rehearsal: seconds, seconds of CPU time, and bytes of memory, of one file, and on disk.
+    """Limits of one rehearsal: wall-clock time and CPU time in seconds; memory, the size of a file, and disk usage in
+    bytes.
 
     `spare` is the amount of memory, and of disk space, in bytes that must stay free on this machine; `tasks` is the
     maximum growth of the number of processes and threads on this machine during the rehearsal.
@@ -86,8 +87,8 @@ class Order:
     """The script to rehearse, and the files that were downloaded from the Hub for it.
 
     `models` has the small files of each model's repo; `datasets` has configs, splits, features and rows. `inputs` are
-    the job's input files, `digests` their digests at the time of approval. `own_environment`: the interpreter meets the
-    requirements of the script's header.
+    the job's input files, `digests` their digests at the time of approval. `own_environment` means that the interpreter
+    meets the requirements of the script's header.
     """
 
     script: str
@@ -118,7 +119,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
         read = list(box.read)
-        if os.path.realpath(python) == os.path.realpath(sys.executable):  # packages from outside its environment
+        if os.path.realpath(python) == os.path.realpath(sys.executable):  # also its packages outside the environment
             packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages")) and os.path.isdir(p)]
             read += map(os.path.realpath, packages)
         box = replace(box, read=tuple(dict.fromkeys(read)), devices=())
@@ -164,7 +165,8 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
                 left -= len(block)
         if name in order.digests and seen.hexdigest() != order.digests[name]:
             raise BadRequest(
-                f"the input {line(name)} changed since it was listed", "Rehearse once the file stops changing."
+                f"the input {line(name)} changed since it was listed",
+                "Rehearse again when the file no longer changes.",
             )
     cache = home / ".cache/huggingface/hub"
     for name, files in order.models.items():
@@ -196,10 +198,10 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
 def _run(
     prefix: list[str], command: list[str], env: Mapping[str, str], output: Any, limits: Limits, folder: str
 ) -> str:
-    """Run a command in the sandbox. Return why it was killed; empty if it ended by itself.
+    """Run a command in the sandbox. Return the reason why it was killed, or an empty string if it ended by itself.
 
-    The resource limits of its processes do not cover their number, shared memory and the memory of `/tmp`, so this
-    function watches the machine.
+    The resource limits of the processes do not cover the number of processes, shared memory and the memory used by
+    `/tmp`, so this function monitors the machine.
     """
     until, free, tasks = time.monotonic() + limits.seconds + _GRACE_S, shutil.disk_usage(folder).free, _tasks()
     why = ""
@@ -220,7 +222,7 @@ def _run(
                     why = "the script needs more memory than this machine has"
                 elif _tasks() - tasks > limits.tasks:
                     why = "the script started too many processes"
-        process.terminate()  # if it is a keeper, it then kills the command
+        process.terminate()  # a keeper kills its command when it is terminated
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
         with suppress(ProcessLookupError, PermissionError):  # not every sandbox kills the script's other processes

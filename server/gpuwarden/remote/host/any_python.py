@@ -1,4 +1,4 @@
-"""Start Python on a host that was not probed yet: a shell on the host finds an interpreter that is new enough.
+"""Start Python on a host that has not been probed yet: a shell on the host finds an interpreter that is new enough.
 
 `host_info` finds the same interpreter, but needs another round trip and starts every Python on the host.
 """
@@ -11,7 +11,7 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.remote.ssh.shell_quote import quote
 
 ANY_PYTHON: Final = ""
-"""A value for an interpreter's path that means: use any Python that is found."""
+"""An interpreter path with the meaning: use any Python that is found."""
 NO_PYTHON: Final = 95
 """The exit code if no Python is found."""
 OLDEST: Final = (3, 8)
@@ -19,9 +19,9 @@ PLACES: Final = (
     "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
     "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
 )
-"""Names and paths of Python in images, in order of preference."""
+"""Names and paths that Python has in common images, in order of preference."""
 
-# Images add their Python to the PATH of process 1. Sessions of sshd do not inherit that PATH.
+# Images add their Python to the PATH of process 1, which SSH sessions do not inherit.
 MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
@@ -46,7 +46,7 @@ exit {NO_PYTHON}
 
 
 def python_command(python: str, source: str, *args: str) -> list[str]:
-    """Return the command line that runs a standard-library-only program, with `python` or any Python found."""
+    """Return the command line for a program that needs only the standard library, with `python` or any Python found."""
     return [python, "-I", "-S", "-c", source, *args] if python else ["/bin/sh", "-c", _START, "sh", source, *args]
 
 

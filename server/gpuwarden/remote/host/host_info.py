@@ -1,6 +1,6 @@
 """Probe a host's home directory, PATH and Python versions.
 
-The probe is one constant shell script, so that it works without Python.
+The probe is a fixed shell script, so it works without Python.
 """
 
 from __future__ import annotations

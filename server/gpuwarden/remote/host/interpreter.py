@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.ecosystem_tables import canonical_name
 from gpuwarden.static_analysis.script import Header, read_header, start_header
 
 _MOST_ASKED: Final = 5_000
-"""The maximum number of requirements of extras that are checked for one requirement of a header."""
+"""The maximum number of requirements from extras that are checked for one requirement in a header."""
 
 
 class _Lenient(BaseModel):
@@ -99,7 +99,7 @@ def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, 
 
 
 def installed_here(header: Header) -> Installed:
-    """Return the packages of a header that are installed for this interpreter."""
+    """Return the packages in a header that are installed for this interpreter."""
     return Installed.model_validate(start_agent.look(request_of(needs_of(header))))
 
 
@@ -124,7 +124,9 @@ def interpreter_for(script: str) -> tuple[str, ...]:
 
 
 def uv_run(script: str) -> tuple[str, ...]:
-    """Return uv's arguments for a script. Without `requires-python`, the script's syntax sets the Python version."""
+    """Return uv's arguments for a script. Without `requires-python`, the script's syntax determines the Python
+    version.
+    """
     written, asked = read_header(script), start_header(script)
     python = ("--python", asked.requires_python or "") if asked is not None and asked != written else ()
     return ("run", "--quiet", *python, "--script")
@@ -151,7 +153,7 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
 def _satisfied(text: str, there: Installed) -> bool:
     """Return whether one requirement and the requirements of its extras are installed.
 
-    The machine reports the requirements of the extras, so an invalid or endless list counts as not installed.
+    The machine reports the requirements of the extras. An invalid or endless list is treated as not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion

@@ -1,11 +1,11 @@
-"""Examine one node of a multi-node job, and its network paths to the other nodes. This file is sent to each node.
+"""Examine one node of a multi-node job, and its network paths to other nodes. This file is sent to each node.
 
     python -I -S -c LOADER    reads the agent's source as one line of base64, then one JSON request per line;
                               prints one JSON line per request, until stdin ends
     python -c SOURCE reduce   runs one rank of an all-reduce with the Python that has PyTorch; prints one line per stage
 
-Standard library only, Python >= 3.8, Linux. The agent writes no files. A fact that can't be read is None, never a
-guess. The caller interprets the facts. The verbs:
+Runs on Linux with Python >= 3.8 and only the standard library. The agent writes no files. A fact that can't be read is
+None, never a guess. The caller interprets the facts. The verbs are:
 
     facts    identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
     clock    the time of this node
@@ -34,7 +34,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SOURCE = ""
-"""The agent's own source, set by its loader. Ranks are started from it."""
+"""The agent's own source, which is set by its loader. Ranks are started from this source."""
 LIFE_S = 900
 CALL_S = 10.0
 ANSWER_S = 2.0
@@ -54,7 +54,7 @@ Json = Dict[str, Any]
 
 
 def text_of(path: str) -> Optional[str]:
-    """Return a small file's text; None if it can't be read."""
+    """Return a small file's text, or None if it can't be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(65_536).strip()
@@ -63,7 +63,10 @@ def text_of(path: str) -> Optional[str]:
 
 
 def run(argv: List[str], timeout_s: float = CALL_S) -> Tuple[Optional[int], str]:
-    """Run a command and return its exit code and output; the code is None if it could not be run or timed out."""
+    """Run a command and return its exit code and output.
+
+    The code is None if the command could not be run or timed out.
+    """
     env = dict(os.environ, LC_ALL="C")
     try:
         done = subprocess.run(
@@ -78,7 +81,7 @@ def run(argv: List[str], timeout_s: float = CALL_S) -> Tuple[Optional[int], str]
 
 
 def facts(request: Json) -> Json:
-    """Return the identity, network, fabric and PyTorch of this node."""
+    """Return this node's identity, network interfaces, fabric and PyTorch installation."""
     return {
         "boot": text_of("/proc/sys/kernel/random/boot_id"),
         "network": link_of("/proc/self/ns/net"),
@@ -94,7 +97,7 @@ def facts(request: Json) -> Json:
 
 
 def link_of(path: str) -> Optional[str]:
-    """Return the target of a symbolic link; None if it can't be read."""
+    """Return the target of a symbolic link, or None if it can't be read."""
     try:
         return os.readlink(path)
     except OSError:
@@ -102,7 +105,7 @@ def link_of(path: str) -> Optional[str]:
 
 
 def interfaces() -> Optional[List[Json]]:
-    """Return the network interfaces, with the facts that decide whether ranks can use them."""
+    """Return the network interfaces, with the facts that determine whether ranks can use them."""
     try:
         import fcntl
 
@@ -140,14 +143,14 @@ def interfaces() -> Optional[List[Json]]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an interface: `bridge` (containers), `tunnel`, or "" for one that ranks can use."""
+    """Return the kind of an interface: `bridge` (containers), `tunnel`, or "" for an interface that ranks can use."""
     if BRIDGES.match(name) or os.path.isdir("/sys/class/net/{}/bridge".format(name)):
         return "bridge"
     return "tunnel" if TUNNELS.match(name) else ""
 
 
 def speed_of(name: str) -> Optional[int]:
-    """Return the speed of an interface in Mbit/s; None if its driver reports none."""
+    """Return the speed of an interface in Mbit/s, or None if its driver does not report it."""
     said = text_of("/sys/class/net/{}/speed".format(name)) or ""
     return int(said) if said.isdigit() and 0 < int(said) < 10_000_000 else None
 
@@ -175,7 +178,7 @@ def infiniband() -> List[Json]:
 
 
 def fabric() -> Json:
-    """Return the facts about the NVSwitch fabric. `switches` is None if the PCI devices can't be read."""
+    """Return facts about the NVSwitch fabric. `switches` is None if the PCI devices can't be read."""
     devices = glob.glob("/sys/bus/pci/devices/*")
     ids = [(text_of(d + "/vendor"), text_of(d + "/class")) for d in devices]
     found: Json = {"switches": ids.count(("0x10de", "0x068000")) if devices else None}
@@ -203,7 +206,7 @@ def fabric() -> Json:
 
 
 def process_runs(name: str) -> bool:
-    """Return whether a process of that name is running."""
+    """Return whether a process with this name is running."""
     return any(text_of(path) == name[:15] for path in glob.glob("/proc/[0-9]*/comm"))
 
 
@@ -225,7 +228,7 @@ print(json.dumps(said))
 
 
 def torch_here(python: str) -> Json:
-    """Return the first Python that has PyTorch, and the versions from its package metadata. Imports no package."""
+    """Return the first Python that has PyTorch, and the versions from its package metadata. No package is imported."""
     for place in [python] if python else PLACES:
         path = shutil.which(os.path.expanduser(place))
         code, out = run([path, "-c", "import sys; sys.path.pop(0)\n" + _TORCH]) if path else (None, "")
@@ -251,7 +254,10 @@ def variables() -> Json:
 
 
 class Listener:
-    """Answer other nodes at one address: over TCP with the token and the caller's address, over UDP with the token."""
+    """Answer other nodes at one address.
+
+    TCP replies have the token and the caller's address; UDP replies have the token.
+    """
 
     def __init__(self, address: str, port: int, token: str) -> None:
         self.token = token.encode()
@@ -278,7 +284,7 @@ class Listener:
                     return
 
     def echo(self) -> None:
-        """Answer a packet of any size with its token."""
+        """Answer a packet of any size with the token that it contains."""
         while True:
             try:
                 packet, address = self.udp.recvfrom(65_535)
@@ -293,7 +299,7 @@ LISTENERS: List[Listener] = []
 
 
 def listen(request: Json) -> Json:
-    """Listen at an address; `error` has the errno name if that fails."""
+    """Listen at an address. If that fails, `error` is the errno name."""
     try:
         listener = Listener(request["address"], int(request["port"]), request["token"])
     except OSError as error:
@@ -319,7 +325,7 @@ def with_shutdown(sock: socket.socket) -> None:
 
 
 def reach(request: Json) -> Json:
-    """Connect to another node's listener; `seen` is the caller's address as the listener received it."""
+    """Connect to another node's listener. `seen` is the caller's address as the listener received it."""
     token = request["token"].encode()
     start = time.monotonic()
     try:
@@ -344,9 +350,9 @@ def reach(request: Json) -> Json:
 
 
 def path(request: Json) -> Json:
-    """Find the largest packet that reaches another node unfragmented: by ping, otherwise over UDP.
+    """Find the largest packet that reaches another node unfragmented, by ping or else over UDP.
 
-    `small`: whether a small packet was answered. `told` is the limit that a router reported; TCP adapts to it.
+    `small` is true if a small packet was answered. `told` is the limit that a router reported, to which TCP adapts.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):
@@ -366,7 +372,10 @@ def path(request: Json) -> Json:
 
 
 def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
-    """Ping with an unfragmented packet of this size; return whether it arrived, and the limit that was reported."""
+    """Ping with an unfragmented packet of this size.
+
+    Return whether the packet arrived, and the limit that was reported.
+    """
     argv = ["ping", "-n", "-M", "do", "-c", "2", "-i", "0.2", "-W", "1", "-I", request["source"]]
     code, out = run([*argv, "-s", str(size - HEADER), request["to"]])
     limit = re.search(r"mtu\s*=\s*(\d+)", out)
@@ -466,7 +475,7 @@ def rank_main() -> None:
 
 
 def parsed(text: str) -> Optional[Json]:
-    """Parse a line as a JSON object; None if it is something else."""
+    """Parse a line as a JSON object, or return None if it is something else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,7 @@
-"""Check each node and the network paths between nodes: fabric, interfaces, ports, packets, clocks. Pure functions."""
+"""Check each node and the network paths between nodes: fabric, interfaces, ports, packets and clocks.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def of_fabric(fabric: Fabric) -> Iterator[tuple[Answer, NodeCode, dict[str, Scal
 
 
 def unseen(facts: GroupFacts, area: Area, code: NodeCode) -> Iterator[Problem]:
-    """Yield a problem with the answer UNKNOWN for each node that did not answer."""
+    """Yield a problem with the result UNKNOWN for each node that did not answer."""
     for name in facts.silent:
         yield Problem(area, Answer.UNKNOWN, code, name)
 
@@ -138,7 +141,7 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_way(way: Way) -> Iterator[Problem]:
-    """Check the packets of one path. Ranks hang if large packets are lost, unless a router reports the limit."""
+    """Check the packets on one path. If large packets are lost, ranks hang, unless a router reports the limit."""
     given: dict[str, Scalar] = {"target": way.target, "mtu": way.mtu or 0, "passes": way.passes or 0}
     if way.passes is None or way.mtu is None:
         yield Problem(Area.MTU, Answer.UNKNOWN, NodeCode.MTU_UNSEEN, way.source, {"target": way.target})

@@ -1,4 +1,4 @@
-"""Define the codes of the multi-node checks, answers and problems. Programs compare these codes, never the texts."""
+"""Define the codes for multi-node checks, answers and problems. Programs compare these codes, never the messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Area(StrEnum):
 
 
 class NodeCode(StrEnum):
-    """The code of a problem or a measurement."""
+    """The code for a problem or a measurement."""
 
     SILENT = "silent"
     SAME_NODE = "same_node"
@@ -73,7 +73,7 @@ class NodeCode(StrEnum):
 
 
 class Answer(StrEnum):
-    """The answer of a check. A NOTE is reported but does not change the answer."""
+    """The result of a check. A NOTE is reported but does not change the result."""
 
     YES = "yes"
     NO = "no"

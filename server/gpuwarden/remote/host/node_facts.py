@@ -1,4 +1,4 @@
-"""Models of facts about several nodes and the network paths between them. Unknown fields in replies are ignored.
+"""Models for facts about several nodes and the network paths between them. Unknown fields in replies are ignored.
 
 A fact that could not be determined is None, or is missing from its list.
 """
@@ -23,7 +23,7 @@ class _Lenient(BaseModel):
 
 
 class Interface(_Lenient):
-    """A network interface, with or without an IPv4 address. `kind` is "" for one that ranks can use."""
+    """A network interface, with or without an IPv4 address. `kind` is "" if ranks can use the interface."""
 
     name: str
     kind: str = ""
@@ -36,7 +36,9 @@ class Interface(_Lenient):
 
     @property
     def usable(self) -> bool:
-        """Return whether ranks can use this interface. Its name must be safe in a shell, because a fix may use it."""
+        """Return whether ranks can use this interface. Its name must be safe in a shell, because a suggested fix may
+        contain it.
+        """
         plain = _PLAIN.fullmatch(self.name) is not None
         return plain and not self.kind and self.up is True and self.network is not None
 
@@ -69,7 +71,7 @@ class Fabric(_Lenient):
 
 
 class Torch(_Lenient):
-    """A job's PyTorch, by its package metadata. `nccl` is None if no such package is installed."""
+    """The job's PyTorch, according to its package metadata. `nccl` is None if no NCCL package is installed."""
 
     python: str | None = None
     torch: str | None = None
@@ -96,7 +98,9 @@ class Node(_Lenient):
 
 @dataclass(frozen=True)
 class Offset:
-    """Offset of a node's clock from this machine's in seconds, positive if ahead, and the uncertainty of the offset."""
+    """The offset of a node's clock from this machine's clock in seconds (positive: ahead), and the offset's
+    uncertainty.
+    """
 
     seconds: float
     uncertainty: float
@@ -106,8 +110,8 @@ class Offset:
 class Way:
     """The network path from one node to another. A value that could not be determined is None.
 
-    `passes` is the largest packet in bytes that arrived unfragmented, `told` the limit that a router reported. `error`
-    is the name of an errno.
+    `passes` is the largest packet in bytes that arrived unfragmented, and `told` the limit that a router reported.
+    `error` is the name of an errno.
     """
 
     source: str
@@ -120,7 +124,7 @@ class Way:
 
 
 class Rank(_Lenient):
-    """The last report of one rank of the all-reduce: `stage` is start, joining, met or done."""
+    """The last report from one rank in the all-reduce. `stage` is start, joining, met or done."""
 
     stage: str = "start"
     code: int | None = None
@@ -133,7 +137,7 @@ class Rank(_Lenient):
 
 @dataclass(frozen=True)
 class Sum:
-    """An all-reduce over all nodes: its backend and size. `wanted` is False if it was not requested."""
+    """An all-reduce over all nodes: its backend and size. `wanted` is False if the all-reduce was not requested."""
 
     backend: str = ""
     size: int = 0
@@ -143,7 +147,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """The facts about a group. `silent` maps the nodes that did not answer to reasons. The first name is the head."""
+    """The facts about a group. `silent` maps nodes that did not answer to the reasons. The first name is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]
@@ -161,7 +165,7 @@ class GroupFacts:
 
 
 def read_node(name: str, answer: Mapping[str, Any]) -> Node:
-    """Parse an agent's facts. Raises BadReply for a reply in another format."""
+    """Parse an agent's facts. Raises BadReply for a reply in an unknown format."""
     try:
         return Node.model_validate(dict(answer))
     except ValidationError:
@@ -169,7 +173,7 @@ def read_node(name: str, answer: Mapping[str, Any]) -> Node:
 
 
 def read_rank(answer: Mapping[str, Any]) -> Rank:
-    """Parse a rank's report. A report in an unknown format counts as a rank that never started."""
+    """Parse a rank's report. If its format is unknown, the rank counts as never started."""
     try:
         return Rank.model_validate(dict(answer))
     except ValidationError:

@@ -1,6 +1,6 @@
-"""Check several nodes before a job runs on them. Pure functions: they convert facts to values, not to text.
+"""Check several nodes before a job runs on them. All functions in this module are pure and return values, not text.
 
-The answer of a check is yes, no or unknown. It is no if a problem was detected, and unknown if a fact could not be
+The answer to a check is yes, no or unknown: no if a problem was detected, and unknown if a fact could not be
 determined. Unknown never counts as passed.
 """
 
@@ -19,7 +19,7 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of every requested check, its problems, and the variables for every rank."""
+    """The answers to the requested checks, the detected problems, and the variables for every rank."""
 
     answers: Mapping[Area, Answer]
     problems: tuple[Problem, ...]

@@ -25,7 +25,8 @@ def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
 def chosen(facts: GroupFacts) -> dict[str, Interface]:
     """Return the best interface of each node for the group; nodes without a suitable one are left out.
 
-    The fastest network that all nodes share is preferred. Without one, each node's default interface is used.
+    The fastest network that all nodes share is preferred. If there is no such network, each node's default interface is
+    used.
     """
     usable = candidates(facts)
     networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
@@ -40,7 +41,8 @@ def chosen(facts: GroupFacts) -> dict[str, Interface]:
 
 
 def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
-    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" if there is none.
+    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" if there is no
+    such value.
 
     NCCL treats a name as a prefix, unless the list starts with `=`.
     """

@@ -1,4 +1,6 @@
-"""Check the software of several nodes: versions, timeouts, restarts, and an all-reduce over all. Pure functions."""
+"""Check the software of several nodes: versions, timeouts, restarts, and an all-reduce over all nodes. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 MASKS_S: Final = 1800.0
 """With a timeout of this many seconds or more, a dead rank is detected so late that its cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
-"""The first PyTorch version in which an NCCL group waits 600 s by default instead of 1800 s."""
+"""The first PyTorch version whose default timeout for an NCCL group is 600 s instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
-"""The maximum bandwidth that is expected of gloo, which copies data through the CPU."""
+"""The maximum bandwidth that is expected with gloo, which copies data through the CPU."""
 FEWEST_SHARE: Final = 0.25
 """The minimum share of the link's speed that an all-reduce of 8 MB reaches; on a fast link, latency limits the
 speed."""
@@ -62,7 +64,7 @@ def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Pro
 
 
 def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Check timeouts and restarts, based on the launch command and the PyTorch of each node."""
+    """Check timeouts and restarts, based on the launch command and the PyTorch version on each node."""
     yield from timeouts(launch, torches)
     if launch.restarts and launch.restores is not True:
         seen = launch.restores is not None
@@ -103,7 +105,7 @@ def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator
 
 
 def reduction(facts: GroupFacts) -> Iterator[Problem]:
-    """Check the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and the speed."""
+    """Check the result of the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and the speed."""
     area, ranks = Area.REDUCE, facts.sum.ranks
     if not ranks:
         yield from [Problem(area, Answer.UNKNOWN, NodeCode.NOT_TRIED)] if facts.sum.wanted else ()

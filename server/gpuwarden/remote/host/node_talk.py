@@ -26,7 +26,8 @@ LOCAL: Final = "local"
 """The name of the machine that gpuwarden runs on."""
 ASK_S: Final = 60.0
 MAX_ANSWER: Final = 4 << 20
-# The first line is the agent's source. The loader keeps it, because a rank of an all-reduce is started from it.
+# The first line of input is the agent's source code. The loader keeps it, because the ranks of an all-reduce are
+# started from this code.
 _LOADER: Final = (
     "import base64, sys; SOURCE = base64.b64decode(sys.stdin.buffer.readline()).decode(); "
     "exec(compile(SOURCE.replace('SOURCE = \"\"', '', 1), 'node_agent.py', 'exec'))"
@@ -99,7 +100,7 @@ class _OverSsh:
 
 @dataclass
 class _Here:
-    """The agent as a process on this machine."""
+    """The agent on this machine, as a process."""
 
     process: anyio.abc.Process
     out: BufferedByteReceiveStream

@@ -2,8 +2,8 @@
 
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
-Python >= 3.8, standard library only. Writes no files and uses no GPU memory. A part that can't be read has the reason
-in `why`. Takes at most about 45 seconds.
+Python >= 3.8, standard library only. Writes no files and uses no GPU memory. If a part can't be read, `why` in that
+part contains the reason. Takes at most about 45 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEB_S = 8
 Json = Dict[str, Any]
 
 GPU_FIELDS = ("index", "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "pci.bus_id")
-# Not every driver and card has these fields, so each is queried separately.
+# Some drivers and cards lack these fields, so each field is queried separately.
 HEALTH_FIELDS = {
     "temperature": ("temperature.gpu",),
     "compute_cap": ("compute_cap",),
@@ -36,7 +36,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([^)]*)\): (\d+),?(.*)")
 
 
 def run(argv: list[str]) -> str:
-    """Return a command's output. Raises OSError with its last line when it fails."""
+    """Return a command's output. Raises OSError with the last line of the output if the command fails."""
     env = dict(os.environ, LC_ALL="C")
     try:
         done = subprocess.run(argv, capture_output=True, timeout=CALL_S, env=env, stdin=subprocess.DEVNULL, check=False)
@@ -136,7 +136,7 @@ def mount_table() -> list[tuple[str, str, str]]:
 
 
 def disks(paths: list[str]) -> Json:
-    """Return the free space and mount of each path, or of its nearest existing parent."""
+    """Return the free space and the mount point of each path, or of its nearest existing parent."""
     mounts = mount_table()
     return {"list": [disk(p, mounts) for p in paths]}
 

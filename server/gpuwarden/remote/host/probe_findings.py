@@ -21,7 +21,7 @@ SKEW_S = 60.0
 HOT_C = 85
 ZOMBIE_MIB = 1024
 
-# Xid codes from NVIDIA's Xid catalog that mean: replace the GPU instead of trying to recover it.
+# Xid codes that, according to NVIDIA's Xid catalog, require replacing the GPU instead of recovering it.
 DEAD_XIDS = {
     48: "double-bit ECC error",
     64: "row remapping failed",
@@ -182,7 +182,9 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
         yield _finding("PF-GPU-002", Severity.WARNING, f"{what} needs a reset to remap faulty memory", RENT_ANOTHER)
     reasons = [why for bit, why in THROTTLES.items() if int(gpu.throttle or 0) & bit]
     if reasons:
-        fix = "Jobs run slower here and are billed by time; rent another machine if the throttling persists."
+        fix = (
+            "Jobs run slower on this machine and therefore cost more; rent another machine if the throttling persists."
+        )
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
     elif (gpu.temperature or 0) >= HOT_C:
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees before any job runs")
@@ -198,7 +200,7 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
         cards = {x.bus for x in facts.xids.list if x.code == code}
         buses = ", ".join(sorted(cards))
         if not {_card(b) for b in cards} & ours:
-            message = f"the kernel's log has Xid {code} for {buses}, which is another GPU of this host"
+            message = f"the kernel's log has Xid {code} for {buses}, which is a different GPU on this host"
             yield _finding("PF-GPU-005", Severity.INFO, message)
         elif code in DEAD_XIDS:
             message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
@@ -212,7 +214,7 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
 
 
 def _card(bus: str) -> str:
-    """Normalize bus and device: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
+    """Normalize a GPU's bus and device, because the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
     return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
 
 
@@ -221,7 +223,7 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if built and driver and built[0] > driver[0]:
         build = f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}"
         message = f"{build}; the driver supports up to {facts.gpus.cuda}"
-        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or a torch build for an older CUDA.")
+        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or torch build for an older CUDA version.")
     if facts.gpus.list and facts.torch.version and not facts.torch.cuda:
         message = f"torch {facts.torch.version} is built without CUDA; training would run on the CPU"
         yield _finding("PF-CUDA-001", Severity.ERROR, message, "Install a CUDA build of torch.")
@@ -299,7 +301,7 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
         return
     off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
     ours_is_wrong = False
-    for reach in facts.web.list:  # compare with the first date that a web server sent
+    for reach in facts.web.list:  # the first date from a web server shows which clock is wrong
         with suppress(ValueError, TypeError):
             if reach.date:
                 ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S

@@ -1,12 +1,12 @@
-"""Run Slurm's commands on a host with Slurm, to which this file is sent. Standard library only, Python >= 3.8.
+"""Run Slurm's commands on a Slurm host, to which this file is sent. Standard library only, Python >= 3.8.
 
     python -I -S -c LOADER    reads the agent's source and one JSON object from stdin, prints one JSON object
 
-The agent returns the output of Slurm's commands unchanged. A list of jobs is reduced to gpuwarden's jobs and the fields
-it needs, because the list of a large cluster is long. The caller interprets the output. The verbs:
+The agent returns the output of Slurm's commands unchanged. A list of jobs is reduced to gpuwarden's jobs and the
+required fields, because the list of a large cluster is long. The caller interprets the output. The verbs:
 
     jobs      the rows of gpuwarden's jobs: one `squeue`, and one `sacct` for the jobs missing from it
-    limits    the cluster's limits: configuration, partitions, nodes, associations, and its check of a request
+    limits    the cluster's limits: configuration, partitions, nodes, associations, and a dry run of a request
     submit    `sbatch`, at most once for each name: if the job was submitted before, that job is returned
     array     one `sbatch` for many jobs with their own run folders, at most once for each name of an array
     stop      `scancel`; a running job first gets a signal and a grace period
@@ -45,10 +45,10 @@ TEXT_KEYS = (
     "job_id", "array_job_id", "array_task_id", "name", "job_state", "state_reason", "partition", "nodes", "submit_time",
     "start_time", "end_time", "time_limit", "user_name", "current_working_directory",
 )  # fmt: skip
-# Variables that Slurm's commands need or that users set for them. No other variable of the shell reaches a job.
+# Variables that Slurm's commands need or that users set for them. Other shell variables are not passed to jobs.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
 PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
-# These would turn one job into an array, or make `sbatch` wait for the job's end.
+# These would turn one job into an array, or make `sbatch` wait until the job ends.
 NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 Json = Dict[str, Any]
@@ -108,7 +108,7 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
 
 
 def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
-    """Map the names of the jobs that are array tasks to their array and index. Other jobs are left out.
+    """Map the names of jobs that are array tasks to their array and index. Other jobs are omitted.
 
     A file in the job's run folder has the array's name; the array's folder has the table of its tasks.
     """
@@ -129,7 +129,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
 
 
 def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
-    """Split an array's row into one row per task. Slurm has a single row for all pending tasks of an array."""
+    """Split an array's row into one row per task. Slurm lists all pending tasks of an array in a single row."""
     number = row.get("array_task_id")
     while isinstance(number, dict):
         number = number.get("number") if number.get("set") is not False else None
@@ -180,7 +180,7 @@ def in_folder(folder: str) -> List[str]:
 
 
 def spelled(job: Json) -> Json:
-    """Convert a row of the text list to the JSON format: without unset values, and with the time limit in minutes."""
+    """Convert a row of the text list to the JSON format, without unset values and with the time limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdigit()]
@@ -189,7 +189,7 @@ def spelled(job: Json) -> Json:
 
 
 def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
-    """Return whether a row has a name in `folders`, that name's run folder and the user `mine`.
+    """Return whether a row has a name in `folders`, the run folder for that name, and the user `mine`.
 
     The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
     """
@@ -232,7 +232,7 @@ def jobs(request: Json, env: Json) -> Json:
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
             answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
-        if answer["rc"] != 0:  # either there is no accounting, or it is down
+        if answer["rc"] != 0:  # accounting is either not configured or not running
             config = run(["scontrol", "show", "config"], env)
             answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
     return reply
@@ -262,7 +262,7 @@ def log_of(task: Json) -> str:
 
 
 def last_words(folder: str, log: Optional[str] = None) -> str:
-    """Return the end of a batch script's output, which has the reason, if its runner never started."""
+    """If a batch script's runner never started, return the end of the script's output, which contains the reason."""
     if os.path.exists(folder + "/status.json"):
         return ""
     try:
@@ -280,7 +280,7 @@ def submitted(stem: str, folder: str) -> List[str]:
 
 
 def limits(request: Json, env: Json) -> Json:
-    """Return the output of Slurm's commands about the cluster's limits, and of a dry run of a request."""
+    """Return the output of Slurm commands about the cluster's limits, and of a dry run of a request."""
     user = getpass_user()
     asked = {
         "config": ["scontrol", "show", "config"],
@@ -299,7 +299,7 @@ def limits(request: Json, env: Json) -> Json:
 def submit(request: Json, env: Json) -> Json:
     """Submit a batch script under a name that is unique for this user, or return the existing job with that name.
 
-    For a job of an array, the array's lock is held, so that the job is not submitted twice.
+    For a job in an array, the array's lock is held, so that the job is not submitted twice.
     """
     folder, name = request["folder"], request["name"]
     lock = locked(folder + "/submit.lock")
@@ -338,9 +338,9 @@ def submitted_once(request: Json, env: Json) -> Json:
 
 
 def array(request: Json, env: Json) -> Json:
-    """Submit many jobs as one array, at most once per name. A job that was submitted on its own is left out.
+    """Submit many jobs as one array, at most once per name. A job that was submitted on its own is omitted.
 
-    The array's name is first written to each run folder. After that, `submit` for a job checks its array first.
+    The array's name is first written to each run folder, so that a later `submit` for one of the jobs checks the array.
     """
     folder, name, tasks = request["folder"], request["name"], request["tasks"]
     lock = locked(folder + "/submit.lock")
@@ -420,7 +420,9 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
 
 
 def stop(request: Json, env: Json) -> Json:
-    """Stop a job: cancel a pending job at once; signal a running job, and cancel it after its grace period."""
+    """Stop a job. A pending job is canceled immediately; a running job is sent a signal and canceled after its grace
+    period.
+    """
     name, folder, grace = request["name"], request["folder"], float(request["grace_s"])
     end = time.monotonic() + float(request["wait_s"])
     asked_at = None  # type: Optional[float]
@@ -449,8 +451,8 @@ def stop(request: Json, env: Json) -> Json:
 def asked_since(folder: str, grace: float) -> float:
     """Return the time of the first stop request. If this is the first, record the current time.
 
-    An invalid or future time is ignored: the job may have written the file, or the clock was set back. If the file
-    can't be written, there is no grace period.
+    An invalid or future time is ignored, because the job may have written the file, or the clock may have been set
+    back. If the file can't be written, there is no grace period.
     """
     now = time.time()
     earlier = (read_json(folder + "/stop.json") or {}).get("asked_at")
@@ -465,7 +467,7 @@ def asked_since(folder: str, grace: float) -> float:
 
 
 def number_of(row: Json) -> str:
-    """Return the id of this job only. For an array's last task, `job_id` is also the id of the entire array."""
+    """Return an id that refers to this job only. For an array's last task, `job_id` is also the id of the array."""
     return str(row.get("task") or row["job_id"])
 
 
@@ -525,7 +527,7 @@ def locked(path: str) -> int:
 
 
 def taken(folder: str) -> bool:
-    """Return whether a submission for this run folder is in progress. It may outlive its caller."""
+    """Return whether a submission for this run folder is in progress. It may still run after its caller has exited."""
     import fcntl
 
     try:
@@ -565,7 +567,7 @@ def put(path: str, content: bytes) -> None:
 
 
 def read_json(path: str, most: int = 65_536) -> Optional[Json]:
-    """Return the JSON object in a small file; None if there is none."""
+    """Return the JSON object in a small file; None if the file has none."""
     try:
         found = json.loads(read_end(path, most))
     except (OSError, ValueError, RecursionError):
@@ -574,7 +576,9 @@ def read_json(path: str, most: int = 65_536) -> Optional[Json]:
 
 
 def read_end(path: str, most: int) -> bytes:
-    """Return the last bytes of a plain file. A job can replace any file here, for example with a pipe that blocks."""
+    """Return the last bytes of a regular file. Other types are rejected, because a job can replace a file with a pipe
+    that blocks.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         there = os.fstat(fd)

@@ -72,7 +72,9 @@ def packages(names: list[str]) -> Json:
 
 
 def gpus(path: str) -> Json:
-    """Return the names of the GPUs; `why` instead of `list` if GPUs may exist but can't be listed."""
+    """Return the names of the GPUs as `list`. If GPUs may exist but can't be listed, return the reason as `why`
+    instead.
+    """
     tool = shutil.which("nvidia-smi", path=path)
     if tool is None:
         signs = [d for d in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg") if os.path.exists(d)]
@@ -115,8 +117,8 @@ def missing_of(python: str, code: int, said: str) -> list[str]:
 def look(request: Json) -> Json:
     """Return the state of the requested packages, program, files, modules and GPUs.
 
-    `env` is the job's environment; its PATH is used to find the job's program. All other programs are found on `path`,
-    which jobs can't change.
+    `env` is the job's environment; its PATH is used to find the job's program. All other programs are searched for
+    on `path`, which jobs can't change.
     """
     env = dict(os.environ, **request.get("env", {}))
     own = request.get("path") or os.environ.get("PATH", os.defpath)

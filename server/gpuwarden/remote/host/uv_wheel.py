@@ -1,6 +1,7 @@
-"""Get uv for a machine that does not have it, from a wheel on PyPI that pip downloads here and whose digest is pinned.
+"""Get uv for a machine that does not have it. pip downloads uv to this machine from PyPI, as a wheel with a pinned
+digest.
 
-The musllinux wheels contain one static program, which runs on any Linux.
+Each musllinux wheel contains one static program, which runs on any Linux system.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def name_of(machine: str) -> str:
 
 
 def uv_program(machine: str, tools: Path) -> Path:
-    """Return the path of uv for an architecture. It is downloaded once to `tools`.
+    """Return the path of uv for an architecture. uv is downloaded once, to the folder `tools`.
 
-    Raises Unreachable if pip can't download it, NotSupported if there is no pip and no uv or the digest differs.
+    Raises Unreachable if pip can't download uv, and NotSupported if neither pip nor uv is installed or the digest
+    differs.
     """
     kept = tools / name_of(machine) / "uv"
     if not kept.is_file():
@@ -68,7 +70,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     words += ["--disable-pip-version-check", "--platform", wheel.platform, "--dest", str(folder), "-r", str(wanted)]
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip"]
-    elif uv := shutil.which("uv"):  # uv created this environment, without pip
+    elif uv := shutil.which("uv"):  # uv created this environment without pip
         pip = [uv, "run", "--no-project", "--no-config", "--quiet", "--with", "pip", "python", "-m", "pip"]
     else:
         raise NotSupported("uv can't be downloaded: gpuwarden's own environment has no pip", BY_HAND)
@@ -89,7 +91,7 @@ def _unpacked(file: Path, wheel: Wheel) -> bytes:
     """Return the program in a wheel. Raises NotSupported if the wheel does not have the pinned digest."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != wheel.sha256:
-        raise NotSupported(f"the wheel of uv {VERSION} does not have the pinned digest; nothing was sent", BY_HAND)
+        raise NotSupported(f"the wheel for uv {VERSION} does not have the pinned digest; nothing was sent", BY_HAND)
     with zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"uv-{VERSION}.data/scripts/uv")
         if member.file_size > MAX_PROGRAM:

@@ -14,7 +14,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     alerts.jsonl       written by the supervisor
     spool.*.jsonl      reports of the job and the supervisor; `spool.sent.json` has the offsets sent to the server
     seals.jsonl        digests of finished checkpoints, written by the sealer right after each save. The job may write
-                       to this file too, so each line has a MAC of the sealer
+                       to this file too, so each line has the sealer's MAC
     keep.json          state of the upload to an artifact store; keep-sent.json lists the uploaded files
     work/              the job's working folder, which contains relative outputs
 

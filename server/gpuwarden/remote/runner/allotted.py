@@ -1,21 +1,22 @@
-"""Run a job inside an allocation of an engine, such as Slurm. The engine may run the same command again by itself.
+"""Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command by itself.
 
 The engine's batch script runs `allot`, which prints no reply and exits when the job ends. The order is in
 `order.<attempt>.json` in the run folder. The secrets are in the variable `GPUWARDEN_ORDER`, which is not passed to the
-job. If an engine runs a batch script again, `restart`, the number of earlier runs, shows if the job must run again.
+job. If an engine runs a batch script again, `restart` (the number of earlier runs) determines if the job must run
+again.
 
 An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
 separate process then kills the command, so that it never runs at the same time as a later attempt.
 
-For a job on several nodes, the request has `nodes`, the engine's command that starts a program on each node. The nodes
-are checked first, and the command is not started if they can't work together.
+For a job on several nodes, `nodes` in the request is the engine's command that starts a program on each node. The nodes
+are checked first, and the job's command is not started if the nodes can't work together.
 
 Other fields of the request: `codes` maps states to exit codes for engines that interpret exit codes. `echo` repeats
 the job's output on stdout, for engines whose log is the only readable output. `outlast` keeps this process alive until
 the upload to the artifact store ends, for engines that delete the machine when this process exits.
 
 SIGUSR1 and SIGTERM both announce the end of the allocation. If `stop.json` or `canceled.<attempt>` is in the run
-folder, gpuwarden requested the end. No later start removes `canceled.<attempt>`.
+folder, gpuwarden requested the end. Later starts do not remove `canceled.<attempt>`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CODES = {"succeeded": 0, "canceled": 143, "preempted": 143, "timeout": 124}
 
 
 class Allotted(Supervisor):
-    """A supervisor inside an allocation: signals announce the end of the allocation."""
+    """A supervisor inside an allocation, whose end the engine announces with signals."""
 
     def __init__(self, folder: str, order: Json, nodes: Sequence[str] = (), count: int = 0) -> None:
         super().__init__(folder, order)
@@ -59,7 +60,7 @@ class Allotted(Supervisor):
             signal.signal(number, lambda *_: self.ended_by_engine())
 
     def launch(self) -> bool:
-        """Start the command. Before the first start, check the nodes of a job on several nodes."""
+        """Start the command. If the job has several nodes, check the nodes before the first start."""
         if self.nodes and not self.status["restarts"]:
             found = look_at_nodes(self.folder, self.nodes, self.count, self.spec["env"])
             for problem in found:
@@ -78,7 +79,7 @@ class Allotted(Supervisor):
 
 
 def allot(folder: str, request: Json) -> Json | None:
-    """Run one attempt of the job to its end, and exit with its exit code. Request a requeue if one is due."""
+    """Run one attempt of the job to the end, and exit with the job's exit code. Request a requeue if necessary."""
     order = order_of(folder, int(request["attempt"]), os.environ.get(str(request.get("part") or ""), ""))
     lock = lock_of(folder)
     restart = restart_of(folder, order, request)
@@ -115,7 +116,7 @@ def allot(folder: str, request: Json) -> Json | None:
 
 
 def outlast(supervisor: Supervisor) -> None:
-    """Wait until the upload to the artifact store ends, and log its errors. Another signal ends the wait."""
+    """Wait until the upload to the artifact store ends, and log its errors. A further signal ends the wait."""
     if not supervisor.keeper:
         return
     supervisor.keeper.stdin.close()  # signals the uploader that no more files will be saved
@@ -129,8 +130,8 @@ def outlast(supervisor: Supervisor) -> None:
 def restart_of(folder: str, order: Json, request: Json) -> int:
     """Return how many times the engine has started this attempt before.
 
-    The engine reports the number. If it does not count the runs, each run has a new id, and the number of the previous
-    run is increased by one.
+    The engine reports the number. If the engine does not count the runs, each run has a new id, and one is added to
+    the number of the previous run.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -145,7 +146,8 @@ def restart_of(folder: str, order: Json, request: Json) -> int:
 def order_of(folder: str, attempt: int, part: str = "") -> Json:
     """Return the order of an attempt with its secrets, which are removed from the environment.
 
-    All parts of an array share one environment. It has one variable per part, whose name ends with the part's number.
+    All parts of an array share one environment, which has a variable for each part. The variable's name ends with
+    the part's number.
     """
     given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(SECRETS)}
     try:
@@ -160,7 +162,7 @@ def order_of(folder: str, attempt: int, part: str = "") -> Json:
 
 
 def lock_of(folder: str) -> int:
-    """Return the job's lock; -1 on a file system without locks, where only the engine prevents a second run."""
+    """Return the job's lock, or -1 on a file system without locks, where only the engine prevents a second run."""
     try:
         lock = take_lock(folder)
     except Problem:
@@ -184,7 +186,7 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was permanently canceled. It then does nothing if the engine starts it again."""
+    """Return whether the attempt was permanently canceled. If the engine starts it again, it does nothing."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 
@@ -201,7 +203,8 @@ def again(command: list[str]) -> None:
 def guard(folder: str, attempt: int, lock: int) -> None:
     """Fork a process that waits until this one exits, then kills the remaining processes of the attempt's command.
 
-    It finds them by their environment, because the status may not have the command's pid when this process dies.
+    The processes are found by their environment, because the command's pid may not be in the status when this process
+    dies.
     """
     reader, writer = os.pipe()  # `writer` is closed when this process ends
     first = os.fork()
@@ -217,7 +220,7 @@ def guard(folder: str, attempt: int, lock: int) -> None:
             for fd in (writer, lock):
                 if fd >= 0:
                     os.close(fd)
-            for fd in (0, 1, 2):  # an engine may wait until the output is closed
+            for fd in (0, 1, 2):  # an engine may wait until these are closed
                 os.dup2(os.open(os.devnull, os.O_RDWR), fd)
             while os.read(reader, 1):
                 pass

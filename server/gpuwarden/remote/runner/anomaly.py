@@ -21,8 +21,8 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Detects a loss that jumps and stays high, and steps that become much slower.
 
-    An anomaly is reported once after `ROW` consecutive values, and again when it ends, as kind, text and subject. The
-    subject is the name of the loss, or `STEP` for slow steps.
+    An anomaly is reported once after `ROW` consecutive values, and again when it ends. A report consists of a kind, a
+    text and a subject. The subject is the name of the loss, or `STEP` for slow steps.
     """
 
     MEMORY, LEAST, ROW = 50, 20, 5  # kept values, values before the first alert, consecutive values

@@ -10,13 +10,15 @@ from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
 from gpuwarden.remote.runner.protocol import Json
 
-RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and the code of a wrapper whose child got SIGTERM
+RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and the exit code of a wrapper whose child received SIGTERM
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Reason:
-    """Codes for the end of an attempt, in `reason` of a status. They are defined in `core.reasons.Code`."""
+    """Codes for the end of an attempt, stored in the field `reason` of a status. They are defined in
+    `core.reasons.Code`.
+    """
 
     EXITED = "exited"
     KILLED = "killed_by_signal"
@@ -31,7 +33,9 @@ OF_INTENT = {"canceled": Reason.STOPPED, "preempted": Reason.TERMINATED, "timeou
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
-    """Return the command's environment: the runner's, the spec's, the secrets, and gpuwarden's variables."""
+    """Return the command's environment: the variables of the runner and the spec, the secrets, and gpuwarden's
+    variables.
+    """
     ours = {
         "GPUWARDEN_RUN_DIR": folder,
         "GPUWARDEN_OUTPUT_DIR": folder + "/work",

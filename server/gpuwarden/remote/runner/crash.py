@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-HEADING = "# module: "  # the heading of a module in the bundle
+HEADING = "# module: "  # the heading of each module in the bundle
 
 
 def report_crash(kind: Any, error: Any, trace: Any) -> None:
-    """Print a traceback. Used as `sys.excepthook`. Lines of the bundle are shown as lines of modules: `log.py:17`."""
+    """Print a traceback; used as `sys.excepthook`. Bundle lines are shown as module lines, such as `log.py:17`."""
     import linecache
     import traceback
 
@@ -20,7 +20,7 @@ def report_crash(kind: Any, error: Any, trace: Any) -> None:
 
 
 def module_line(lines: list[str], number: int) -> str:
-    """Return the module of a line and the line's number in that module, such as `log.py:17`."""
+    """Return the module that contains a line, and the line's number in that module, such as `log.py:17`."""
     for top in range(min(number, len(lines)), 0, -1):
         if lines[top - 1].startswith(HEADING):
             return f"{lines[top - 1][len(HEADING) :].strip()}.py:{number - top}"

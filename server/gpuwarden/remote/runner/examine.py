@@ -16,15 +16,15 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Run the archive on outputs and print its lines, with progress lines while it runs."""
+    """Run the archive on outputs. Print the lines that it returns, and progress lines while it runs."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
-        raise Problem("no_archive", "the archive that examines checkpoints is not on this machine")
+        raise Problem("no_archive", "the archive for examining checkpoints is not on this machine")
     paths = [str(p) for p in request.get("paths") or []]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
     if len(lines) != len(paths):
-        raise Problem("io_error", f"the examination ended after {len(lines)} of {len(paths)} outputs, with code {code}")
+        raise Problem("io_error", f"the examination ended after {len(lines)} of {len(paths)} outputs (code {code})")
     for number, line in enumerate(lines):
         reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
@@ -61,7 +61,7 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
 
 
 def bounded(folder: str, mapping: PathMapping, path: str) -> str:
-    """Return the real path of a declared path. Raises Problem for a link that leaves its folder."""
+    """Return the real path for a declared path. Raises Problem for a link that leaves its folder."""
     top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
@@ -70,7 +70,7 @@ def bounded(folder: str, mapping: PathMapping, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """Return a child's lines, and print a progress line every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
+    """Return a child's output lines; print progress every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
     import select
 
     data = bytearray()

@@ -40,7 +40,7 @@ def write_all(fd: int, data: bytes) -> int:
 
 
 def write_atomic(path: str, data: bytes) -> None:
-    """Replace a file atomically: a reader gets the old or the new content, never a part."""
+    """Replace a file atomically, so that a reader gets either the old or the new content."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
 """Check all nodes of an allocation before the command runs, because one bad node makes the others hang.
 
-The engine starts `node_agent.py` of the run folder once on each node. The replies and problems are written to
+The engine starts the run folder's `node_agent.py` once on each node. The replies and problems are written to
 `nodes.json`. Only observed problems count: if the engine could not start the check, or the check timed out before all
 nodes answered, the command still runs.
 """
@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 NODES_LOOK_S = 90.0
 CLOCK_S = 2.0
-"""With a larger clock difference, logs and checkpoints are out of order, and short-lived tokens may be rejected."""
+"""If clocks differ by more, logs and checkpoints are out of order, and short-lived tokens may be rejected."""
 NOWHERE = ("loopback", "bridge")
 MAX_OUT = 16 << 20
 Problems = List[Dict[str, Any]]  # noqa: UP006
@@ -46,18 +46,18 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
             continue
         if _of_a_node(answer):
             nodes.append(answer)
-    # After a timeout, a node without a reply may just be slow.
+    # After a timeout, a node that has not replied may just be slow.
     found = problems(nodes, 0 if cut_off else count, env, asked_at, time.time())
     seen = {"asked": count, "problems": found, "nodes": nodes, "said": said.decode("utf-8", "replace")}
     try:
         write_atomic(folder + "/nodes.json", json.dumps(seen).encode())
-    except OSError:  # the problems are returned anyway
+    except OSError:  # the problems are still returned
         pass
     return found
 
 
 def _of_a_node(answer: object) -> bool:
-    """Return whether a row is a reply of `node_agent.py`. A login script may print other rows."""
+    """Return whether a row is a reply from `node_agent.py`. A login script may print other rows."""
     if not isinstance(answer, dict) or answer.get("ok") is not True:
         return False
     interfaces = answer.get("interfaces") or []
@@ -93,7 +93,7 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
             words = value.split(",") if variable[0] == "G" else selected(value, list(there))
             taken = [word for word in words if word in there]
             if value and node.get("interfaces") is not None and not any(there[word] not in NOWHERE for word in taken):
-                leads = f"selects {', '.join(taken)} and reaches no other node" if taken else "matches no interface"
+                leads = f"selects {', '.join(taken)} and can't reach other nodes" if taken else "matches no interface"
                 add("interface_wrong", name, f"{variable} is {value}, which {leads}")
     for what, key in (("PyTorch", "torch"), ("NCCL", "nccl")):
         versions = {name: (node.get("torch") or {}).get(key) for name, node in named.items()}
@@ -106,7 +106,7 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
 
 
 def selected(value: str, names: Sequence[str]) -> list[str]:
-    """Return the interfaces that a value of NCCL_SOCKET_IFNAME selects."""
+    """Return the interfaces that a value for NCCL_SOCKET_IFNAME selects."""
     without, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^").lstrip("=").split(",") if word]
     hit = [n for n in names if any(n == word.partition(":")[0] if exact else n.startswith(word) for word in words)]

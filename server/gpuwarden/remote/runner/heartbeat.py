@@ -1,4 +1,4 @@
-"""Measure memory, disks and GPUs of the machine. Calls that may hang run in a separate thread."""
+"""Measure the machine's memory, disks and GPUs. Calls that may hang run in a separate thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Makes calls in a separate thread, because they may hang if a driver fails or a network disk is unreachable."""
+    """Makes calls in a separate thread, because a call may hang if a driver fails or a network disk is unreachable."""
 
     def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Start a call unless one is running. Return its result after at most `patience` seconds, or the last one."""
+        """Start a call unless one is running. Return its result, or the previous result if the call takes longer than
+        `patience` seconds.
+        """
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -68,7 +70,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return the utilization and memory of the GPUs; empty without `nvidia-smi`."""
+        """Return the utilization and memory of the GPUs; empty if `nvidia-smi` is not available."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:

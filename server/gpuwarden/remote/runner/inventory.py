@@ -23,7 +23,7 @@ WORKLOADS = re.compile(
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Return the processes that belong to no gpuwarden job, and undeclared files."""
+    """Return the processes that do not belong to a gpuwarden job, and undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -51,7 +51,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """Describe a process that must be disclosed; empty if it need not be disclosed."""
+    """Describe a process that the user must know about; empty if the process is not relevant."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")

@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
-MOST_REQUEST = 60_000  # must fit into a pipe's buffer until the right Python reads it
+MOST_REQUEST = 60_000  # must fit into the pipe's buffer, because the right Python reads it only later
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
 
 

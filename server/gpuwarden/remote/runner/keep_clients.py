@@ -16,14 +16,14 @@ SMALL = 10 << 20
 
 
 class Changed(Exception):
-    """The file no longer matches its seal. It is uploaded after it is sealed again."""
+    """Raised if a file no longer matches its seal. The file is uploaded after it has been sealed again."""
 
 
 class S3Store:
     """An S3 bucket. A multipart upload resumes after a restart: parts that the store already has are not sent again.
 
-    It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one all
-    parts are sent again. `uploads` maps keys to the ids of uploads in progress.
+    It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last permission,
+    all parts are sent again. `uploads` maps keys to the ids of uploads in progress.
     """
 
     def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class S3Store:
         )  # fmt: skip
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Upload one file. Raises Changed, and creates no object, if its content does not match its row."""
+        """Upload one file. If its content does not match its row, raises Changed and creates no object."""
         import hashlib
 
         size, step = row["size"], part_size(row["size"])
@@ -97,7 +97,7 @@ class S3Store:
         return {}
 
     def forget(self, key: str) -> None:
-        """Remove an upload that was completed or aborted."""
+        """Forget an upload that was completed or aborted."""
         self.uploads.pop(key)
         self.remember()
 
@@ -111,7 +111,7 @@ class S3Store:
 
 
 class HubStore:
-    """A repo on the Hub. One commit adds all collected files together with the manifest.
+    """A Hub repo. One commit adds all collected files together with the manifest.
 
     Large files are stored by digest before the commit, so files sent by an earlier process are not sent again.
     """
@@ -127,10 +127,10 @@ class HubStore:
         self.added: list[Any] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Collect one file, and send its content if the Hub stores it outside git. Raises Changed as `S3Store` does."""
+        """Collect one file, and send its content if the Hub stores it outside git. Raises Changed, like `S3Store`."""
         from huggingface_hub import CommitOperationAdd
 
-        # The Hub never stores larger files in git, so the commit does not need their content.
+        # The Hub never stores larger files in git, so their content is not needed for the commit.
         small = row["size"] <= SMALL
         file: Any = PacedFile(fd, row["size"])
         operation = CommitOperationAdd(path_in_repo=key, path_or_fileobj=whole(fd, 0, row["size"]) if small else file)
@@ -152,7 +152,7 @@ class HubStore:
 
 
 class HubBucket:
-    """A bucket on the Hub. The Hub's client has no rate limit, so there is a pause after each file.
+    """A Hub bucket. The Hub's client can't limit the rate, so there is a pause after each file.
 
     Content that the Hub already has is not sent again. Small files are collected and sent in batches.
     """
@@ -166,7 +166,7 @@ class HubBucket:
         self.bucket = keep["root"]
         self.api: Any = HfApi(endpoint=keys.get("HF_ENDPOINT"), token=keys.get("HF_TOKEN"))
         if not hasattr(self.api, "batch_bucket_files"):
-            raise Problem("not_supported", "huggingface_hub on the machine has no bucket support; install a newer one")
+            raise Problem("not_supported", "huggingface_hub on the machine has no bucket support; update it")
         self.small: list[tuple[bytes, str]] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
@@ -181,7 +181,7 @@ class HubBucket:
             self.small.append((data, key))
             if sum(len(content) for content, _ in self.small) > SMALL:
                 self.flush()
-        else:  # through its descriptor, because there may be another file at the path now
+        else:  # through the descriptor, because the path may refer to another file now
             self.api.batch_bucket_files(self.bucket, add=[(f"/dev/fd/{fd}", key)])
             after = stamp(os.fstat(fd))
             if any(after[name] != row[name] for name in after):
@@ -201,7 +201,7 @@ class HubBucket:
 
 
 class PacedFile(io.BufferedIOBase):
-    """A readable file that wraps a descriptor and limits the rate of reading."""
+    """A readable file that wraps a descriptor and limits the read rate."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size, self.at = fd, size, 0
@@ -234,7 +234,7 @@ class PacedFile(io.BufferedIOBase):
 
 
 def checksum(data: bytes) -> str:
-    """Return the SHA-256 of data in the format of S3 (base64)."""
+    """Return the SHA-256 of data in the format that S3 uses (base64)."""
     import base64
     import hashlib
 
@@ -242,7 +242,7 @@ def checksum(data: bytes) -> str:
 
 
 def whole(fd: int, at: int, count: int) -> bytes:
-    """Return exactly `count` bytes of a file from offset `at`. Raises Changed if the file is shorter."""
+    """Return exactly `count` bytes of a file, starting at offset `at`. Raises Changed if the file is shorter."""
     parts = []
     while count:
         data = os.pread(fd, count, at)
@@ -254,7 +254,7 @@ def whole(fd: int, at: int, count: int) -> bytes:
 
 
 def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
-    """Return the client for an order's store. `remember` saves the ids of the `uploads` in progress."""
+    """Return the client for the store that an order specifies. `remember` saves the ids of `uploads` in progress."""
     if keep.get("scheme") not in CLIENTS:
         raise Problem("bad_request", "the artifact store has an unknown scheme")
     if keep["scheme"] == "s3":

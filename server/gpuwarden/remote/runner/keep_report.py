@@ -1,7 +1,7 @@
 """Record the end of a run in an artifact store's manifest, which can be read when the machine is off.
 
-Each manifest is signed with a key of this job that is never written to the machine's disks. It differs from the key of
-the seals, because the upload may use a Python that the job installed.
+Each manifest is signed with a job-specific key that is never written to the machine's disks. It differs from the seal
+key, because the upload may use a Python that the job installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # the self-stop process's request for a last manifest, which contains the request's text
+LOOK = "/keep.look"  # request for a last manifest, from the self-stop process; the manifest repeats its text
 GOES_ON = "-"  # prefix of a request when the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
@@ -33,7 +33,7 @@ def keep_key(seal_key: str) -> str:
 
 
 def keep_mac(body: Json, key: str) -> str:
-    """Return the MAC of a manifest, over all fields except `mac`."""
+    """Return the MAC of a manifest, computed over all fields except `mac`."""
     import hashlib
     import hmac
 
@@ -73,6 +73,6 @@ def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
 
 
 def last_of(folder: str, attempt: object) -> bool:
-    """Return whether a run folder exists and its current attempt is the given one and has ended."""
+    """Return true if a run folder exists, and its current attempt is the given attempt and has ended."""
     status = read_status(folder) if os.path.isdir(folder) else None
     return status is not None and status["state"] != "running" and attempt in (None, status.get("attempt"))

@@ -26,7 +26,7 @@ from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.start import take_lock
 from gpuwarden.remote.runner.status import read_status
 
-KEEP_BYTES_S = 50 << 20  # while the job runs; afterwards the rate is not limited
+KEEP_BYTES_S = 50 << 20  # applies while the job runs; afterwards the rate is not limited
 KEEP_EVERY_S = 10.0
 LONGEST_PAUSE_S = 300.0
 GIVE_UP_S = 86400.0  # after the job's end
@@ -38,13 +38,13 @@ KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "p
 
 
 def keep(folder: str, scheme: str, how: str) -> None:
-    """Upload if `how` is `ready`; otherwise replace this process with a Python that can import the store's client."""
+    """Upload if `how` is `ready`; otherwise restart this process with a Python that can import the store's client."""
     folder = os.path.realpath(folder)
     if how != "ready":
         become_client(folder, scheme, how == "boxed")
     os.nice(19)
     order = json.loads(read_order())
-    if not order.get("root"):  # a rehearsal must read the environment of its processes
+    if not order.get("root"):  # a rehearsal must be able to read the environment of its processes
         hide_memory()
     Keeper(folder, order).run()
 
@@ -75,9 +75,9 @@ def report_keep(folder: str, state: str, error: str = "", look: str = "") -> Non
 
 
 def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
-    """Replace this process with a Python that can import the store's client. Retries: the job may install the client.
+    """Restart this process with a Python that can import the store's client.
 
-    The order on stdin is not read, so that the new process can read it.
+    Retries, because the job may install the client later. The order on stdin is left unread for the new process.
     """
     module = CLIENTS[scheme]
     while True:
@@ -96,7 +96,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
 
 
 def input_closed(seconds: float) -> bool:
-    """Wait up to `seconds` until the other end of stdin is closed; return whether it is. Reads nothing."""
+    """Wait up to `seconds` for the other end of stdin to be closed; return whether it is closed. Reads nothing."""
     import select
 
     poller = select.poll()
@@ -105,7 +105,7 @@ def input_closed(seconds: float) -> bool:
 
 
 def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
-    """Return the commands of the Pythons that may have the client: first the job's, last a temporary one of uv.
+    """Return commands for the Pythons that may have the client: first the job's, last a temporary one from uv.
 
     A Python that a sandboxed job may have modified is not run outside the sandbox.
     """
@@ -121,7 +121,7 @@ def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
 
 
 def has_module(python: list[str], module: str) -> bool:
-    """Return whether a Python can import a module."""
+    """Return whether a Python interpreter can import a module."""
     import subprocess
 
     try:
@@ -149,7 +149,7 @@ class Keeper:
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
-        self.claims = False  # whether the store's manifest may describe the end of the run
+        self.claims = False  # true if the store's manifest may describe the end of the run
         self.free_at = 0.0
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
@@ -164,7 +164,7 @@ class Keeper:
             self.rows, self.uploads = {}, {}  # all files are uploaded again
 
     def run(self) -> None:
-        """Upload until the job has ended and all files are uploaded. After failures, the pauses get longer."""
+        """Upload until the job has ended and all files are uploaded. The pauses get longer after failures."""
         lock = take_lock(self.folder, "keep.lock")
         while lock < 0:  # the upload of an earlier attempt has not ended yet
             time.sleep(1.0)
@@ -178,7 +178,7 @@ class Keeper:
                 if over and (done or not self.final):
                     break
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
-            except Exception as error:  # any error of the client libraries; tried again in the next turn
+            except Exception as error:  # any error from the client libraries; the next turn tries again
                 self.store = None
                 text = client_error(error, self.redactor)
                 report_keep(self.folder, "failed", f"the upload to the artifact store failed: {text}")
@@ -199,14 +199,14 @@ class Keeper:
             if asked != self.asked or again:
                 self.asked, state, text = asked, "failed", ""
                 self.look = "" if asked.startswith(GOES_ON) else asked
-                for _ in range(2):  # the connection may have been closed meanwhile
+                for _ in range(2):  # the connection may have been closed in the meantime
                     try:
                         state, text = "done" if self.turn() else "waiting", ""
                         break
-                    except Exception as error:  # the machine still stops, without a last manifest
+                    except Exception as error:  # the machine still stops, but without a final manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
-                # repeat, because the machine keeps running and the store's manifest still says that it stops
+                # Repeat, because the machine kept running, but the store's manifest still says that it stops.
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
@@ -238,15 +238,15 @@ class Keeper:
                         self.write_manifest(listed, end)
                     except Exception:
                         if getattr(self.store, "late", False):
-                            self.rows = before  # the failed commit had these files, so send them again
+                            self.rows = before  # the failed commit contained these files, so they are sent again
                         raise
                     self.listed_all = last
             else:
-                self.store = None  # the checkpoint changed, so don't list its uploaded files
+                self.store = None  # the checkpoint has changed, so its uploaded files are not listed
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether the store's manifest lacks the end of the run, or describes an outdated one.
+        """Return whether the store's manifest describes no end of the run, or an outdated end.
 
         Disclosed processes are not compared, because unrelated processes start and end all the time.
         """
@@ -256,7 +256,7 @@ class Keeper:
         return any(end[name] != before.get(name) for name in end if name != "disclosed")
 
     def is_all(self, listing: Listing, listed: list[Json]) -> bool:
-        """Return whether the files are unchanged since the listing, and all in the store. Uploads may take hours."""
+        """Return whether all files are in the store and unchanged since the listing. Uploads may take hours."""
         now, there = self.listed()
         same = (now.missing, now.skipped, len(there)) == (listing.missing, listing.skipped, len(listed))
         return same and all(self.has(row) for row in there)
@@ -317,9 +317,10 @@ class Keeper:
             os.close(fd)
 
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
-        """Write the manifest of all uploaded files to the store, then record the uploads in the run folder. `end` is
-        given once the job has ended and all its files are in the store. A file that was removed on the machine is kept
-        in the store and marked `gone`.
+        """Write the manifest of all uploaded files to the store, then record the uploads in the run folder.
+
+        `end` is given once the job has ended and all its files are in the store. A file that was removed on the machine
+        stays in the store and is marked `gone`.
         """
         there = {row["path"] for row in listed}
         files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
@@ -338,7 +339,7 @@ class Keeper:
         write_atomic(self.folder + "/" + SENT, json.dumps(sign_kept(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
-        """Touch the lock file when new bytes are uploaded, which delays a self-stop. Bytes sent again do not."""
+        """Touch the lock file when new bytes are uploaded, to delay a self-stop. Resent bytes don't count."""
         file = row["path"], row["sha256"]
         before = self.acknowledged.get(file, 0)
         self.acknowledged[file] = before + count
@@ -346,7 +347,7 @@ class Keeper:
             if before < row["size"]:
                 os.utime(self.folder + "/keep.lock")
         except OSError:
-            pass  # if the machine stops too early, the files stay on its disk
+            pass  # if the machine stops too early, the files are still on its disk
 
     def pace(self, count: int) -> None:
         """Limit the upload rate to `rate` while the job runs."""
@@ -364,7 +365,7 @@ def stamped(row: Json, other: Json) -> bool:
 
 
 def client_error(error: BaseException, redactor: Redactor) -> str:
-    """Return the text of a client's error with the store's error code, redacted and then shortened.
+    """Return the error text from a client with the store's error code, redacted and then shortened.
 
     The text of a ValueError is omitted, because HTTP clients may quote an invalid header in it.
     """

@@ -33,7 +33,7 @@ def log_size(folder: str) -> int:
 
 
 class Log:
-    """Appends to the log and rotates it. Bytes that can't be written are dropped and counted: the job must not wait.
+    """Appends to the log and rotates it. Bytes that can't be written are dropped and counted, so the job never waits.
 
     `echo` is a second descriptor to which all output is written; -1 for none.
     """
@@ -71,7 +71,7 @@ class Log:
         except OSError:
             if self.fd < 0:
                 self.base, self.size = base, 0
-            return  # keep writing to the old segment
+            return  # continue with the old segment
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.base, self.size = fd, base, os.fstat(fd).st_size
@@ -125,7 +125,7 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
 
 
 def read_at(path: str, offset: int, limit: int) -> bytes:
-    """Return bytes of one segment; empty if the segment no longer exists."""
+    """Return bytes from one segment; empty if the segment no longer exists."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -137,7 +137,7 @@ def read_at(path: str, offset: int, limit: int) -> bytes:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Return data without an incomplete UTF-8 character at its end. Data with no other content is unchanged."""
+    """Return data without an incomplete UTF-8 character at its end, unless the data has no other content."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -108,7 +108,9 @@ class Reading(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A word, the word before it, its number, and a second number after a slash."""
+    """A name with its value, the word before the name, and the total if the value is followed by a slash, as in
+    `10/500`.
+    """
 
     name: str
     before: str
@@ -118,7 +120,7 @@ class Pair(NamedTuple):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the words of the name, and of the word before it."""
+        """Return the words in the name, and in the word before the name."""
         return frozenset((*re.split(r"[_/.-]", self.name), *self.before.split("_"), self.before))
 
     @property
@@ -128,7 +130,7 @@ class Pair(NamedTuple):
 
 
 def read_line(text: str) -> Reading | None:
-    """Return the training progress in a line; None if it has none."""
+    """Return the training progress in a line; None if the line has none."""
     text = ESCAPES.sub("", text[:MAX_LINE])
     if CONFIG.search(text) or (not any(c.isdigit() for c in text) and "nan" not in text.lower()):
         return None

@@ -8,7 +8,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
-BUDGET_S = 0.02  # CPU time between two calls of `rest`, so that a lot of output can't slow down the supervisor
+BUDGET_S = 0.02  # CPU seconds between two calls of `rest`; large outputs can't slow down the supervisor
 WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
@@ -26,7 +26,7 @@ class Lines:
         self.part, self.skipping = b"", False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the completed lines. A carriage return also ends a line, as in progress bars."""
+        """Yield the completed lines. A carriage return, as in progress bars, also ends a line."""
         *lines, rest = re.split(rb"[\r\n]", data)
         for line in lines:
             whole, self.part = self.part + line, b""
@@ -41,7 +41,7 @@ class Lines:
 
 
 class LogReader:
-    """Converts a job's output to rows of metrics. The output can only set numbers."""
+    """Converts a job's output to rows of metrics. Only numbers are taken from the output."""
 
     def __init__(self) -> None:
         self.lines = Lines()
@@ -50,7 +50,7 @@ class LogReader:
         self.first_epoch = 1  # becomes 0 if epoch 0 appears
         self.epoch: float | None = None
         self.epochs: int | None = None
-        self.heading: float | None = None  # the epoch in the last line with only an epoch
+        self.heading: float | None = None  # the epoch in the last line that has only an epoch
         self.bar: tuple[int, int] = (-1, 0)  # confidence that the bar shows training steps, and its maximum
         self.last_at, self.laps = 0, 0
         self.columns: list[str] = []
@@ -63,7 +63,7 @@ class LogReader:
         self.spent = 0.0
 
     def feed(self, data: bytes) -> Iterator[dict[str, float]]:
-        """Add output and yield rows. Lines are skipped if the time budget is used up."""
+        """Read more output and yield rows. Lines are skipped if the time budget is used up."""
         for line in self.lines.feed(data):
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
@@ -77,7 +77,7 @@ class LogReader:
                 yield row
 
     def take(self, text: str) -> dict[str, float]:
-        """Return the numbers in one line by name; empty if there are none."""
+        """Return the numbers in one line by name; empty if the line has no numbers."""
         said = ANNOUNCED.search(text)
         if said is not None:
             self.announced = int(said.group(1).replace(",", ""))
@@ -129,7 +129,7 @@ class LogReader:
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
     def row_of(self, found: Reading) -> dict[str, float]:
-        """Return the numbers of a reading. The step is counted from the start of the run."""
+        """Return the numbers of a row. The step is counted from the start of the run."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
@@ -161,7 +161,7 @@ class LogReader:
     def count_step(self, found: Reading) -> int | None:
         """Return the step counted from the start of the run, and update the total."""
         if found.step is not None and found.trains:
-            # A step with a total may be a step within an epoch.
+            # If a step has a total, it may be the step within an epoch.
             if found.total is not None and self.epochs is not None and found.epoch is not None:
                 self.total = self._all_epochs(found.total)
                 return int(found.epoch - self.first_epoch) * found.total + found.step
@@ -193,7 +193,7 @@ class LogReader:
         return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # counted from 0
 
     def is_the_bar(self, found: Reading, end: int) -> bool:
-        """Return whether a bar shows training steps. Bars with a loss are preferred, then the first bar."""
+        """Return whether a progress bar shows training steps. Bars with a loss are preferred, then the first bar."""
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):
             self.bar = (sure, end)

@@ -23,7 +23,7 @@ SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
 class Listing:
-    """Lists the regular files of declared outputs, each once. Other entries are in `skipped`, with the reason."""
+    """Lists each regular file in the declared outputs once. Other entries are listed in `skipped`, with the reason."""
 
     def __init__(
         self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool, parts: bool = False
@@ -37,7 +37,7 @@ class Listing:
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
-        """Record an entry that the manifest leaves out."""
+        """Record an entry that is omitted from the manifest."""
         if len(self.skipped) < MAX_SKIPPED:
             self.skipped.append({"path": printable(shown), "why": why})
         else:
@@ -57,7 +57,9 @@ class Listing:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """Return the path to show: for an absolute output the real path, because a teardown deletes a link's target."""
+        """Return the path to show. For an absolute output, it is the real path, because a teardown deletes the link's
+        target.
+        """
         if not declared.startswith("/"):
             return declared.rstrip("/")
         return self.mapping.shown(real)
@@ -100,7 +102,7 @@ class Listing:
             return
         self.seen[shown] = True
         if len(self.seen) > MAX_FILES:
-            raise Problem("bad_request", f"more than {MAX_FILES} files; declare narrower outputs")
+            raise Problem("bad_request", f"more than {MAX_FILES} files; declare fewer or smaller outputs")
         try:
             shown.encode("utf-8")
             info = info or os.lstat(real)
@@ -134,7 +136,9 @@ class Listing:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Hash a file once. Return its size and times, and the digests; empty if the file changed meanwhile."""
+        """Hash a file once. Return its size and times, and the digests. There are no digests if the file changed
+        meanwhile.
+        """
         import hashlib
 
         fd = self.opener.open(real)
@@ -174,7 +178,7 @@ def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json],
     found = Listing(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
-    if not os.path.isdir(folder):  # the disk was unmounted: the files may still exist
+    if not os.path.isdir(folder):  # the disk was unmounted, so the files may still exist
         raise Problem("not_found", f"the run folder disappeared while its files were listed: {folder}")
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,

@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Tail:
-    """Follows a file of JSON lines that another process writes, replaces or truncates."""
+    """Follows a JSON lines file that another process writes, replaces or truncates."""
 
     def __init__(self, path: str) -> None:
         self.path, self.offset, self.inode, self.part = path, 0, 0, b""
@@ -24,7 +24,7 @@ class Tail:
         self.offset, self.inode = info.st_size, info.st_ino
 
     def read(self) -> list[Json]:
-        """Return the objects completed since the last call. Other content is skipped."""
+        """Return the objects that were completed since the last call. Other content is skipped."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -40,7 +40,7 @@ class Tail:
             os.close(fd)
         self.offset += len(data)
         *lines, rest = (self.part + data).split(b"\n")
-        self.part = rest if len(rest) <= 1 << 16 else b"?"  # too long; `?` makes the remaining line invalid JSON
+        self.part = rest if len(rest) <= 1 << 16 else b"?"  # too long; `?` makes the rest of the line invalid JSON
         return [found for found in map(self._parse, lines) if found is not None]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Add observations to a job's status: whether its supervisor and its process are alive."""
+"""Add observations to a job's status: whether the job's supervisor and process are alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def child_alive(status: Json) -> bool | None:
 
 
 def orphans(folder: str, status: Json) -> list[int]:
-    """Return the running members of the command's process group whose environment has this run folder."""
+    """Return the running processes in the command's process group that have this run folder in their environment."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
@@ -43,7 +43,7 @@ def observe(folder: str, launched: Json | None = None) -> Json:
     known = launched or status
     alive = is_alive(known.get("pid"), known.get("start_ticks"), known.get("boot_id"))
     if alive is False and status["state"] == "running":
-        status = read_status(folder) or status  # it may have ended normally after the first read
+        status = read_status(folder) or status  # the job may have ended normally after the first read
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
     status.update(machine=machine_mark(), folder="present", confirmed=bool(launched), upload=keep_trouble(folder))
@@ -51,6 +51,6 @@ def observe(folder: str, launched: Json | None = None) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """Return the statuses of the requested jobs. `launched` has the supervisors' identities by folder."""
+    """Return the statuses of the requested jobs. `launched` maps folders to the identities of their supervisors."""
     launched = request.get("launched") or {}
     return {"ok": True, "jobs": {folder: observe(folder, launched.get(folder)) for folder in request.get("dirs") or []}}

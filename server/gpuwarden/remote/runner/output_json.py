@@ -11,7 +11,9 @@ ENCODE = json.JSONEncoder(allow_nan=False).encode  # faster than `json.dumps`, w
 
 
 def reply(answer: Json | list[Json], now: bool = True) -> None:
-    """Print one JSON line. It is flushed if `now`, otherwise with a later line. A closed stdout is ignored."""
+    """Print one JSON line. It is flushed at once if `now` is true, otherwise with a later line. A closed stdout is
+    ignored.
+    """
     try:
         sys.stdout.write(ENCODE(answer) + "\n")
         if now:

@@ -1,6 +1,6 @@
 """Read progress from files that trainers save in the outputs: `trainer_state.json` and TensorBoard's event files.
 
-Each search has limits for folders, files and bytes. A file's content can only set numbers.
+Each search has limits on folders, files and bytes. Only numbers are read from the files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TAGS = {
 
 
 class OutputMetrics(Asked):
-    """Searches the declared outputs in a separate thread, because a disk may hang. `values` has `rows` and `total`."""
+    """Searches the declared outputs in a separate thread, because disks may hang. `values` has `rows` and `total`."""
 
     def __init__(self, folder: str, spec: Json, since: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class OutputMetrics(Asked):
         self.values = {"rows": rows[-200:], "total": total}
 
     def files_of_interest(self) -> Iterator[tuple[str, float]]:
-        """Yield the trainer states and event files changed since the launch, with their mtime in seconds."""
+        """Yield the trainer states and event files that changed since the launch, with their mtime in seconds."""
         left, until = MAX_ENTRIES, time.monotonic() + LOOK_S
         folders = [(top, 0) for top in self.tops]
         while folders and left > 0 and time.monotonic() < until:
@@ -99,7 +99,7 @@ class OutputMetrics(Asked):
 
 
 def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
-    """Return the last numbers in a `trainer_state.json`, which may have any size, and the run's total steps."""
+    """Return the last numbers in a `trainer_state.json` of any size, and the run's total number of steps."""
     try:
         head = read_small(path, TAIL)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -159,7 +159,7 @@ def read_event(record: bytes) -> dict[str, float]:
 
 
 def read_scalar(summary: bytes) -> tuple[str, float | None]:
-    """Return the tag and number of one `Summary.Value`: its `simple_value`, or the value of its tensor."""
+    """Return the tag and the number in one `Summary.Value`. The number is its `simple_value` or its tensor's value."""
     tag, scalar = "", None
     for number, value in fields(summary):
         if not isinstance(value, bytes):
@@ -175,7 +175,7 @@ def read_scalar(summary: bytes) -> tuple[str, float | None]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protocol buffer message: the number, and an integer or bytes."""
+    """Yield the fields of a protocol buffer message: the field number, and an integer or bytes."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)
@@ -196,7 +196,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Parse a variable-length integer. Return its value and the offset after it."""
+    """Parse a variable-length integer. Return the integer and the offset after it."""
     found = shift = 0
     while shift < 64:
         byte = message[at]

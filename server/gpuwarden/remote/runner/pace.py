@@ -35,7 +35,9 @@ class Pace:
 
 
 class Curve:
-    """The loss curve of a run, reduced to a limited number of points. Each is the mean of the same number of values."""
+    """The loss curve of a run, reduced to a limited number of points. Each point is the mean of the same number of
+    values.
+    """
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []

@@ -2,7 +2,7 @@
 
 Runs in a separate process that outlives the supervisor. Requests that read or change something for the user touch the
 file `heard` and lock it while they run; status polls do not. The idle time is measured with the monotonic clock since
-the last change of that file, so a jump of the system clock does not trigger a self-stop.
+the last change of that file, so a change of the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lo
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # for the last manifest, since the artifact store last received bytes
+LAST_WORD_S = 120.0  # wait for the last manifest, counted from the last bytes that the artifact store received
 DOWN_S = 120.0  # time for a platform to stop the machine after it accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
@@ -57,7 +57,7 @@ def hold(folder: str, _: Json) -> Json:
 
 
 def park(folder: str, order: Json) -> Json:
-    """Start the self-stop process if the order has one. Starting it twice has no effect."""
+    """Start the self-stop process if the order requests one. Starting it twice has no effect."""
     if order.get("park"):
         process = detached(folder, "parker", answers=False)
         try:
@@ -157,7 +157,9 @@ class Parker:
         return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
-        """Request the machine's stop, unless a user's request is running. A failure is reported and retried."""
+        """Request a stop of this machine, unless a user's request is being processed. A failure is reported and
+        retried.
+        """
         import fcntl
 
         if not self.last_word():
@@ -296,7 +298,7 @@ def is_locked(folder: str, name: str) -> bool:
 
 
 def lost_by_stop(folder: str, outputs: list[str]) -> str:
-    """Return why a stop would lose a declared output: it is on an in-memory file system, or contains one."""
+    """Return the reason why a stop would lose a declared output: it is on an in-memory file system, or contains one."""
     try:
         with open(MOUNTS, "rb") as file:
             rows = [line.split() for line in file]
@@ -313,7 +315,7 @@ def lost_by_stop(folder: str, outputs: list[str]) -> str:
 
 
 def ask(spec: Json) -> str:
-    """Request this machine's stop. Return the error, or an empty string if the request was accepted."""
+    """Request a stop of this machine. Return the error, or an empty string if the request was accepted."""
     import subprocess
 
     if not spec.get("command"):

@@ -12,7 +12,7 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Return whether the system has /proc, which has the start ticks of processes."""
+    """Return whether the system has /proc, which contains the start ticks of processes."""
     return os.path.exists(PROC + "/self/stat")
 
 

@@ -43,7 +43,7 @@ class Progress:
         self.log, self.pace = LogReader(), Pace()
 
     def heard(self) -> None:
-        """Count the command's output as progress, unless the command writes metrics."""
+        """Count output from the command as progress, unless the command writes metrics."""
         if not self.metrics.offset:
             self.moved = time.monotonic()
 
@@ -108,7 +108,7 @@ class Progress:
         for name in bad:
             if self.better(name, source):
                 told[name] = "nan"
-                known.pop(name, None)  # otherwise an older value would look current
+                known.pop(name, None)  # an older value would otherwise look current
                 self.alert_bad(name, source)
         self.report(step, told, row, source)
 
@@ -120,7 +120,7 @@ class Progress:
         return source >= best
 
     def report(self, step: int | None, told: Json, row: Json, source: int) -> None:
-        """Write the speed and loss curve to the status, and spool the values. Those from output are rate-limited."""
+        """Write the speed and loss curve to the status, and spool the values. Values from output are rate-limited."""
         left_s = self.pace.left_s(self.record.status["total_steps"])
         eta = None if left_s is None else time.time() + left_s
         self.record.status.update(eta_at=eta, curve=self.curve.points)
@@ -143,7 +143,7 @@ class Progress:
             self.record.alert("odd_metric" if source < EXACT and name == "val_loss" else "nonfinite", text, name)
 
     def alert(self, alert: tuple[str, str, str] | None) -> None:
-        """Record an alert, if there is one."""
+        """Record an alert unless it is None."""
         if alert:
             self.record.alert(*alert)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, also on Python 3.8)
+Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, including on Python 3.8)
 
 
 class Problem(Exception):

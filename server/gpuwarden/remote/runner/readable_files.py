@@ -11,9 +11,9 @@ from gpuwarden.remote.runner.status import read_status
 
 
 class ReadableFiles:
-    """The files that a request may read: those in the working folder and in the declared outputs.
+    """The files that a request may read: the files in the working folder and in the declared outputs.
 
-    The outputs are those in the status, which were declared at the launch, and those in the request's `declared`.
+    The declared outputs are those in the status, which were declared at launch, and those in the request's `declared`.
     """
 
     def __init__(self, folder: str, request: Json) -> None:
@@ -25,7 +25,7 @@ class ReadableFiles:
         self.known: dict[str, str] = {}  # checked folder -> real path; empty if each of its files must be checked
 
     def open(self, path: str) -> int:
-        """Open one file of a manifest; return its descriptor. A folder is checked only once."""
+        """Open one file in a manifest, and return its descriptor. A folder is checked only once."""
         above, _, name = path.rpartition("/")
         if above not in self.known:
             located, bound = self.mapping.locate(self.folder, path)
@@ -36,7 +36,7 @@ class ReadableFiles:
             try:
                 return self.opener.open_in(folder, name)
             except OSError:
-                pass  # a link or a missing file: the full check decides
+                pass  # for a link or a missing file, do the full check
         located, bound = self.mapping.locate(self.folder, path)
         real = os.path.realpath(located)
         if not os.path.lexists(real):

@@ -6,13 +6,13 @@ import os
 import re
 
 MASK = b"***"
-MIN_SECRET = 4  # masking every "1" or "no" would only make logs unreadable
+MIN_SECRET = 4  # masking short values such as "1" or "no" would make logs unreadable
 
 
 class Redactor:
     """Masks secret values in text that arrives in pieces, with the same result as for the complete text.
 
-    If the end of a piece may be the start of a secret, it is held until the next piece. Each line of a
+    If the end of a piece may be the start of a secret, that end is held until the next piece. Each line of a
     multi-line secret is masked too.
     """
 
@@ -28,13 +28,13 @@ class Redactor:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Add the next piece. Return the redacted text, except for an end that may be the start of a secret."""
+        """Add the next piece. Return the redacted text. An end that may be the start of a secret is held back."""
         if self.pattern is None:
             return data
         data, out, at = self.held + data, [], 0
         hold = self._hold(data, at)
         for match in self.pattern.finditer(data):
-            if match.start() >= hold:  # it may be the start of a longer secret
+            if match.start() >= hold:  # this may be the start of a longer secret
                 break
             out += [data[at : match.start()], MASK]
             at = match.end()
@@ -44,7 +44,7 @@ class Redactor:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Return the text that is still held, redacted."""
+        """Return the redacted form of the text that is still held."""
         held, self.held = self.held, b""
         return self.pattern.sub(MASK, held) if self.pattern else held
 

@@ -1,9 +1,9 @@
 """Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
-It listens only on the loopback address, with the paths and responses of the server's API, and responds as soon as a
-report is in the spool. So a trainer that does not retry loses no report while the server is unreachable. If a server is
-configured, both spool files are sent to it in order, until it has all lines, or for up to an hour after the job's end.
-Otherwise the spool is pulled.
+The relay listens only on the loopback address, with the paths and responses of the server's API, and responds as soon
+as a report is in the spool. Therefore a trainer that does not retry doesn't lose reports while the server is
+unreachable. If a server is configured, the relay sends it both spool files in order, until the server has all lines, or
+for up to an hour after the job's end. Otherwise, the server pulls the spool.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.reports import ALERTS_PATH, MAX_REPORT, METRICS_PATH, OF_KIND, OF_STATE
 from gpuwarden.remote.runner.spool import SPOOLS, Spool, parse_lines, read_lines, utc
 
-GIVE_UP_REPORTS_S = 3600.0  # after the job's end; the remaining lines can be pulled
+GIVE_UP_REPORTS_S = 3600.0  # time limit after the job's end; the remaining lines can be pulled
 LONGEST_RETRY_S = 60.0
 BATCH_POINTS = 500
 SENT_LIST = "spool.sent.json"
-AGAIN = (408, 425, 429)  # temporary errors; other requests would fail again
+AGAIN = (408, 425, 429)  # temporary errors; after other errors, a retry would fail again
 TYPES = {"job_started", *(kind for kind, _ in (*OF_KIND.values(), *OF_STATE.values()))}
 
 
@@ -180,7 +180,7 @@ class Sender:
             pass
 
     def send_all(self) -> float | None:
-        """Send the spooled lines. Return None if the server has all of them, else the seconds until the next try."""
+        """Send the spooled lines. Return None if the server has all of them, or the seconds until the next attempt."""
         for source in SPOOLS:
             while True:
                 text, end = read_lines(self.folder, source, self.sent[source], 1 << 18)
@@ -216,7 +216,9 @@ class Sender:
         return not points or self.send_points(points, entries[-1]["body"]["job_id"])
 
     def send_points(self, points: list[Any], job: str) -> bool:
-        """Send points in batches. A batch that the server rejects is halved. Return False if a retry is needed."""
+        """Send points in batches. A batch that the server rejects is halved and sent again. Return False if a retry is
+        needed.
+        """
         headers = {"Authorization": "Bearer " + self.keys["TOKEN"]}
         pieces = [points[at : at + BATCH_POINTS] for at in range(0, len(points), BATCH_POINTS)]
         while pieces:
@@ -225,7 +227,7 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # otherwise one invalid point would drop the others
+            refused = status == 422 and half  # otherwise the other points would be lost with an invalid one
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 

@@ -1,4 +1,4 @@
-"""Manage reports for the supervisor: the local address to which the job posts, the relay, and its own reports."""
+"""Manage reports for the supervisor: the local address for the job's posts, the relay, and the runner's own reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.spool import Spool, utc
 REPORT_KEYS = "GPUWARDEN_REPORT_"  # prefix of the job's reporting keys among the secrets
 METRICS_PATH, ALERTS_PATH = "/api/training/local/metrics", "/api/alerts/trigger"
 MAX_REPORT = 4 << 20
-RESTART_S = 5.0  # between two starts of the relay, if it fails repeatedly
+RESTART_S = 5.0  # seconds between two starts of the relay if it fails repeatedly
 OF_KIND = {"timeout": ("timeout_warning", "TIME_LIMIT"), "gpu_oom": ("gpu_oom", "CUDA_OOM")}
 OF_STATE = {
     "succeeded": ("job_completed", "completed"),
@@ -26,7 +26,7 @@ OF_STATE = {
 
 
 def take_report_keys(secrets: Json) -> dict[str, str]:
-    """Remove the reporting keys from the secrets and return them: `TOKEN`, `KEY`, and the server's `URL` if set."""
+    """Remove the reporting keys `TOKEN`, `KEY` and, if set, the server's `URL` from the secrets, and return them."""
     return {name[len(REPORT_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(REPORT_KEYS)}
 
 
@@ -46,7 +46,7 @@ class Reports:
         self.variables = self._variables(own)
 
     def _variables(self, own: Json) -> dict[str, str]:
-        """Return the job's variables. If a job sets its own address, it gets no key for that address."""
+        """Return the job's variables. A job that sets its own address gets no key for that address."""
         found = {"JOB_ID": self.job, "USER_ID": "local"}
         if self.listener is None:
             return found
@@ -59,13 +59,13 @@ class Reports:
 
     @property
     def waits(self) -> list[int]:
-        """Return [listening descriptor] if no relay is running and one may be started, else []."""
+        """Return [listening descriptor] if no relay is running and a relay may be started; otherwise []."""
         alive = self.relay is not None and self.relay.poll() is None
         idle = self.listener is not None and not alive and time.monotonic() - self.tried >= RESTART_S
         return [self.listener.fileno()] if idle else []
 
     def serve(self) -> None:
-        """Start the relay. It accepts the connections that are waiting."""
+        """Start the relay, which accepts the waiting connections."""
         import subprocess
 
         self.tried = time.monotonic()
@@ -89,7 +89,7 @@ class Reports:
             self.serve()
 
     def points(self, step: Any, values: Json, row: Json) -> None:
-        """Report the values of one step, with the row's timestamp or the current time."""
+        """Report the values for one step, with the row's timestamp or the current time."""
         if values:
             stated = row.get("timestamp") if isinstance(row.get("timestamp"), (str, int, float)) else None
             place = {"step": step} if step is not None else {}
@@ -97,7 +97,7 @@ class Reports:
             self.spool.put("metrics", {"job_id": self.job, "metrics": [point]})
 
     def noticed(self, kind: str, text: str, status: Json) -> None:
-        """Report an alert of the runner if the API has a type for it."""
+        """Report an alert from the runner if the API has a type for it."""
         if kind in OF_KIND:
             self.alert(OF_KIND[kind][0], status, status="running", error_type=OF_KIND[kind][1], error_message=text)
 
@@ -109,7 +109,7 @@ class Reports:
             self.alert(kind, status, status=word, duration=int(1000 * (time.time() - status["started_at"])), **cause)
 
     def alert(self, kind: str, seen: Json, **more: Any) -> None:
-        """Report an alert with the known progress."""
+        """Report an alert together with the known progress."""
         known = {"current_step": seen["step"], "total_steps": seen["total_steps"], "loss": seen["metrics"].get("loss")}
         body = {"type": kind, "job_id": self.job, "source": "runner", "timestamp": utc(time.time()), **more}
         self.spool.put("alerts", {**body, **{name: value for name, value in known.items() if value is not None}})

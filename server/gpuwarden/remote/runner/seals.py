@@ -13,7 +13,7 @@ from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
-SEAL_AFTER_S = 5.0  # the pull seals the outputs of a shorter job
+SEAL_AFTER_S = 5.0  # if a job is shorter, the pull seals its outputs
 SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
@@ -21,8 +21,8 @@ ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
     """Start the sealer (the archive) alongside the job at low priority. Return None on failure; the pull then seals.
 
-    The sealer exits when its stdin closes, so it also exits soon after a supervisor is killed. The key is sent only on
-    stdin.
+    The sealer exits when its stdin closes, so it also exits soon after the supervisor is killed. The key is sent only
+    on stdin.
     """
     import shutil
     import subprocess
@@ -51,7 +51,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
 
 
 def find_archive(folder: str, name: Any) -> str:
-    """Return the path of the archive with this name; empty if it is missing or its digest is wrong."""
+    """Return the path of the archive with this name; an empty string if it is missing or its digest is wrong."""
     if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
         return ""
     import hashlib
@@ -67,7 +67,7 @@ def find_archive(folder: str, name: Any) -> str:
 def seals(folder: str) -> dict[str, Json]:
     """Return the most recent seal of each real path in the seal log. Incomplete lines are skipped.
 
-    The lines are not authenticated here: the job may write to the log. The owner of the key verifies `mac`.
+    The lines are not authenticated here, although the job can write to the log. The owner of the key verifies `mac`.
     """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)

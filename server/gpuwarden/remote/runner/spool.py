@@ -28,7 +28,7 @@ def spool_path(folder: str, source: str) -> str:
 
 
 def utc(at: float) -> str:
-    """Return a Unix time in the format of the API (UTC)."""
+    """Return a Unix time in the API's format, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06d}Z"
 
 
@@ -47,7 +47,7 @@ class Spool:
         done = write_all(self.fd, line)
         self.size += done
         if done < len(line):
-            self.size += write_all(self.fd, b"\n")  # otherwise the next line would be invalid too
+            self.size += write_all(self.fd, b"\n")  # without a line break, the next line would be invalid too
             self.dropped += 1
         return done == len(line)
 

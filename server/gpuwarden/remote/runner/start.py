@@ -31,7 +31,7 @@ def check_order(order: Json) -> None:
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """Return the reply if this attempt or a later one was already launched, else None."""
+    """Return the reply if this attempt or a later one was already launched; otherwise None."""
     status = read_status(folder)
     if status is None:
         return None
@@ -75,7 +75,7 @@ def start(folder: str, order: Json) -> Json:
 
 
 def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
-    """Start a runner process in a new session. It reads its request from stdin; a supervisor replies with one line."""
+    """Start a runner process in a new session. It reads a request from stdin; a supervisor replies in one line."""
     import subprocess
 
     errors = os.open(
@@ -91,7 +91,7 @@ def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch the job and watch it until it ends. Sends `start` one line, then closes its pipes."""
+    """Take the lock, launch the job and watch it until it ends. Sends one line to `start`, then closes its pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()
@@ -101,7 +101,7 @@ def supervise(folder: str, order: Json) -> Json | None:
         if known:
             return known
         earlier = read_status(folder)
-        patience = 1 if earlier and earlier["state"] == "running" else 10  # a supervisor exits soon after its job
+        patience = 1 if earlier and earlier["state"] == "running" else 10  # the supervisor of an ended job exits soon
         if lock < 0 and time.monotonic() - begun > patience:
             raise Problem("conflict", f"an earlier attempt is still running in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)

@@ -1,4 +1,4 @@
-"""Read and write status.json, the status of a job."""
+"""Read and write a job's status (status.json)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json, Problem
 
 FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
-PAD = 16_384  # space for the status to grow without new blocks
+PAD = 16_384  # reserved space, so that the status can grow without new blocks
 
 
 def write_status(folder: str, status: Json) -> bool:
-    """Write status.json. On a full disk, overwrite its existing blocks. Return False if it can't be written."""
+    """Write status.json. If the disk is full, overwrite the file's existing blocks. Return False if that fails."""
     path = folder + "/status.json"
     data = json.dumps(status, allow_nan=False).encode("ascii")
     data = data.ljust(-(-len(data) // PAD) * PAD)
@@ -37,9 +37,9 @@ def write_status(folder: str, status: Json) -> bool:
 
 
 def read_status(folder: str) -> Json | None:
-    """Return the status; None if there is no file. Raises Problem if it is invalid."""
+    """Return the status; None if there is no file. Raises Problem if the file is invalid."""
     why = ""
-    for _ in range(3):  # it may be rewritten in place on a full disk
+    for _ in range(3):  # on a full disk, the file may be in the middle of being overwritten
         try:
             found = json.loads(read_small(folder + "/status.json", 1 << 20).decode("utf-8"))
             if isinstance(found, dict) and isinstance(found.get("state"), str):

@@ -1,4 +1,4 @@
-"""Write the state of an attempt to its status, to alerts.jsonl, and to the spool."""
+"""Write the state of an attempt to its status file, to alerts.jsonl, and to the spool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Keeps the status and reports alerts. `dirty`: the status has changes that are not in the file yet."""
+    """Maintains the status and reports alerts. `dirty` is true if the file does not have the latest status yet."""
 
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, reports: Reports) -> None:
         self.folder, self.status, self.log, self.redactor, self.reports = folder, status, log, redactor, reports

@@ -53,7 +53,7 @@ def read(folder: str, request: Json) -> None:
 def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
     """Copy at most `size` bytes of a file to stdout; return the number of bytes.
 
-    `see` is called with each piece. A piece fits in the CPU cache.
+    `see` is called with each piece, which is small enough for the CPU cache.
     """
     piece, count = memoryview(bytearray(PIECE)), 0
     while size is None or count < size:
@@ -94,7 +94,7 @@ def widen(pipe: int) -> None:
 
 
 def bundle(folder: str, request: Json) -> None:
-    """Write small files to stdout as one stream; a file's number is its index in `paths`."""
+    """Write the files in `paths` to stdout as one stream. A file's number is its index in `paths`."""
     pack(folder, request, enumerate(map(str, request.get("paths") or [])))
 
 
@@ -135,5 +135,5 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
 
 
 def clamp(time_ns: int) -> int:
-    """Return a time, clamped to the range of a row. A clamped time never matches a manifest."""
+    """Return a time, clamped to the range that a row can store. A clamped time never matches a manifest."""
     return max(min(time_ns, MAX_TIME), -MAX_TIME)

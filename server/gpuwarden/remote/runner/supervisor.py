@@ -213,7 +213,7 @@ class Supervisor:
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_told:  # once per interruption: each try has another text
+            if trouble and not self.keep_told:  # the text differs with each try: report only the first
                 self.record.alert("keep", trouble)
             self.keep_told = trouble
         self.record.dirty = True

@@ -1,4 +1,4 @@
-"""Run the command line: one verb, with one JSON object on stdin and JSON lines on stdout."""
+"""Run the verb on the command line, with one JSON object on stdin and JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_INPUT = 16 << 20
 
 
 def serve() -> None:
-    """Run one poll per line of stdin until it closes. This saves starting Python for each poll."""
+    """Run one poll per line of stdin until stdin closes. This avoids starting Python for each poll."""
     for line in sys.stdin:
         try:
             reply(poll("", json.loads(line)))
@@ -67,7 +67,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
-"""Verbs that read or change something for the user, and therefore delay a self-stop."""
+"""Verbs that act on behalf of the user, and therefore delay a self-stop."""
 
 
 def answer(argv: list[str]) -> Json | None:
@@ -97,7 +97,7 @@ def answer(argv: list[str]) -> Json | None:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run a verb. A failure prints one JSON object and exits with code 1."""
+    """Run a verb. If it fails, print one JSON object and exit with code 1."""
     sys.excepthook = report_crash
     try:
         found = answer(argv)
@@ -109,12 +109,15 @@ def main(argv: list[str]) -> NoReturn:
     if found is not None:
         reply(found)
     if argv[0] in ("fetch", "bundle"):
-        os._exit(0)  # all output is written; freeing a long list would delay the caller
+        os._exit(0)  # exit at once: all output is written, and freeing a long list would delay the caller
     sys.exit(0)
 
 
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
-    """Print an error for the caller, on stderr if stdout is used for file contents, and exit with code 1."""
+    """Print an error for the caller and exit with code 1.
+
+    The error goes to stderr if stdout is used for file contents.
+    """
     line = {"ok": False, "code": code, "error": error}
     if argv[:1] in (["read"], ["bundle"], ["fetch"]):
         sys.stderr.write(json.dumps(line) + "\n")

@@ -16,7 +16,7 @@ from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, below
 
 INIT: Final = Path(__file__).with_name("first.py")
 
-# The files in /etc that programs need. The entire folder is not visible, because a sandboxed job that runs as root
+# The files in /etc that programs need. The rest of the folder is hidden, because a sandboxed job that runs as root
 # could read /etc/shadow and /etc/ssl/private.
 _ETC = (
     "ld.so.cache ld.so.conf ld.so.conf.d passwd group nsswitch.conf hosts host.conf protocols services localtime "
@@ -33,7 +33,7 @@ _GPUS = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd", "/dev/dxg",
 
 @cache
 def system() -> System:
-    """Return the system paths of this machine that every job needs."""
+    """Return the system paths on this machine that every job needs."""
     links, read = [], [path for path in _WHOLE if os.path.isdir(path)]
     for name in _ROOT:
         path = Path("/") / name
@@ -47,13 +47,13 @@ def system() -> System:
 
 
 def gpus() -> tuple[str, ...]:
-    """Return the device files of GPUs."""
+    """Return the GPUs' device files."""
     return tuple(sorted(path for pattern in _GPUS for path in glob.glob(pattern)))
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """The policy's permissions for jobs on this machine, and the paths that are hidden from every job."""
+    """The permissions in the policy for jobs on this machine, and the paths that are hidden from all jobs."""
 
     network: bool = False
     caches: bool = True
@@ -64,27 +64,28 @@ class Allowed:
 def box_for(
     run_dir: str, env: Mapping[str, str], allowed: Allowed, programs: Sequence[str], machine: Sequence[str] = ()
 ) -> Box:
-    """Return the box of a job that is started with `env`.
+    """Return the box for a job that is started with `env`.
 
-    `programs` are the programs that run it, `machine` the folders of a rehearsal. If an earlier job may have created a
-    program, its environment is not added: it could consist of links to files outside the job's box.
+    `programs` lists the programs that run the job, `machine` the folders of a rehearsal. If an earlier job may have
+    created a program, the program's environment is not added, because it could consist of links to files outside the
+    job's box.
     """
     run_dir = os.path.realpath(run_dir)
     hidden, write = (tuple(real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
     made_by_jobs = (os.path.dirname(run_dir), *hidden, *write, *map(real, machine))
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
-    # The libraries and certificates in the environment's variables.
+    # The libraries and certificates that the environment variables refer to.
     named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
     named += env.get("LD_LIBRARY_PATH", "").split(":")
     trusted = [p for p in programs if not any(below(real(at), made_by_jobs) for at in (p, os.path.dirname(p)))]
     read = list(interpreters(sys.executable))
     read += [path for path in interpreters(*trusted) if not below(real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
-    if allowed.caches:  # the Hub's cache, without the token, which is in its parent
+    if allowed.caches:  # the Hub's cache, without the token, which is in the parent folder
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
-    if allowed.network:  # the resolver's configuration, often a link to a file under /run
+    if allowed.network:  # the resolver's configuration, which is often a link to a file under /run
         resolver = dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
         read += [path for path in resolver if os.path.exists(path)]
     return Box(
@@ -100,12 +101,12 @@ def box_for(
 
 
 def real(path: str) -> str:
-    """Return an absolute path without symbolic links; `~` is the user's home."""
+    """Return an absolute path without symbolic links; `~` stands for the user's home folder."""
     return os.path.realpath(os.path.expanduser(path))
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
-    """Return the variables to add to a job's environment: private folders, and offline mode without a network."""
+    """Return the variables to add to a job's environment: private folders and, without a network, offline mode."""
     mounts = sandbox.kind is Kind.BUBBLEWRAP
     own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
     return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -119,7 +120,7 @@ def prepare(box: Box) -> None:
 
 
 def init_source() -> tuple[str, bytes]:
-    """Return the file name and content of the first program in the sandbox."""
+    """Return the file name and the content of the first program that runs in the sandbox."""
     content = INIT.read_bytes()
     return f"sandbox-{hashlib.sha256(content).hexdigest()[:12]}.py", content
 
@@ -128,13 +129,13 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """Return the folders that Python programs need: those of their environments and of the base Pythons."""
+    """Return the folders that Python programs need: those of their environments and base Pythons."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """Yield the folders of a program's Python or conda environment; the program if it has none."""
+    """Yield the folders of a program's Python or conda environment; the program itself if it has no environment."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
         marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))
@@ -159,8 +160,10 @@ def _base_of(prefix: str) -> Iterator[str]:
 
 
 def _parts(prefix: str) -> Iterator[str]:
-    """Yield the folders and files of an environment. Other files are not included, as a project folder may be an
-    environment. Neither are links that lead out of it.
+    """Yield the folders and files of an environment.
+
+    Other files are not included, because a project folder may be an environment. Links to locations outside of the
+    environment are not included either.
     """
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
     top = (os.path.realpath(prefix),)

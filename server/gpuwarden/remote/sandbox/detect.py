@@ -1,4 +1,4 @@
-"""Detect the sandbox of this machine: the best one whose actual command line starts Python."""
+"""Detect the sandbox to use on this machine: the best one whose actual command line starts Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROBE_S: Final = 20.0
 
 @cache
 def detect() -> Sandbox:
-    """Return the best sandbox that starts Python here. Takes about 50 ms, once per process."""
+    """Return the best sandbox that starts Python on this machine. The first call in a process takes about 50 ms."""
     whys = []
     for candidate in _candidates():
         why = probe(candidate)
@@ -37,7 +37,7 @@ def _candidates() -> Iterator[Sandbox]:
     if sys.platform == "linux":
         for program in _bwraps():
             yield Sandbox(Kind.BUBBLEWRAP, program, ("--disable-userns",))
-            yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8; a job may then create nested namespaces
+            yield Sandbox(Kind.BUBBLEWRAP, program)  # before version 0.8, a job may create nested namespaces
         if os.getuid() != 0:  # root could read the environment of other processes
             yield Sandbox(Kind.LANDLOCK)
     elif sys.platform == "darwin" and os.path.exists("/usr/bin/sandbox-exec"):
@@ -45,7 +45,7 @@ def _candidates() -> Iterator[Sandbox]:
 
 
 def _bwraps() -> Iterator[str]:
-    """Yield the paths of the installed bubblewrap, then of the one from `pip install gpuwarden[sandbox]`."""
+    """Yield the path of the installed bubblewrap, then that of the bubblewrap from `pip install gpuwarden[sandbox]`."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed
@@ -57,7 +57,7 @@ def _bwraps() -> Iterator[str]:
 
 
 def probe(sandbox: Sandbox) -> str:
-    """Start Python in the sandbox. Return the reason if that fails; empty if it works."""
+    """Start Python in the sandbox. Return the reason for a failure; empty if the sandbox works."""
     if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
         return f"it can't block the Unix socket {sockets[0]}"
     with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:

@@ -1,16 +1,17 @@
-"""The first program in a sandbox. It reads the job's environment from a pipe, starts the command, and reports its end.
+"""The first program in a sandbox. It reads the job's environment from a pipe, starts the command, and reports how it
+ended.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
 Standard library only. This file is in the job's run folder, but the job can't write to it. The program that creates the
-sandbox never gets the job's environment, because the library in a job's `LD_PRELOAD` would then run outside of the
-sandbox. The environment is in no argument list either.
+sandbox never gets the job's environment, because a library in a job's `LD_PRELOAD` would then run outside the sandbox.
+The environment is not passed in an argument list either.
 
 | MODE | meaning |
 |---|---|
-| `init` | run as process 1 of a PID namespace: reap orphans, and report the end of the command |
-| `plain` | the process is already in the sandbox: become the command |
-| a JSON object | apply these Landlock rules (see `restrict`), then become the command |
+| `init` | run as process 1 of a PID namespace: reap orphans, and report how the command ended |
+| `plain` | the process is already in the sandbox: replace it with the command |
+| a JSON object | apply these Landlock rules (see `restrict`), then replace this process with the command |
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ SCOPED = 0b11  # abstract Unix sockets, signals
 
 PR_SET_SECCOMP, FILTER_MODE = 22, 2
 SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 248, 249, 250), "aarch64": (0xC00000B7, 198, 217, 218, 219)}
-"""The numbers, for each machine type, of the ABI and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
+"""For each machine type, the number of the ABI and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
 IO_URING_SETUP, OTHER_ABI, AF_VSOCK = 425, 0x40000000, 40
-LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # the opcodes of a filter's instructions
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # the opcodes of filter instructions
 AT_CALL, AT_ABI, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> NoReturn:
         if mode == "init":
             sys.exit(serve(command, env, report, float(grace)))
         if mode != "plain":
-            import json  # takes as long as all other imports together
+            import json  # importing it takes as long as all other imports together
 
             restrict(json.loads(mode))
         become(command, env)
@@ -76,9 +77,9 @@ def become(command: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def serve(command: list[str], env: dict[str, str], report: int, grace: float) -> int:
-    """Run as process 1: start the command, wait for it and for orphans, and stop the remaining processes."""
+    """Run as process 1: start the command, wait for it and for orphans, and then stop the remaining processes."""
     libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not attach to this process
-    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the process that created it
+    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # end the namespace when the process that created it exits
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if not child:
@@ -115,7 +116,7 @@ def sweep(grace: float) -> None:
 
 
 def tell(report: int, line: str) -> None:
-    """Report to the supervisor, which may have exited. It uses only the first line."""
+    """Report to the supervisor, which may have exited. The supervisor uses only the first line."""
     try:
         os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     except OSError:
@@ -126,8 +127,8 @@ def tell(report: int, line: str) -> None:
 
 
 def forbid(machine: str) -> None:
-    """Block system calls for objects that have no namespace: the kernel's key rings, which may contain login tickets,
-    sockets to the hypervisor or another virtual machine, and io_uring, which can also open sockets.
+    """Block system calls for objects that have no namespace. These are the kernel's key rings, which may contain login
+    tickets; sockets to the hypervisor or another virtual machine; and io_uring, which can also open sockets.
 
     Nothing is blocked if the kernel has no seccomp filters or the machine type is unknown.
     """
@@ -159,7 +160,7 @@ def forbid(machine: str) -> None:
 def restrict(rules: dict[str, list[str]]) -> None:
     """Restrict this process to files under `read` and `write`.
 
-    TCP is blocked unless `network` is set. Signals to processes outside are always blocked.
+    TCP is blocked unless `network` is set. Signals to processes outside the sandbox are always blocked.
 
     Raises OSError if the kernel's Landlock is older than ABI 6, the first that covers signals and abstract sockets.
     """

@@ -1,7 +1,7 @@
-"""Ask a command's Python which modules are missing, in a sandbox that is as strict as the job's.
+"""Determine which modules are missing from a command's Python, in a sandbox that is as strict as the job's.
 
-The caller chooses the program and its variables, and an earlier job may have created the program. So even a check runs
-only inside the sandbox, without write access or network.
+The caller chooses the program and its variables, and an earlier job may have created the program. Therefore even this
+check runs only inside the sandbox, without write access or network.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python can't find in the sandbox. Raises OSError if it does not answer.
+    """Return the modules that a Python can't find in the sandbox. Raises OSError if that Python does not answer.
 
-    `env` is the environment of every job on this machine, `given` the variables that this job adds.
+    `env` is the environment shared by all jobs on this machine; `given` contains the variables that this job adds.
     """
     if found.kind is Kind.NONE:  # the policy allows jobs without a sandbox
         return missing_modules(python, list(names), {**env, **given})
@@ -66,7 +66,7 @@ def modules_not_found(
 
 
 def _read(pipe: IO[bytes], until: float) -> str:
-    """Read a pipe until `_ANSWER` bytes were read or the time `until` is reached."""
+    """Read a pipe until `_ANSWER` bytes have been read or the time `until` is reached."""
     said = bytearray()
     while len(said) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         piece = os.read(pipe.fileno(), 1 << 16)

@@ -1,4 +1,4 @@
-"""Build the argument list that starts a command in a sandbox, from a box and facts about this machine. No I/O."""
+"""Build the argument list that starts a command in a sandbox, from a box and facts about this machine, without I/O."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Sandbox:
     program: str = ""
     flags: tuple[str, ...] = ()
     why: str = ""
-    """Why no sandbox works."""
+    """The reason why no sandbox works."""
 
 
 @dataclass(frozen=True)
 class Box:
     """The absolute paths that one job may access. `read` and `write` have the same paths inside the sandbox.
 
-    `hidden` is never visible, even if it is inside of `read` or `write`. `machine` are folders of a rehearsal's
-    machine, which may be inside of `hidden`.
+    `hidden` paths are never visible, even inside `read` or `write`. `machine` lists folders of a simulated machine in
+    a rehearsal, which may be inside `hidden`.
     """
 
     run_dir: str
@@ -81,14 +81,16 @@ class Box:
 
 @dataclass(frozen=True)
 class System:
-    """The paths of this machine that every job can read: symbolic links in `/`, and read-only paths."""
+    """The paths on this machine that every job can read: symbolic links in `/`, and read-only paths."""
 
     links: tuple[tuple[str, str], ...]
     read: tuple[str, ...]
 
 
 def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
-    """Return the arguments that precede two descriptors (the job's environment, the report) and the command."""
+    """Return the arguments that precede the two descriptors (for the job's environment and for the report) and the
+    command.
+    """
     python = [sys.executable, "-I", "-S", init]
     if sandbox.kind is Kind.BUBBLEWRAP:
         return [*bubblewrap(sandbox, box, machine), "--", *python, "init", f"{grace:g}"]
@@ -131,7 +133,7 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
 
 
 def landlock(box: Box, machine: System) -> dict[str, object]:
-    """Return the Landlock rules. They can't hide a part of a folder, so folders with hidden paths are left out."""
+    """Return the Landlock rules. The rules can't hide a part of a folder, so folders with hidden paths are omitted."""
 
     def open_to(paths: Sequence[str]) -> list[str]:
         return [p for p in paths if not any(below(h, (p,)) or below(p, (h,)) for h in box.hidden)]

@@ -1,1 +1,1 @@
-"""SkyPilot, reached through its own SDK in another interpreter."""
+"""Access SkyPilot through its SDK, in SkyPilot's own interpreter."""

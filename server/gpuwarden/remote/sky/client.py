@@ -1,7 +1,7 @@
-"""Call SkyPilot's SDK. It runs in a separate process, with the interpreter in which SkyPilot is installed.
+"""Call SkyPilot's SDK. The SDK runs in a separate process, in the interpreter in which SkyPilot is installed.
 
-The first request starts the process. It is kept, because importing the SDK takes seconds. It reports errors as class
-names. A request without a reply may have been carried out.
+The first request starts the process, which is kept because importing the SDK takes seconds. Errors are reported as
+class names. A request without a reply may have been carried out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` restarts the controller, which is then billed."),
     "ClusterNotUpError": (Conflict, "The cluster must be up."),
     "ApiServerAuthenticationError": (AuthFailed, "Log in: sky api login."),
-    "PermissionDeniedError": (AuthFailed, "Ask the administrator of the API server."),
+    "PermissionDeniedError": (AuthFailed, "Ask the API server's administrator for access."),
     "NoCloudAccessError": (AuthFailed, "Run `sky check` on the machine that runs the API server."),
     "ResourcesUnavailableError": (NoCapacity, "Request another GPU, or choose another infrastructure."),
     "NotSupportedError": (NotSupported, ""),
@@ -112,7 +112,8 @@ class _Helper:
     def ask(self, request: str, timeout_s: float) -> str:
         """Return the reply to one request.
 
-        If there is no reply in time, the process is killed, so that a late reply is not taken for the next one.
+        If there is no reply in time, the process is killed, so that a late reply is not mistaken for the reply to the
+        next request.
         """
         assert self.process.stdin is not None
         try:
@@ -138,13 +139,13 @@ _STARTING = threading.Lock()
 
 
 class SkyClient:
-    """Client of SkyPilot's API server, with this machine's SkyPilot login."""
+    """A client for SkyPilot's API server that uses this machine's SkyPilot login."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.env = os.environ if env is None else env
 
     async def ask(self, shape: type[T], ask: str, *, timeout_s: float | None = None, **request: Any) -> T:
-        """Return the reply to one request. Raises SkyPilot's error as the matching gpuwarden error."""
+        """Return the reply to one request. An error from SkyPilot is raised as the matching gpuwarden error."""
         body = json.dumps({"ask": ask, **request})
         raw = await to_thread.run_sync(self._talk, body, timeout_s or ANSWER_S, abandon_on_cancel=True)
         try:
@@ -160,7 +161,7 @@ class SkyClient:
             if name in _MEANINGS:
                 kind, hint = _MEANINGS[name]
                 raise kind(f"SkyPilot: {said}", hint)
-        # An unknown error says nothing about the state of jobs and clusters.
+        # Nothing about the state of jobs and clusters can be concluded from an unknown error.
         raise BadReply(f"SkyPilot returned an unexpected error: {said}", "`sky api status` lists its current requests.")
 
     def _talk(self, body: str, timeout_s: float) -> str:

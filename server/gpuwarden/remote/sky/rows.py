@@ -108,7 +108,7 @@ class Request(Frozen):
 
 
 class Clusters(Frozen):
-    """Clusters. If only one was requested, also its launches. `why` is the error of the newest launch."""
+    """Clusters and, if only one was requested, its launches. `why` is the error of the newest launch."""
 
     clusters: tuple[Cluster, ...]
     requests: tuple[Request, ...]
@@ -116,7 +116,7 @@ class Clusters(Frozen):
 
 
 class QueuedJob(Frozen):
-    """One job of a cluster's queue."""
+    """One job in a cluster's queue."""
 
     id: int
     name: str | None
@@ -182,7 +182,7 @@ def read_options(options: dict[str, Any]) -> SkyOptions:
 def cluster_name(token: str) -> str:
     """Return the cluster name for a token. Raises BadRequest for a token that SkyPilot would not accept."""
     if not _TOKEN.fullmatch(token):
-        raise BadRequest(f"{line(token, 80)} can't be the name of a cluster", "Letters, digits and dashes are allowed.")
+        raise BadRequest(f"{line(token, 80)} is not a valid cluster name", "Letters, digits and dashes are allowed.")
     return PREFIX + token
 
 

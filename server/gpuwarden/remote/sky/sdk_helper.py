@@ -1,9 +1,9 @@
-"""Handle gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
+"""Handle gpuwarden's requests with SkyPilot's SDK. Runs in the Python interpreter for which SkyPilot is installed.
 
 SkyPilot's pinned versions conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
-request is one line of JSON on stdin, the reply is one line on stdout. Output of the SDK goes to stderr. The helper
-never starts an API server, because a new server without clusters would hide that the user's server is down. Needs only
-SkyPilot 0.14 and Python 3.9.
+request is one line of JSON on stdin, and the reply is one line on stdout. The SDK's output goes to stderr. The helper
+never starts an API server, because a new server without clusters would hide the fact that the user's server is down. It
+needs only SkyPilot 0.14 and Python 3.9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 Json = Dict[str, Any]
 
 SETTLE_S = 8.0
-"""Seconds to wait for an error of a long-running request. After that, the request continues in the API server."""
+"""Seconds to wait for an error from a long-running request. After that, the request continues on the API server."""
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 MAX_LOG = 8 << 20
 CONTROLLERS = ("sky-jobs-controller-", "sky-serve-controller-")
@@ -37,7 +37,7 @@ class BadTask(Exception):
 
 
 class ControllerStopped(Exception):
-    """The machine of the jobs controller is stopped."""
+    """The jobs controller's machine is stopped."""
 
 
 def task_of(config: Json) -> Any:
@@ -49,7 +49,7 @@ def task_of(config: Json) -> Any:
 
 
 def settled(request: str) -> bool:
-    """Wait up to `SETTLE_S` until a request ends, and raise its error. Return whether it ended."""
+    """Wait up to `SETTLE_S` for a request to end, and raise its error. Return whether it ended."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
         found = sdk.api_status([request], all_status=True)
@@ -84,7 +84,7 @@ def stops(resources: Any) -> bool:
 
 
 def quote(task: Json, name: str) -> Json:
-    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU. Without one, the price is None.
+    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU; without one, the price is None.
 
     The catalog is used because the server reports the price of a dry run only in its log.
     """
@@ -108,12 +108,12 @@ def quote(task: Json, name: str) -> Json:
 
 
 def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
-    """Launch a cluster without a job, unless one of that name exists or is being launched."""
+    """Launch a cluster without a job, unless a cluster of that name exists or is being launched."""
     if any(r["live"] for r in requests_of(name)) or sdk.get(sdk.status([name], all_users=True)):
         return {"adopted": True}
     made = task_of(task)
     can = all(stops(one) for one in made.resources if one.cloud is not None)
-    # If a machine can't stop itself, no autostop is set: SkyPilot could only terminate it, with all its data.
+    # If a machine can't stop itself, autostop is not set, because SkyPilot would terminate it with all its data.
     idle = idle_minutes if can else None
     wait = autostop_lib.AutostopWaitFor.NONE if at_once else autostop_lib.AutostopWaitFor.JOBS
     settled(
@@ -123,7 +123,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def requests_of(name: str) -> List[Json]:
-    """Return the launches of a cluster that are still in the server's records, newest first."""
+    """Return those launches of a cluster that are still in the server's records, newest first."""
     found = sdk.api_status(all_status=True, limit=200, cluster_name=name)
     kept = [r for r in found if r.name in ("sky.launch", "sky.start") and r.cluster_name == name]
     kept.sort(key=lambda r: -r.created_at)
@@ -135,10 +135,10 @@ def requests_of(name: str) -> List[Json]:
 def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Json:
     """Return clusters from the server's records; with `fresh`, the server queries the cloud first.
 
-    `reach` writes the SSH configuration of the named clusters, as `sky status` does.
+    `reach` also writes the SSH configuration for the named clusters, as `sky status` does.
     """
     refresh = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.AUTO
-    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # before the list, as in `jobs`
+    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # first, as in `jobs`
     records = sdk.get(sdk.status(names, refresh=refresh, all_users=names is not None, _include_credentials=reach))
     for record in records if reach else ():
         write_alias(record)
@@ -152,13 +152,13 @@ def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Js
 
 
 def managed(match: str = "", finished: bool = False) -> Json:
-    """Return all users' managed jobs whose names contain `match`; with `finished`, including jobs that ended.
+    """Return all users' managed jobs whose names contain `match`; with `finished`, also those that have ended.
 
-    Lists of clusters do not include the machines of managed jobs. `sent` has the names of jobs that are being submitted
-    to the controller, and `failed` maps names to the errors of failed submissions.
+    Lists of clusters do not include the machines of managed jobs. `sent` contains the names of jobs that are being
+    submitted to the controller, and `failed` maps names to the errors of failed submissions.
     """
-    # Requested before the list, as in `jobs`. Running requests are listed separately: the second list has only the last
-    # 200 requests.
+    # Requested before the list, as in `jobs`. Running requests are listed separately, because the second list has only
+    # the last 200 requests.
     asked = [*sdk.api_status(), *sdk.api_status(all_status=True, limit=200)] if finished else []
     launches = [
         (json.loads(request.request_body or "{}").get("name") or "", request)
@@ -174,7 +174,7 @@ def managed(match: str = "", finished: bool = False) -> Json:
     except sky.exceptions.ClusterNotUpError:
         if finished and any(c["name"].startswith(CONTROLLERS[0]) for c in sdk.get(sdk.status(all_users=True))):
             raise ControllerStopped("SkyPilot's jobs controller is stopped, so its jobs can't be listed") from None
-        found = []  # there is no controller, so no job runs
+        found = []  # there is no controller, so no job is running
     rows = [managed_job(job) for job in (found[0] if isinstance(found, tuple) else found)]
     rows = [row for row in rows if match in row["name"]]
     known, failed = {row["name"] for row in rows}, {}
@@ -188,7 +188,7 @@ def managed(match: str = "", finished: bool = False) -> Json:
 
 
 def managed_job(job: Any) -> Json:
-    """Return one managed job as plain values."""
+    """Return one managed job as a JSON object."""
     return {
         "id": int(job.job_id),
         "name": job.job_name or "",
@@ -207,10 +207,10 @@ def managed_job(job: Any) -> Json:
 
 
 def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a managed job, unless one of that name was submitted before.
+    """Submit a managed job, unless a job of that name was submitted before.
 
-    The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. All jobs but the
-    first are canceled.
+    The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. Therefore all
+    jobs except the first are canceled.
     """
     before = managed(name, finished=True)
     adopted = name in before["sent"] or any(row["name"] == name for row in before["rows"])
@@ -238,7 +238,7 @@ def managed_logs(job_id: int) -> Json:
 
 
 def write_alias(record: Any) -> None:
-    """Write the SSH alias of a cluster that is up. SkyPilot's command line does this, but its SDK does not."""
+    """Write the SSH alias for a cluster that is running. SkyPilot's command line does this, but its SDK does not."""
     handle, credentials = record.get("handle"), record.get("credentials")
     if handle is None or not credentials or not handle.cached_external_ips or record["status"].value != "UP":
         return
@@ -248,7 +248,7 @@ def write_alias(record: Any) -> None:
 
 
 def cluster(record: Any) -> Json:
-    """Return one cluster as plain values."""
+    """Return one cluster as a JSON object."""
     handle = record.get("handle")
     resources: Any = getattr(handle, "launched_resources", None)
     inside = getattr(handle, "cached_cluster_info", None)
@@ -283,7 +283,7 @@ def cluster(record: Any) -> Json:
 def jobs(cluster: str) -> Json:
     """Return the queue of a cluster, and the names of the jobs that are being submitted to it."""
     sent: List[str] = []
-    # In this order, a job that starts between the two requests is in both lists, and never in none.
+    # In this order, a job that starts between the two requests is in both lists instead of in neither.
     for request in sdk.api_status(cluster_name=cluster):
         if request.name == "sky.exec" and request.status not in FINAL and request.cluster_name == cluster:
             sent += _NAME.findall(json.loads(request.request_body or "{}").get("task") or "")[-1:]
@@ -304,7 +304,7 @@ def jobs(cluster: str) -> Json:
 
 
 def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a job to a cluster, unless one of that name was submitted before."""
+    """Submit a job to a cluster, unless a job of that name was submitted before."""
     queue = jobs(cluster)
     if name in queue["sent"] or any(row["name"] == name for row in queue["rows"]):
         return {"adopted": True}
@@ -321,7 +321,7 @@ def logs(cluster: str, job_id: int) -> Json:
 
 
 def streamed(chunks: Any) -> str:
-    """Join the pieces of a log and remove colors."""
+    """Join the pieces of a log and remove color codes."""
     text = ""
     for chunk in chunks:
         if chunk is None or len(text) > MAX_LOG:
@@ -353,7 +353,7 @@ def act(verb: str, cluster: str, **more: Any) -> Json:
 
 
 def autostop(cluster: str, idle_minutes: int, at_once: bool) -> Json:
-    """Set the time after which a cluster stops itself. It never terminates itself."""
+    """Set the time after which a cluster stops itself. The cluster never terminates itself."""
     wait = autostop_lib.AutostopWaitFor.NONE if at_once else autostop_lib.AutostopWaitFor.JOBS
     return {"done": settled(sdk.autostop(cluster, idle_minutes, wait_for=wait, down=False))}
 
@@ -384,7 +384,7 @@ if __name__ == "__main__":
 
     for line in sys.stdin:
         request = json.loads(line)
-        server_common.get_api_server_status_response.cache_clear()  # the SDK caches that a server was down
+        server_common.get_api_server_status_response.cache_clear()  # the SDK caches the result that a server is down
         try:
             answer = {"ok": True, "value": VERBS[request.pop("ask")](**request)}
         except Exception as error:

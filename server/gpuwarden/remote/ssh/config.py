@@ -1,7 +1,7 @@
 """Read the user's SSH configuration for a host.
 
-The installed OpenSSH client resolves it (`ssh -G`), because only OpenSSH handles `Include`, `Match` and the defaults.
-If no client is installed, paramiko reads `~/.ssh/config`.
+The installed OpenSSH client resolves the configuration (`ssh -G`), because only OpenSSH handles `Include`, `Match` and
+the defaults. If no client is installed, paramiko reads `~/.ssh/config`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and user of a connection. `host` is the address of `alias`, the name from the user or a provider."""
+    """The address and user of a connection. `alias` is the name given by the user or a provider, `host` its address."""
 
     alias: str
     host: str
@@ -40,7 +40,7 @@ class Endpoint:
     identity_agent: str | None = None
     """The socket of the agent to use instead of the one in SSH_AUTH_SOCK; `none` disables the agent."""
     certificates: tuple[str, ...] = ()
-    """The user's certificates that are not stored next to their keys (`CertificateFile`)."""
+    """User certificates that are not stored next to their keys (`CertificateFile`)."""
     strict: bool = False
     """True if the user's configuration rejects unknown host keys (`StrictHostKeyChecking yes`)."""
 
@@ -91,7 +91,7 @@ def _ask_openssh(
     except subprocess.TimeoutExpired:
         raise BadRequest(
             f"`ssh -G {host}` did not finish within {timeout_s:g} s",
-            "Check whether a Match exec in ~/.ssh/config hangs.",
+            "Check whether a Match exec command in ~/.ssh/config hangs.",
         ) from None
     if ran.returncode != 0:
         why = ran.stderr.decode("utf-8", "replace").strip()[-500:]
@@ -147,7 +147,7 @@ def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, l
 
 
 def _agent(word: str, tokens: dict[str, str]) -> str | None:
-    """Return the value of `IdentityAgent`: a socket, `none`, or None for the socket of SSH_AUTH_SOCK."""
+    """Return the value of `IdentityAgent`: a socket, `none`, or None for the socket in SSH_AUTH_SOCK."""
     if word in {"", "SSH_AUTH_SOCK"}:
         return None
     if word.startswith("$"):
@@ -160,7 +160,7 @@ def _expand(text: str, tokens: dict[str, str]) -> str:
 
 
 def _paths(text: str) -> list[str]:
-    """Split a list of paths. `ssh -G` drops the quotes, so a path with spaces is recognized if the file exists."""
+    """Split a list of paths. `ssh -G` removes quotes, so a path with spaces is recognized only if the file exists."""
     words = text.split()
     for end in range(len(words), 1, -1):
         if Path(" ".join(words[:end])).expanduser().is_file():

@@ -38,7 +38,9 @@ class Channel(Protocol):
         ...
 
     def code(self) -> int | None:
-        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
+        """Return the exit code; None if a signal ended the command. Raises `ConnectionError` if the connection is
+        lost.
+        """
         ...
 
     def close(self) -> None:
@@ -71,7 +73,8 @@ class Connection(Protocol):
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
     """Connect and log in.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and otherwise
+    `Unreachable`.
     """
     if client := openssh.usable():
         return openssh.connect(client, endpoint, pin=pin, config=config)

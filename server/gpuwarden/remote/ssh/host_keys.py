@@ -23,7 +23,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if `ssh` is on the PATH."
-# A name hashed by `ssh-keygen -H`: a salt and a digest of 20 bytes each.
+# A name hashed by `ssh-keygen -H`, which has a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -31,7 +31,7 @@ _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
 
 
 class HostKeyChanged(Refused):
-    """The machine presents a key other than the recorded one. `pinned` and `seen` are fingerprints."""
+    """The machine presented a different key from the recorded one. `pinned` and `seen` are fingerprints."""
 
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class HostKeyChanged(Refused):
 
 
 class HostKeyRevoked(HostKeyChanged):
-    """The machine presents a key that is marked `@revoked` in the user's known_hosts files."""
+    """The machine presented a key that is marked `@revoked` in the user's known_hosts files."""
 
     def __init__(self, where: str, seen: str) -> None:
         Refused.__init__(
@@ -82,7 +82,10 @@ class HostKeyUnproven(HostKeyChanged):
 
 @dataclass(frozen=True)
 class HostKey:
-    """A host's public key in OpenSSH's format (`ssh-ed25519 AAAA...`). `first_contact`: the host was not known."""
+    """A host's public key in OpenSSH's format (`ssh-ed25519 AAAA...`).
+
+    `first_contact` is true if the host was not known.
+    """
 
     line: str
     first_contact: bool
@@ -103,7 +106,7 @@ def fingerprint(line: str) -> str:
 
 
 def public_key(blob: bytes) -> str:
-    """Convert a public key from the wire format to a line; a certificate to the line of the certified key.
+    """Convert a public key from the wire format to a line. A certificate is converted to the line of the certified key.
 
     Raises `ValueError` for other data.
     """
@@ -121,7 +124,7 @@ def public_key(blob: bytes) -> str:
 
 
 def _field(data: bytes) -> tuple[bytes, bytes]:
-    """Return the first length-prefixed field, and the rest."""
+    """Return the first length-prefixed field and the remaining bytes."""
     end = 4 + int.from_bytes(data[:4], "big")
     if len(data) < max(end, 4):
         raise ValueError("the public key is truncated")
@@ -141,9 +144,9 @@ class KnownKeys:
     pinned: bool
 
     def judge(self, endpoint: Endpoint, seen: str, *, certificates: bool = True) -> HostKeyChanged | None:
-        """Return the error for a key that is not accepted; None for a listed key, or an unknown key on first contact.
+        """Return the error for a key that is not accepted, or None for a listed key or an unknown key on first contact.
 
-        `certificates`: whether the client checks host certificates.
+        `certificates` is true if the client checks host certificates.
         """
         if seen in self.revoked:
             return HostKeyRevoked(endpoint.known_as, fingerprint(seen))
@@ -157,7 +160,10 @@ class KnownKeys:
 
 
 def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
-    """Read the user's known_hosts files for one host. Raises `BadRequest` for an unreadable file or pin."""
+    """Read the entries for one host in the user's known_hosts files.
+
+    Raises `BadRequest` for an unreadable file or pin.
+    """
     entries = [found for path in endpoint.known_hosts for found in _entries(path, endpoint.known_as)]
     revoked = frozenset(key for marker, key in entries if marker == REVOKED)
     if pin:
@@ -168,7 +174,7 @@ def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
 
 
 def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
-    """Yield the marker and key of each line of a known_hosts file that matches `host`; invalid lines are skipped."""
+    """Yield the marker and key of each line in a known_hosts file that matches `host`. Invalid lines are skipped."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as problem:
@@ -190,7 +196,10 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_about(patterns: Sequence[str], host: str) -> bool:
-    """Return whether a line's host patterns match this host, as in sshd(8): hashed, with `*`, `?` and `!`."""
+    """Return whether a line's host patterns match this host, as in sshd(8).
+
+    They can be hashed, or contain `*`, `?` and `!`.
+    """
     found = False
     for pattern in patterns:
         if hashed := _HASHED.fullmatch(pattern):

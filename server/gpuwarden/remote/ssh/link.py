@@ -1,4 +1,4 @@
-"""Manage the connection to one machine: it is opened on first use, reused, and reopened when lost. All calls block."""
+"""Manage the connection to one machine. It is opened on first use, reused, and reopened if lost. All calls block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS: Final = 5
 
 
 class Link:
-    """The connection to one machine, and the slots for commands on it. Thread-safe."""
+    """The connection to one machine, with slots for commands. It is thread-safe."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Link:
     ) -> None:
         self.endpoint, self.pin, self.config = endpoint, pin, config
         self.dial = dial
-        """Opens a connection other than SSH, to the machine with the pinned key. None for SSH."""
+        """A function that opens a connection other than SSH to the machine with the pinned key; None for SSH."""
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
@@ -43,7 +43,7 @@ class Link:
     def begin(self) -> None:
         """Start connecting in another thread.
 
-        The next call of `connection` waits for that login and raises its error. A caller that does not call
+        The next call to `connection` waits for this login and raises its error. A caller that does not call
         `connection` must call `forget`.
         """
         if not self._opening.acquire(blocking=False):
@@ -62,7 +62,7 @@ class Link:
 
         try:
             threading.Thread(target=early, daemon=True).start()
-        except RuntimeError:  # no thread could be started; `connection` will log in
+        except RuntimeError:  # if no thread can be started, `connection` will log in
             self._opening.release()
 
     def forget(self) -> None:
@@ -71,7 +71,7 @@ class Link:
             self._early = self._failed = None
 
     def connection(self) -> Connection:
-        """Return the connection, and open it if necessary. Blocks."""
+        """Return the connection, after opening it if necessary. Blocks."""
         with self._opening:
             with self._state:
                 failed, self._failed = self._failed, None
@@ -92,7 +92,7 @@ class Link:
             if generation == self._generation:
                 self.opened, self.pin = opened, opened.key.line
                 return opened
-        # The link was closed, or its pin was changed, during this login.
+        # The link was closed or its pin was changed during this login.
         opened.close()
         raise Unreachable(f"the connection to {self.endpoint} was closed during the login", "Try again.")
 
@@ -100,8 +100,8 @@ class Link:
         """Start a command and return its channel; None if `wanted` returns False.
 
         A dead connection is reopened once, which is safe because the command has not been started yet. If the machine
-        refuses a session, it is requested again for up to `OPEN_S` seconds, because sessions that have just ended
-        may still count.
+        refuses a session, the session is requested again for up to `OPEN_S` seconds, because sessions that have just
+        ended may still count.
         """
         end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
         while True:
@@ -117,7 +117,7 @@ class Link:
                 wait = min(2 * wait, 1.0)
 
     def repin(self, pin: str) -> None:
-        """Accept only this key from now on, even for a login in progress."""
+        """Accept only this host key from now on, even for a login in progress."""
         with self._state:
             if pin != self.pin:
                 self.pin = pin

@@ -12,7 +12,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.config import NO_AGENT, Endpoint
 
-# Messages of the OpenSSH client, which are the only way to learn why it failed. They are never translated.
+# Messages from the OpenSSH client. They are the only way to find out why a login failed, and are never translated.
 _DENIED = re.compile(r"Permission denied \(([^)]*)\)")
 _NOT_SSH = re.compile(r"banner exchange: .*invalid format|Bad remote protocol|banner line contains invalid characters")
 _NO_ROUTE = re.compile(
@@ -21,7 +21,7 @@ _NO_ROUTE = re.compile(
 
 
 def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
-    """Return the error for the output of a failed `ssh`. `key_shown`: the host had already presented its key."""
+    """Return the error for the output of a failed `ssh`. `key_shown` is true if the host had presented its key."""
     words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
     if denied := _DENIED.search(said):
         return denied_login(endpoint, denied[1].split(","), line(said, 600))
@@ -46,12 +46,12 @@ def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
 
 
 def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> AuthFailed:
-    """Return the error for a host that accepted no key, with advice that depends on the keys and the agent."""
+    """Return the error for a host that did not accept any key, with advice that depends on the keys and the agent."""
     if "publickey" not in methods:
         allowed = ", ".join(m for m in methods if m) or "no supported method"
         return AuthFailed(
             f"{endpoint} does not accept public keys, but only {allowed}",
-            "gpuwarden logs in only with key files and the agent: enable public key authentication on the machine.",
+            "gpuwarden logs in only with key files or an agent. Enable public key authentication on the machine.",
         )
     held = agent_keys(endpoint)
     if not endpoint.identities and not held:

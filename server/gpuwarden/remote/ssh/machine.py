@@ -59,8 +59,8 @@ class Ssh:
     ) -> Ran:
         """Run a command to its end and return its output.
 
-        Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (it is killed,
-        but may have had its effect), and `BadReply` if it prints more than `limit` bytes.
+        Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (it is killed, but may
+        already have taken effect), and `BadReply` if it prints more than `limit` bytes.
         """
         async with self._session(argv) as session:
             with _deadline(self.endpoint, timeout_s):
@@ -163,7 +163,7 @@ class Dialogue:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
         except BaseException:
-            self.close()  # a late reply must not be taken for the next one
+            self.close()  # a late reply must not be mistaken for the next one
             raise
 
     def _ask(self, line: bytes) -> bytes:
@@ -203,5 +203,5 @@ def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
     except TimeoutError:
         raise Unreachable(
             f"{endpoint} did not answer within {seconds:g} s; gpuwarden tried to kill the command",
-            "The command may have had its effect. Check before trying again.",
+            "The command may have taken effect. Check before trying again.",
         ) from None

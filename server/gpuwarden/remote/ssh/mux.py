@@ -33,11 +33,11 @@ _MAX_PACKET: Final = 1 << 18
 
 
 class SessionRefused(OSError):
-    """The machine currently refuses another session. The command was not started."""
+    """The machine currently refuses additional sessions. The command was not started."""
 
 
 def _packed(*fields: int | bytes) -> bytes:
-    """Return one packet: numbers as 32 bits, and strings with their length as a prefix."""
+    """Encode one packet, with numbers as 32 bits and strings prefixed with their length."""
     parts = (
         struct.pack(">I", field) if isinstance(field, int) else struct.pack(">I", len(field)) + field
         for field in fields
@@ -122,7 +122,10 @@ class Control:
         self._sock.setblocking(False)
 
     def exit_code(self) -> int | None:
-        """Return the exit code. Raises `BlockingIOError` until it arrives, `ConnectionError` if it can't arrive."""
+        """Return the exit code.
+
+        Raises `BlockingIOError` until it arrives, and `ConnectionError` if it can no longer arrive.
+        """
         while True:
             size = struct.unpack(">I", self._peeked(4))[0]
             packet = self._peeked(4 + size)[4:]
@@ -140,23 +143,24 @@ class Control:
         return data
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for `select`."""
+        """Return the socket's file descriptor, for use with `select`."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Close the connection. A command that was started over it loses its pipes."""
+        """Close the connection. A command that was started over this connection loses its pipes."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def __del__(self) -> None:
-        # If a task is canceled while its thread opens this connection, only this closes it, so the master can exit.
+        # If a task is canceled while its thread opens this connection, only this method closes it and lets the master
+        # exit.
         if sock := self.__dict__.get("_sock"):
             sock.close()
 
 
 class MuxChannel:
-    """One command, as a `Channel`: methods wait at most `TICK_S` before they raise `TimeoutError`."""
+    """One command as a `Channel`. Its methods wait at most `TICK_S` before they raise `TimeoutError`."""
 
     def __init__(self, socket_path: Path, held: Control, command: bytes) -> None:
         self._held = held
@@ -183,7 +187,10 @@ class MuxChannel:
                 os.close(end)
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command closed stdin."""
+        """Send data to stdin and return the number of bytes accepted.
+
+        Raises `BrokenPipeError` if the command closed stdin.
+        """
         with self._gate:
             self._check(self._stdin)
             try:
@@ -200,12 +207,15 @@ class MuxChannel:
                 self._stdin = -1
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended before that."""
+        """Read from stdout and return the number of bytes, 0 at the end.
+
+        Raises `ConnectionError` if the connection ended early.
+        """
         with self._gate:
             self._check(self._stdout)
             self._wait(select.POLLIN, self._stdout, wait_s)
             count = got = os.readv(self._stdout, [buffer])
-            with suppress(BlockingIOError):  # another read takes less time than returning
+            with suppress(BlockingIOError):  # reading again is faster than returning to the caller
                 while got and count < len(buffer) // 2:
                     got = os.readv(self._stdout, [buffer[count:]])
                     count += got
@@ -227,7 +237,10 @@ class MuxChannel:
             return self._closed or self._poll_exit()
 
     def code(self) -> int | None:
-        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
+        """Return the exit code, or None if a signal ended the command.
+
+        Raises `ConnectionError` if the connection is lost.
+        """
         with self._gate:
             self._check(self._stdout)
             if not self._poll_exit():
@@ -255,7 +268,7 @@ class MuxChannel:
             raise BrokenPipeError("the channel is closed")
 
     def _wait(self, event: int, end: int, wait_s: float) -> None:
-        """Wait for one pipe. Also reads stderr, so that a lot of output there never blocks the command."""
+        """Wait for one pipe. Also reads stderr, so that a full stderr pipe never blocks the command."""
         poll = select.poll()
         poll.register(end, event)
         if self._stderr >= 0:
@@ -267,7 +280,7 @@ class MuxChannel:
             raise TimeoutError
 
     def _drain(self) -> None:
-        """Read the available stderr output; close the pipe at its end."""
+        """Read the available stderr output, and close the pipe at the end of the output."""
         while self._stderr >= 0 and select.select([self._stderr], [], [], 0)[0]:
             piece = os.read(self._stderr, 1 << 16)
             if not piece:
@@ -277,7 +290,7 @@ class MuxChannel:
                 self._err += piece
 
     def close(self) -> None:
-        """Close the pipes of the command on both sides."""
+        """Close the command's control connection and its pipes."""
         if self._control is not None:
             self._control.close()  # wakes a thread that waits for a pipe
         with self._gate:
@@ -288,12 +301,12 @@ class MuxChannel:
             self._stdin = self._stdout = self._stderr = -1
 
     def __del__(self) -> None:
-        if "_err" in self.__dict__:  # the pipes have been opened
+        if "_err" in self.__dict__:  # the master has opened the pipes
             self.close()
 
 
 def _widen(pipe: int) -> None:
-    """Enlarge a pipe on Linux, for fewer context switches."""
+    """Enlarge a pipe on Linux, to reduce context switches."""
     if sys.platform == "linux":
         import fcntl
 

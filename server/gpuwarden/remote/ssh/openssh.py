@@ -1,8 +1,8 @@
-"""A multiplexed connection through the system's `ssh`. Every login that works with the user's `ssh` works here too.
+"""A multiplexed connection through the system's `ssh`. Any login that works with the user's `ssh` also works here.
 
 One master (`ssh -M`) runs per machine; commands use its control socket (`mux`). OpenSSH handles agents, hardware keys,
-certificates of users and hosts, jump hosts and all other options of ssh_config(5). This module sets only the policy for
-host keys: known_hosts files are read but never written, a pin is the only accepted key, and the key that the host
+user and host certificates, jump hosts and all other options of ssh_config(5). This module sets only the policy for host
+keys: known_hosts files are read but never written, a pinned key is the only accepted key, and the key that the host
 presented is returned. `ssh` never prompts, and does not share connections with the user's `ssh`.
 """
 
@@ -37,7 +37,7 @@ LOGIN_S: Final = 60.0
 MAX_HOPS: Final = 4
 ORPHAN_S: Final = 10
 _SOCKET_CHARS: Final = 80
-"""macOS limits a socket's path to 104 characters, and `ssh` temporarily appends 17."""
+"""macOS limits a socket's path to 104 characters, of which `ssh` temporarily uses 17 for a suffix."""
 _ALIAS: Final = "gpuwarden"
 _OPTIONS: Final = {
     "BatchMode": "yes",
@@ -58,12 +58,12 @@ _OPTIONS: Final = {
     "ServerAliveInterval": "15",
     "ServerAliveCountMax": "3",
 }
-# Append the key that the host presents to a file, then run the user's `KnownHostsCommand`, if it is set.
+# Append the key that the host presents to a file, then run the user's `KnownHostsCommand` if one is set.
 _RECORD: Final = """/bin/sh -c 'printf "%%s\\n" "$1" >> "$0"; shift; [ $# = 0 ] || exec "$@"' {shown} %K"""
 
 
 def usable() -> str | None:
-    """Return the path of a usable `ssh`; None if there is none, as on Windows."""
+    """Return the path of a usable `ssh` program; None if there is none, as on Windows."""
     found = shutil.which("ssh")
     if found is None or not hasattr(socket, "send_fds"):
         return None
@@ -72,7 +72,7 @@ def usable() -> str | None:
 
 @cache
 def _version(ssh: str) -> tuple[int, ...]:
-    """Return the version of an OpenSSH client; (0,) for another program."""
+    """Return the version of an OpenSSH client; (0,) for any other program."""
     try:
         ran = subprocess.run([ssh, "-V"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -108,7 +108,7 @@ class Master:
 def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Master:
     """Connect and log in with the user's configuration for this host. Blocks.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server is not an SSH server, and otherwise `Unreachable`.
     """
     known = known_keys(endpoint, pin)
     above = tempfile.gettempdir()
@@ -123,7 +123,7 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
 
 
 def plain_env() -> dict[str, str]:
-    """Return the environment without secrets, because `SendEnv` in the user's configuration could send them."""
+    """Return the environment without secrets, because the user's `SendEnv` setting could send them to the host."""
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
 
 
@@ -161,7 +161,7 @@ class _Login:
         return Master(control, self.folder, HostKey(shown, first_contact=first))
 
     def _client(self, endpoint: Endpoint, known: KnownKeys, name: str) -> list[str]:
-        """Return the client's arguments for one host. The client writes the host's key to the file `name`."""
+        """Return the client's arguments for one host. The client will write the host's key to the file `name`."""
         new, shown = self.folder / f"{name}.new", self.folder / name
         options = dict(_OPTIONS)
         record = _RECORD.format(shown=_escaped(str(shown)))
@@ -183,9 +183,10 @@ class _Login:
         return [*words, "-p", str(endpoint.port), "-l", endpoint.user]
 
     def _route(self, endpoint: Endpoint, hops: int) -> list[str]:
-        """Return the options for the jump hosts of an endpoint.
+        """Return the options for an endpoint's jump hosts.
 
-        `ssh -J` is not used: it does not pass the options to jump hosts, and would prompt for an unknown host key.
+        `ssh -J` is not used, because it does not pass the options to jump hosts and would prompt for an unknown host
+        key.
         """
         if not endpoint.proxy_jump:
             return []
@@ -207,7 +208,7 @@ class _Login:
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={shlex.join(words)}"]
 
     def _start(self, argv: list[str]) -> tuple[int, str]:
-        """Run `ssh` until it is in the background. Return the exit code and the stderr output."""
+        """Run `ssh` until it goes into the background. Return the exit code and the stderr output."""
         errors = self.folder / "errors"
         with errors.open("wb") as file:
             process = subprocess.Popen(
@@ -228,7 +229,7 @@ class _Login:
         return code, errors.read_text("utf-8", "replace").strip()[-2000:]
 
     def _shown(self, name: str = "key") -> str | None:
-        """Return the last key that a host presented; None if it presented none."""
+        """Return the last key that a host presented; None if it did not present a key."""
         try:
             keys = (self.folder / name).read_text("ascii").split()
             return public_key(base64.b64decode(next(k for k in reversed(keys) if k != "NONE")))
@@ -236,7 +237,7 @@ class _Login:
             return None
 
     def _explained(self, said: str) -> WardenError:
-        """Return the error of the first host on the route whose connection failed."""
+        """Return the error for the first host on the route to which the connection failed."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""
@@ -250,7 +251,7 @@ class _Login:
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
-    """Return the marker and key of each known_hosts line needed to accept only these keys."""
+    """Return the marker and the key for each known_hosts line that is needed to accept only these keys."""
     return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
 
 

@@ -22,12 +22,12 @@ class NoShell(BadReply):
             super().__init__(
                 f"{endpoint} did not start the command; its shell printed: {said or 'nothing'}",
                 "Check the login shell: a forced command, a restricted shell (rbash, git-shell, nologin) or an rc file "
-                "that prints a lot of output prevents commands.",
+                "that prints a lot of output prevents commands from running.",
             )
 
 
 class CommandFailed(BadReply):
-    """A remote command ended with an exit code other than 0, or by a signal (`exit_code` is None)."""
+    """A remote command ended with a nonzero exit code, or was ended by a signal (`exit_code` is None)."""
 
     def __init__(self, argv: Sequence[str], code: int | None, err: bytes) -> None:
         self.exit_code = code

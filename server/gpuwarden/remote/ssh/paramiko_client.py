@@ -1,7 +1,7 @@
 """Connect with paramiko, on systems without a usable `ssh` (such as Windows). All calls block.
 
-paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. If one
-of these is needed, the error says so. `openssh` does not have these limits.
+paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. If a
+connection needs either, the error says so. `openssh` does not have these limitations.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _close(jumps: tuple[Opened, ...], proxy: subprocess.Popen[bytes] | None) -> 
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None, hops: int = 0) -> Opened:
     """Connect and log in with the keys and the agent.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server is not an SSH server, or `Unreachable`.
     """
     jumps = _open_jumps(endpoint, config, hops)
     proxy = None

@@ -1,6 +1,6 @@
 """Run one command on one channel: start it, send its input, read its output, and kill it. All calls block.
 
-The output of a login shell's rc file, which comes before a random mark, is removed, so that it is not taken for output
+The output of a login shell's rc file comes before a random mark. It is removed, so that it is not mistaken for output
 of the command. Closing a channel does not stop the remote process, so the process group of an abandoned command is
 killed over a second channel.
 """
@@ -30,7 +30,8 @@ SFTP_S = 3.0
 _SFTP_INIT = b"\0\0\0\x05\x01\0\0\0\x03"
 _SFTP_VERSION = 2
 
-# Send TERM to the group, then KILL after two seconds. If the shell has no process group of its own, signal only it.
+# Send TERM to the group, then KILL after two seconds. If the shell has no process group of its own, signal only the
+# shell.
 _END = """
 kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
 i=0
@@ -238,7 +239,7 @@ class Session:
         except OSError as lost:
             raise Unreachable(
                 f"the connection to {self.link.endpoint} was lost: {str(lost) or 'no reason given'}",
-                "The command may have had its effect. Check before trying again.",
+                "The command may have taken effect. Check before trying again.",
             ) from lost
 
     # --------------------------------------------------------------------------------------------------------- end

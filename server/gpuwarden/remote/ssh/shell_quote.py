@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuwarden.core.errors import BadRequest
 
-# Linux limits one argument to 128 KiB, and sshd passes the whole line to the shell as one argument.
+# Linux limits a single argument to 128 KiB, and sshd passes the whole line to the shell as one argument.
 MAX_LINE_BYTES = 120_000
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
@@ -18,7 +18,7 @@ _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 def quote(word: str) -> str:
     """Quote a word so that sh, bash, zsh, dash, ksh and fish read it unchanged.
 
-    Backslashes are placed outside the single quotes, because fish interprets them inside.
+    Backslashes are placed outside the single quotes, because fish interprets backslashes inside single quotes.
     """
     if _SAFE.fullmatch(word):
         return word
@@ -32,7 +32,7 @@ def command_line(argv: Sequence[str], mark: str) -> bytes:
     that a command line can't contain.
     """
     if not argv or not argv[0]:
-        raise BadRequest("the command is empty", "Pass at least the program's name.")
+        raise BadRequest("the command is empty", "Pass at least the name of the program.")
     if any("\0" in word for word in argv):
         raise BadRequest("an argument contains a NUL character; command lines can't have one", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]

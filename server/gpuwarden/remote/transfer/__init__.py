@@ -1,1 +1,1 @@
-"""Copy files to and from a machine, resumable and verified by digest."""
+"""Copy files to and from a machine. Copies can be resumed and are verified by digest."""

@@ -83,7 +83,7 @@ class Destination:
         except Timeout:
             raise Conflict(
                 f"another process is receiving into {self.path}",
-                "Wait until it has finished; both transfers would write the same files.",
+                "Wait until it has finished, because both transfers would write the same files.",
             ) from None
         try:
             if self.owner:
@@ -162,7 +162,7 @@ class Destination:
             return False
 
     def note(self, folders: set[Path]) -> None:
-        """Record folders with changed names, for `settle`."""
+        """Record the folders in which files were added or renamed, for `settle`."""
         self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:

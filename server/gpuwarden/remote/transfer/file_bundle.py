@@ -50,7 +50,7 @@ class Unpacker:
     """Reads a bundle piece by piece and writes verified files into a tree. All calls block.
 
     `wanted` maps numbers in the stream to files; `sent` are all files that the stream may contain. `landed` maps the
-    number of each received file to its hex sha256, which is the same as the machine's.
+    number of each received file to its hex sha256, which equals the digest on the machine.
     """
 
     def __init__(self, wanted: Mapping[int, Entry], tree: Tree, sent: Iterable[Artifact]) -> None:

@@ -1,8 +1,8 @@
-"""Receive one file: the part file is hashed while it is written, and renamed at the end.
+"""Receive one file. The part file is hashed while it is written, and renamed at the end.
 
-The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so a
-newer version of the same file never continues an older part. A process that is killed at any point
-leaves a part, which the next call continues, or a finished file.
+The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so the
+transfer of a newer version of the same file never continues an older part. A process that is killed at any point leaves
+either a part, which the next call continues, or a finished file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
-    """Return the name of the part file: a hash of the path, size and digest (or times), which is a safe name."""
+    """Return the name of the part file.
+
+    It is a hash of the path, size and digest (or times), and therefore a safe name.
+    """
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
@@ -48,7 +51,7 @@ class Part:
         self._file: io.FileIO | None = None
 
     def open(self) -> int:
-        """Open the part and hash its content; return its size in bytes. A part that is too long is truncated to 0."""
+        """Open the part, hash its content, and return its size in bytes. A part that is too long is truncated to 0."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         fd = os.open(self.path, flags, 0o666)
         file = self._file = io.FileIO(fd, "r+b")
@@ -62,7 +65,7 @@ class Part:
         return self.offset
 
     def write(self, chunk: bytes | memoryview) -> int:
-        """Append and hash a chunk, up to the announced size; return the number of bytes written."""
+        """Append and hash a chunk, up to the expected size. Return the number of bytes written."""
         assert self._file is not None
         view = memoryview(chunk)[: self.size - self.offset]
         taken = len(view)
@@ -75,8 +78,8 @@ class Part:
                 stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
-            # Linux starts to write a range to disk when it is marked as not needed. So the disk and the network work in
-            # parallel, and the sync in `finish` takes less time.
+            # Linux starts to write a range to disk when the range is marked as not needed. The disk and the network
+            # then work in parallel, and the sync in `finish` takes less time.
             if hasattr(os, "posix_fadvise"):
                 came = self.offset - self._begun
                 with contextlib.suppress(OSError):
@@ -85,7 +88,7 @@ class Part:
         return taken
 
     def restart(self) -> None:
-        """Discard the content after a wrong digest."""
+        """Discard the content after a digest mismatch."""
         assert self._file is not None
         self._file.truncate(0)
         self._file.seek(0)
@@ -112,7 +115,10 @@ class Part:
 
 
 def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """Split data into ranges. Yield each, and whether it has only zeros, to be written as a hole in the file."""
+    """Split data into ranges.
+
+    Yield each range and whether it contains only zeros, so that it can be written as a hole.
+    """
     begun = 0
     for at in range(0, len(view), HOLE):
         block = view[at : at + HOLE]
@@ -126,9 +132,9 @@ def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
 
 
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
-    """Set a file's mtime to the one on the machine; ignore a time that this disk can't store."""
+    """Set a file's mtime to its mtime on the machine. Ignore a time that this disk can't store."""
     if mtime_ns > 0:
-        try:  # `suppress` takes as long as the call
+        try:  # not `suppress`, which takes as long as the call itself
             os.utime(path, ns=(mtime_ns, mtime_ns))
         except (OSError, OverflowError):
             pass

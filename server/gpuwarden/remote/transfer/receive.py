@@ -1,13 +1,13 @@
-"""Receive the files of a manifest. Transfers resume, files are verified by digest, and stay inside the destination.
+"""Receive the files in a manifest. Transfers resume, and files are verified by digest and stay inside the destination.
 
-The digests come from the manifest, or the machine computes them while it sends (`Sealing`), so that it reads each file
-only once. A digest that was recorded right after the save is not computed again. In each case, a file is hashed by both
-machines.
+The digests are in the manifest, or the machine computes them while it sends (`Sealing`), so that it reads each file
+only once. A digest that was recorded right after the save is not computed again. In each case, both machines hash each
+file.
 
 `receive` works with any `Source`: a machine over SSH, a rehearsal instance, a local folder. Each file is written to a
-part in `dest/.gpuwarden/`, hashed as it arrives, and renamed only when its size and digest match the manifest. After a
-stall or a lost connection, the transfer resumes at the last byte. A process that is killed leaves parts, which the next
-call continues. Files that can't be received (invalid name, missing, changed since the manifest) are listed in the
+part in `dest/.gpuwarden/`, hashed as it arrives, and renamed only if its size and digest match the manifest. After a
+stall or a lost connection, the transfer resumes at the last byte. The parts that a killed process leaves are continued
+by the next call. Files that can't be received (invalid name, missing, changed since the manifest) are listed in the
 result with the reason; the other files are still received.
 """
 
@@ -56,25 +56,25 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream of these files as defined in `file_bundle`. A file's number is its index in `artifacts`."""
+        """Return a stream of these files in `file_bundle`'s format. A file's number is its index in `artifacts`."""
         ...
 
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes files while it sends them: the manifest needs no digests. Bundles include them."""
+    """A source whose machine hashes files while sending, so the manifest needs no digests. Bundles include them."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Pass a file's bytes from `offset` to `take` in a worker thread. `take` is not called after a cancellation.
 
-        Returns the file's hex sha256 if the machine computed it while sending, which it does if `offset` is 0 and the
-        artifact has no digest. Raises the errors of `read`, and `BadReply` if the file no longer matches the
+        Returns the file's hex sha256 if the machine computed it while sending, which requires that `offset` is 0 and
+        the artifact has no digest. Raises the same errors as `read`, and `BadReply` if the file no longer matches the
         artifact.
         """
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """Return hex sha256 digests that the machine computes for this call, by path. Changed files are left out."""
+        """Return hex sha256 digests, by path, that the machine computes for this call. Changed files are omitted."""
         ...
 
 
@@ -115,7 +115,7 @@ class Progress:
 
 
 class ReceivedFile(Frozen):
-    """One received file. `sha256` is the digest of the local file; `verified`: it is the same as the machine's."""
+    """One received file. `sha256` is the digest of the local file; `verified` is true if it equals the machine's."""
 
     path: str
     local: str
@@ -125,15 +125,17 @@ class ReceivedFile(Frozen):
 
 
 class Problem(Frozen):
-    """One file of the manifest that was not received, and the reason."""
+    """One file in the manifest that was not received, and the reason."""
 
     path: str
     why: str
 
 
 class Received(Frozen):
-    """The result of a transfer. `bytes_sent` were transferred; `bytes_resumed` were found in parts, and
-    `bytes_skipped` in finished files. `retries` counts reopened connections.
+    """The result of a transfer.
+
+    `bytes_sent` were transferred; `bytes_resumed` were found in parts, and `bytes_skipped` in finished files. `retries`
+    is the number of reopened connections.
     """
 
     files: tuple[ReceivedFile, ...]
@@ -145,11 +147,11 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether every file of the manifest was received and has the machine's digest."""
+        """Return whether every file in the manifest was received and has the machine's digest."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with the digests computed during the transfer. Files not received may have none."""
+        """Return the manifest with digests computed during the transfer. Files that were not received may lack one."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
         files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in manifest.files)
         return manifest.model_copy(update={"files": tuple(files)})
@@ -169,9 +171,9 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` to `dest` and compare digests.
 
-    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. Raises `Unreachable` after `tries`
-    consecutive failures of a file without a new byte. Received bytes are kept, and the next call continues. Raises
-    `BadRequest` if there is too little space or too few inodes, or if `dest` has files of another owner, and
+    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. Raises `Unreachable` if a file
+    fails `tries` times in a row without receiving a new byte. Received bytes are kept, and the next call continues.
+    Raises `BadRequest` if there is too little space or too few inodes, or if `dest` contains another owner's files, and
     `Conflict` if another process is receiving files into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
@@ -183,7 +185,7 @@ _Portion = tuple[Sequence[Entry], Begun | None]
 
 
 class _Receiver:
-    """The state of one call of `receive`, and its work on one file or one bundle."""
+    """The state of one call to `receive`, and its work on a single file or bundle."""
 
     def __init__(
         self,
@@ -300,13 +302,13 @@ class _Receiver:
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
                     self._report(first)
-                with anyio.move_on_after(END_S):  # let the command exit, so that it need not be killed
+                with anyio.move_on_after(END_S):  # let the command exit, so that it does not have to be killed
                     await anext(stream, b"")
         except (Unreachable, TimeoutError):
             self.retries += 1
             return not unpacker.ended
         except (BadReply, NotFound):
-            pass  # missing files are then requested one by one, which reports the reason
+            pass  # missing files are then requested one by one, so that the reason is reported
         return False
 
     def _publish(self, entries: Sequence[Entry]) -> None:
@@ -349,7 +351,7 @@ class _Receiver:
             self.refused[artifact.path] = f"the file can't be written on this machine: {problem.strerror or problem}"
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
-        """Receive the part and compare its digest. A resumed part with a wrong digest is received again, once."""
+        """Receive the part and compare its digest. A resumed part with a wrong digest is received again once."""
         resumed = part.offset
         await self._stream(artifact, part)
         if resumed and not await self._matches(artifact, part):
@@ -401,7 +403,7 @@ class _Receiver:
             try:
                 await self._stream_once(artifact, part)
                 if part.offset < artifact.size:
-                    raise BadReply(f"{artifact.path} is shorter on the machine than in the manifest")
+                    raise BadReply(f"{artifact.path} is shorter on the machine than the manifest specifies")
             except (Unreachable, TimeoutError) as lost:
                 failures = 1 if part.offset > before else failures + 1
                 self.retries += 1

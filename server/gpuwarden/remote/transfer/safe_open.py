@@ -1,4 +1,4 @@
-"""Open a local file to send: a regular file, without following links."""
+"""Open local files that are to be sent. Only regular files are opened, and links are not followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 
 
 Identity = tuple[int, int]
-"""The device and inode of a file. A path does not identify it, because a parent folder may be replaced by a link."""
+"""The device and inode of a file. A path does not identify a file, because a parent folder may be replaced by a link.
+"""
 
 
 def identity_of(info: os.stat_result) -> Identity:
@@ -22,7 +23,7 @@ def identity_of(info: os.stat_result) -> Identity:
 
 
 def open_regular(path: Path, identity: Identity | None = None) -> BufferedReader:
-    """Open a regular file for reading. Raises `BadRequest` if it is something else or has another identity."""
+    """Open a regular file for reading. Raises `BadRequest` if it is not a regular file or has another identity."""
     return os.fdopen(_opened(path, identity), "rb")
 
 
@@ -44,7 +45,7 @@ def _opened(path: Path, identity: Identity | None) -> int:
         fd = os.open(path, _FLAGS)
     except OSError as problem:
         raise BadRequest(
-            f"{path} can't be sent: {problem.strerror}", "Links are not followed. Give the path of the file itself."
+            f"{path} can't be sent: {problem.strerror}", "Links are not followed. Specify the path of the file itself."
         ) from problem
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
@@ -52,5 +53,5 @@ def _opened(path: Path, identity: Identity | None) -> int:
         raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     if identity not in {None, identity_of(info)}:
         os.close(fd)
-        raise BadRequest(f"{path} was replaced after it was listed", "Send the file again once no process replaces it.")
+        raise BadRequest(f"{path} was replaced after it was listed", "Send it again when no process is replacing it.")
     return fd

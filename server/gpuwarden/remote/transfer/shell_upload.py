@@ -1,7 +1,7 @@
-"""Push files to a machine that has a POSIX shell and `sha256sum` but no Python. The runner itself is sent this way.
+"""Push files to a machine with a POSIX shell and `sha256sum`, but without Python. The runner itself is sent this way.
 
-A file is written to `.NAME.DIGEST.part` in its final folder. If the connection is lost, the next push continues the
-part. The digest in the name prevents another version of the file from continuing it. The machine confirms each piece
+A file is written to `.NAME.DIGEST.part` in its final folder. If the connection is lost, the next push appends to the
+part. The digest in the name prevents a push of another version from appending to it. The machine confirms each piece
 before the next one is sent. The size of pieces grows with the bytes transferred over the connection, so a lost
 connection loses only a small share of them.
 """
@@ -89,9 +89,10 @@ mv -f -- "$2" "$1"
 
 
 async def put(machine: Ssh, path: str, content: bytes) -> None:
-    """Write one small file atomically, readable only by its owner. Skip it if it exists: its name has its digest.
+    """Write one small file atomically, readable only by its owner.
 
-    Raises `BadRequest` if the machine can't write it, for example if the disk is full.
+    An existing file is skipped, because its name contains its digest. Raises `BadRequest` if the machine can't write
+    it, for example if the disk is full.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
     # A connection that is lost repeatedly may never transfer all files at once, so files that have arrived are not
@@ -111,7 +112,7 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
 
 @dataclass
 class ShellPush:
-    """The state of one push, and its work on one file. `lost` waits before the next try, or raises an error."""
+    """The state of one push, and the transfer of its files. `lost` waits before the next try, or raises an error."""
 
     machine: Ssh
     folder: str

@@ -27,9 +27,10 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move files of this manifest, left here by a killed process, to their targets, unverified. Delete other files.
+        """Move files of this manifest that a killed process left here to their targets, without verification.
 
-        Raises `BadRequest` if the tree is a symbolic link, because its target may contain unrelated files.
+        Other files are deleted. Raises `BadRequest` if the tree is a symbolic link, because its target may contain
+        unrelated files.
         """
         if self.path.is_symlink():
             raise BadRequest(f"{self.path} is a symbolic link, and files in its target are not used", "Remove it.")

@@ -1,4 +1,6 @@
-"""Receive a file that is hashed while it is sent: its bytes, then one line with the machine's digest and file times."""
+"""Receive a file that is hashed while it is sent. Its bytes are followed by one line with the machine's digest and file
+times.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Seal:
             self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
 
     def digest(self) -> str:
-        """Return the machine's digest in hex. Raises `BadReply` if the line is missing or the artifact changed."""
+        """Return the machine's digest in hex. Raises `BadReply` if that line is missing or the artifact changed."""
         try:
             said = json.loads(self.line) if self.left == 0 else {}
             seen = Artifact.model_validate({"path": self.artifact.path, **said})

@@ -1,4 +1,4 @@
-"""Push files to a machine. Transfers resume, and files are renamed only when complete and verified by digest."""
+"""Push files to a machine. Interrupted transfers are resumed. Files are renamed only after their digest is verified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ SPARE_INODES = 64
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push. `bytes_sent` were transferred; the machine had `bytes_resumed` and `bytes_skipped`."""
+    """The result of a push. `bytes_sent` were transferred; `bytes_resumed` and `bytes_skipped` were already on the
+    machine.
+    """
 
     files: int
     bytes_sent: int
@@ -49,8 +51,8 @@ async def push(
 ) -> Pushed:
     """Copy files to a machine and verify their digests there. `files` maps names in `folder` to local files.
 
-    Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, they
-    are sent one by one through its shell.
+    Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, the
+    files are sent one by one through the machine's shell.
 
     Raises `BadRequest` if a name or file can't be sent or the machine has too little space, and `Unreachable` after
     `tries` consecutive failures without progress. Bytes that were sent are kept, and the next call continues.
@@ -97,8 +99,8 @@ class _Push:
     counts: Counts = field(default_factory=Counts)
 
     async def stream(self, entries: Sequence[Row], python: str) -> bool:
-        """Send the missing files, and reconnect after a loss. Return False if the machine has no Python."""
-        # Small files first, ordered by folder; then the others by size.
+        """Send the missing files, and reconnect after a lost connection. Return False if the machine has no Python."""
+        # Send small files first, ordered by folder, then the others, ordered by size.
         rest, failures = sorted(entries, key=lambda e: (max(e.size, SMALL_BYTES), e.name)), 0
         first = True
         while rest or first:

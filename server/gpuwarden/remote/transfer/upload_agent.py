@@ -3,8 +3,8 @@
     python -I -c SOURCE FOLDER
 
 The first output line describes the folder: `{"fresh": BOOL, "free": BYTES, "inodes": N}`. stdin is a sequence of
-requests. Two kinds are plain text, because importing `json` takes a third of the start time, and small files need only
-these two:
+requests. Two kinds of request are plain text, because small files need only these two, and importing `json` takes a
+third of the start time:
 
 - `files n`: n bytes with the name, size and sha256 of many small files, separated by NUL, and then their contents. A
   file with the right digest is written under its name.
@@ -34,7 +34,7 @@ import stat
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing `typing` would add a tenth to the start time
+if TYPE_CHECKING:  # importing `typing` would increase the start time by a tenth
     from typing import Any, Iterator
 
 BUFFER = 1 << 20
@@ -99,7 +99,7 @@ class Agent:
         except BlockingIOError:
             return False
         if not count:
-            os._exit(0)  # end of input or lost connection; faster than a normal exit
+            os._exit(0)  # end of input or lost connection; this is faster than a normal exit
         self.high += count
         return True
 
@@ -141,7 +141,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- files
 
     def enter(self, name: str) -> str:
-        """Open a file's folder as `at`, and create it if necessary. Return the file's name in the folder.
+        """Open a file's folder (descriptor `at`), creating it if necessary. Return the file's name in the folder.
 
         Raises `ValueError` for a name or link that points outside the root.
         """
@@ -262,7 +262,7 @@ class Agent:
                         write(fd, piece)
                 at += count
                 if at - flushed >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-                    # Linux starts to write a range to disk when it is marked as not needed, so the sync is shorter.
+                    # Linux starts to write a range to disk when it is marked as not needed, so the sync is faster.
                     os.posix_fadvise(fd, flushed, at - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = at
             right = at == size and sha.hexdigest() == word.decode("ascii")
@@ -348,7 +348,7 @@ def size_of(name: str, at: int) -> int:
 
 
 def hashed(fd: int) -> Any:
-    """Hash a file and leave its offset at the end. Prints `{}` after each GiB to show progress."""
+    """Hash an open file, up to its end. Prints `{}` after each GiB to show progress."""
     sha, buffer, count = hashlib.sha256(), memoryview(bytearray(1 << 18)), 0
     while True:
         got = os.readv(fd, [buffer])

@@ -1,11 +1,11 @@
 """Push files as one stream to an agent on the machine (`upload_agent`), which confirms them. All calls block.
 
-Each side reads every byte once: this side hashes a file while sending, the agent while writing. The file is renamed on
-the machine if both digests are equal. A file that may already exist there is compared first.
+Each side reads every byte once: this side hashes a file while sending it, and the agent while writing it. The file is
+renamed on the machine if both digests are equal. A file that may already exist on the machine is compared first.
 
-Bytes that were sent but not confirmed are lost with the connection. Their number is therefore limited to a share of the
-bytes transferred over the connection: an eighth at first, for a fast start with high latency, and a fortieth after a
-connection was lost.
+If the connection is lost, bytes that were sent but not confirmed must be sent again. Their number is therefore limited
+to a share of the bytes transferred over the connection: an eighth at first, for a fast start with high latency, and a
+fortieth after a connection was lost.
 
 Small files are sent in batches, and are read and hashed during the login.
 """
@@ -43,7 +43,7 @@ SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
 HASH_BYTES_S: Final = 20e6
-"""The lowest hash rate for which the sender waits, in bytes per second. A network disk may be slower."""
+"""The lowest hash rate, in bytes per second, for which the sender waits. A network disk may be slower."""
 END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -54,9 +54,7 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: the name in the remote folder, the local path, the size in bytes, the mtime, and the file's
-    identity.
-    """
+    """One file to push: its name in the remote folder, local path, size in bytes, mtime and identity."""
 
     name: str
     path: Path
@@ -66,13 +64,13 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return the key in the name of the part file. Each version of the file has another key."""
+        """Return the key in the name of the part file. Each version of the file has a different key."""
         identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(identity).hexdigest()[:16]
 
 
 def row(name: str, path: Path) -> Row:
-    """Return the row of one file. Raises `BadRequest` for a link, a device or a name outside the folder."""
+    """Return the row for one file. Raises `BadRequest` for a link, a device or a name outside the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is an absolute path", "Use names relative to the folder.")
     check_name(name, windows=False)
@@ -88,13 +86,13 @@ def row(name: str, path: Path) -> Row:
 
 @cache
 def agent_source() -> str:
-    """Return the agent's source code, which is passed as an argument."""
+    """Return the agent's source code, which is passed to Python as an argument."""
     return files("gpuwarden.remote.transfer").joinpath("upload_agent.py").read_text("utf-8")
 
 
 @dataclass
 class Counts:
-    """The progress of a push across all its connections. Other threads may read it."""
+    """The progress of a push across all of its connections. Other threads may read it."""
 
     sent: int = 0
     resumed: int = 0
@@ -126,7 +124,7 @@ class UploadStream:
         return self._confirmed > 0 or self._bytes > 0
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
-        """Send the missing files, and sync them on the machine."""
+        """Send the missing files, and sync them to disk on the machine."""
         small = [entry for entry in rows if entry.size <= SMALL_BYTES]
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(self.session.start, None)
@@ -186,7 +184,7 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------------ sending
 
     def _read_ahead(self, rows: Sequence[Row], enough: Callable[[], bool]) -> None:
-        """Read small files during the login, until `enough` returns True or `READ_AHEAD` bytes were read."""
+        """Read small files during the login, until `enough` returns True or `READ_AHEAD` bytes have been read."""
         left = READ_AHEAD
         for entry in rows:
             if enough() or (left := left - entry.size) < 0:
@@ -207,7 +205,7 @@ class UploadStream:
             yield some
 
     def _send_small(self, rows: Sequence[Row]) -> None:
-        """Send a batch of small files: the names, sizes and digests of all, then their bytes."""
+        """Send a batch of small files: first all names, sizes and digests, then the bytes."""
         self.counts.name = rows[0].name
         self.counts.begun.update(entry.name for entry in rows)
         self._rows += rows
@@ -231,7 +229,7 @@ class UploadStream:
             self._send_pieces(entry, file, offset)
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
-        """Send a file from `offset`. For a hole, only the length is sent."""
+        """Send a file, starting at `offset`. For a hole, only its length is sent."""
         sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
         buffer = room[_HEADER:]
         at = 0
@@ -303,7 +301,7 @@ class UploadStream:
     def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
         """Return the next reply that has the key `kind`. Confirmations before it are counted.
 
-        Any other line restarts the timeout, but the total wait is limited by the time to hash `size` bytes.
+        Any other line restarts the timeout, but the total wait is limited to the time needed to hash `size` bytes.
         """
         patience_s = max(self.stall_s, patience_s)
         end = time.monotonic() + patience_s
@@ -397,7 +395,7 @@ def read_small(entry: Row) -> bytes:
 
 
 def digest(entry: Row) -> str:
-    """Return the hex sha256 of a file to send. Raises `BadRequest` if it can't be sent."""
+    """Return the hex sha256 of a file to send. Raises `BadRequest` if the file can't be sent."""
     with open_regular(entry.path, entry.identity) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

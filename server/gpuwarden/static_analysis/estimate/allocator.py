@@ -1,8 +1,8 @@
 """Simulate PyTorch's caching allocator for CUDA to find how much memory it reserves for a sequence of tensors.
 
 The allocator reserves segments of the card's memory, splits them into blocks, and keeps freed blocks for later tensors.
-Because of holes that no tensor fits into, a run needs more memory than its tensors. The rules are those of
-c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream.
+Because of gaps that are too small for any tensor, a run needs more memory than its tensors. The simulation follows
+c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 MIB: Final = 1 << 20
 _SMALLEST: Final = 512
 _SMALL: Final = MIB
-"""Tensors up to this size come from segments of 2 MiB, larger ones from segments of at least 20 MiB."""
+"""Tensors up to this size are allocated in 2 MiB segments, larger tensors in segments of at least 20 MiB."""
 _SMALL_SEGMENT: Final = 2 * MIB
 _LARGE_SEGMENT: Final = 20 * MIB
 _ALONE: Final = 10 * MIB
@@ -36,7 +36,7 @@ class Block:
 
 
 class CachingAllocator:
-    """Count the bytes of tensors (`allocated`) and of segments (`reserved`): the current values and the peaks."""
+    """Count the bytes in tensors (`allocated`) and in segments (`reserved`), both current values and peaks."""
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.limit = limit
@@ -77,7 +77,7 @@ class CachingAllocator:
         self._keep(block)
 
     def _join(self, first: Block, second: Block, gone: Block) -> Block:
-        """Merge two adjacent blocks and return the result; `gone` is the free one."""
+        """Merge two adjacent blocks and return the result; `gone` is the free block."""
         free = self._free[gone.small]
         free.pop(bisect.bisect_left(free, (gone.size, gone.address)))
         first.size += second.size

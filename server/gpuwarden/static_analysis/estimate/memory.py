@@ -1,7 +1,7 @@
 """Estimate the memory of a training step by formula, part by part, from the model's shape and the settings.
 
 `parts` counts the bytes of each part. Weights, gradients and optimizer states are nearly exact. The other parts depend
-on versions and kernels, so the interval was chosen to contain the published peaks of `published.py`; the `unseen` ones
+on versions and kernels, so the interval was chosen to contain the published peaks in `published.py`; the `unseen` runs
 were not used for that.
 """
 
@@ -23,7 +23,9 @@ CONTEXT_GB: Final = (0.35, 1.2)
 _NCCL_GB: Final = 0.8
 """Memory of NCCL's buffers on several cards, which PyTorch does not count."""
 _KEPT: Final = (0.8, 1.4)
-"""Lowest and highest ratio of measured to counted activations in `home` runs without recomputation."""
+"""Lowest and highest ratio of measured to counted activations in runs without recomputation (the `home` runs in
+`published.py`).
+"""
 _INPUTS: Final = (0.95, 1.1)
 """Lowest and highest ratio for the layers' inputs, which are the only activations that recomputation keeps."""
 _LAYER: Final = (0.75, 1.4)
@@ -33,8 +35,9 @@ _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.
 logit.
 """
 _LOGITS_HALF: Final = 0.55
-"""The lowest ratio in 16 bits: a script's own loss may keep the logits in that type (`cross_entropy` of torch computes
-in it), while transformers converts them to 32 bits (`ForCausalLMLoss`)."""
+"""The lowest ratio for 16-bit logits: a script's own loss may keep the logits in that type (`cross_entropy` of torch
+computes in it), while transformers converts them to 32 bits (`ForCausalLMLoss`).
+"""
 _WIDENED: Final = 1.7
 """The highest ratio with a quantized base: peft converts tables and norms to 32 bits, so that all activations between
 the layers have 32 bits (`prepare_model_for_kbit_training`)."""
@@ -117,7 +120,7 @@ def _extras(run: Run, parts: Parts) -> float:
     if "activations" in run.offload:
         extra += _STASHED * 2.0 * run.tokens * shape.width
     if run.trains_embeddings and shape.tied and run.method != "full":
-        extra += 14.0 * head  # `ModulesToSaveWrapper` of peft copies each module, and a tied table twice
+        extra += 14.0 * head  # peft's `ModulesToSaveWrapper` copies each module, and a tied table twice
     if run.loss == "fused":
         extra += 12.0 * min(run.tokens, _CHUNK) * shape.vocabulary
     if run.gpus > 1 and not run.zero:  # the buckets in which gradients are summed over the cards

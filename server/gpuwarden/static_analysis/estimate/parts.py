@@ -78,7 +78,8 @@ def parts_of(run: Run) -> Parts:
     sharded = shares if run.zero >= 1 else 1
     weights = 0.0 if "weights" in run.offload else stored / (shares if run.zero == 3 else 1)
     gathered = (2 * shape.layer_weights + head) * 2.0 if run.zero == 3 else 0.0
-    # The gradient of a sharded layer is unsharded until it is summed over the cards, and so is the buffer of the sum.
+    # The gradient of a sharded layer and the buffer for its sum are unsharded until the gradient is summed over the
+    # cards.
     whole = (6.0 if run.weights == "float32" else 4.0) if run.zero == 3 and run.method == "full" else 0.0
     kept, recomputed = _activations(run)
     casts = run.weights == "float32" and run.compute == "half" and run.quantized is None and run.zero < 3
@@ -98,9 +99,9 @@ def parts_of(run: Run) -> Parts:
 def _step(run: Run, kind: float) -> float:
     """Return the bytes of an optimizer's temporaries.
 
-    AdamW over lists creates a temporary for all square roots (`_multi_tensor_adam` in torch/optim/adam.py). Its fused
-    kernel needs no temporary. An optimizer that updates one tensor after another creates temporaries of the size of the
-    largest tensor, the token table.
+    AdamW on lists of tensors creates temporaries for all square roots (`_multi_tensor_adam` in torch/optim/adam.py).
+    Its fused kernel needs no temporaries. An optimizer that updates one tensor after another creates temporaries that
+    are as large as the largest tensor, the token table.
     """
     if run.optimizer in {"adamw", "paged_adamw"} and not run.fused and not run.layerwise:
         return run.trained * kind
@@ -152,7 +153,7 @@ def _layer_bytes(run: Run) -> float:
     if run.method != "full" and "mlp" not in run.targets:
         feed_forward -= c * inner * (1 if s.gated else 0.5)
     if run.quantized:
-        feed_forward += 0.5 * c * (2 * s.width + inner)  # kernels of some versions keep their inputs
+        feed_forward += 0.5 * c * (2 * s.width + inner)  # in some versions, kernels keep their inputs
     adapters = 0.0
     if run.method != "full":  # the inputs of the adapters; with dropout, also a copy and a mask
         inputs = sum(s.width for t in run.targets if t != "mlp") + ("mlp" in run.targets) * (2 * s.width + inner)

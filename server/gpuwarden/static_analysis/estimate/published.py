@@ -1,8 +1,9 @@
-"""Read the published peaks and speeds that the estimates are compared with, each with its settings, source and date.
+"""Read published memory peaks and speeds, with which the estimates are compared. Each has its settings, source and
+date.
 
 `references/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to the
-`home` sources. The `former` sources were `unseen` ones until 2026-11-23; the wrong estimates of their runs have been
-examined since then. The settings of an `unseen` source were written down before any of its runs was estimated.
+`home` sources. The `former` sources were `unseen` until 2026-11-23; since then, the wrong estimates for their runs have
+been examined. The settings of an `unseen` source were written down before any of its runs was estimated.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TARGETS: Final = {
 
 
 class Source(Frozen):
-    """The origin of figures, and whether the estimates were fitted to them."""
+    """The origin of published figures, and whether the estimates were fitted to these figures."""
 
     url: str
     date: date
@@ -45,7 +46,7 @@ class Source(Frozen):
 
 
 class Published(Frozen):
-    """One run: its settings, and the published peak in 10^9 bytes or the published speed of each GPU."""
+    """One run with its settings, and the published peak in 10^9 bytes or the published speed of each GPU."""
 
     source: str
     split: Split
@@ -59,7 +60,7 @@ class Published(Frozen):
 
 
 class PublishedPace(Frozen):
-    """Steps and seconds of a run in its first log lines and at its end."""
+    """A run's steps and seconds, in its first log lines and at its end."""
 
     source: str
     run: str
@@ -75,7 +76,7 @@ def _table() -> dict[str, Any]:
 
 
 def published_sources() -> dict[str, Source]:
-    """Return the sources by their short names."""
+    """Return the sources, keyed by their short names."""
     return {name: Source.model_validate(found) for name, found in _table()["sources"].items()}
 
 
@@ -86,7 +87,7 @@ def published_paces() -> tuple[PublishedPace, ...]:
 
 @lru_cache(maxsize=1)
 def published_runs() -> tuple[Published, ...]:
-    """Return all published runs, in the file's order."""
+    """Return all published runs, in the order of the file."""
     text, sources = _table(), published_sources()
     shapes = {name: shape_of(config) for name, config in text["models"].items()}
     return tuple(_published(entry, sources[entry["source"]], text["models"], shapes) for entry in text["runs"])
@@ -99,7 +100,7 @@ def _published(
     if shape is None:
         raise ValueError(f"the shape of {entry['model']} can't be read")
     given: dict[str, Any] = {name: value for name, value in entry.items() if name in _AS_GIVEN}
-    foreach = entry.get("foreach", True)  # at that time, AdamW worked on lists of tensors in most trainers
+    foreach = entry.get("foreach", True)  # by default, as most trainers used foreach AdamW at that time
     run = Run(
         params=round(shape.parameters),
         shape=shape,

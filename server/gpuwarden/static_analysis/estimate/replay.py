@@ -1,8 +1,8 @@
 """Replay a traced step at the model's full depth through the allocator to find its peak memory.
 
-A trace has a few layers (`trace_child`). The layers in the middle allocate the same tensors, so one of them is repeated
-for all layers that are not in the trace. Three steps are replayed: the first creates the optimizer's states, and the
-later ones run with the holes left by the first.
+A trace contains only a few layers (see `trace_child`). The layers in the middle all allocate the same tensors, so one
+of them is repeated in place of the layers that are not in the trace. Three steps are replayed: the first creates the
+optimizer's states, and the later ones run with the holes left by the first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.static_analysis.estimate.allocator import Block, CachingAllocator, CardFull
 
 DEPTH: Final = 5
-"""Layers of a trace: two at each end, which may differ from the others, and a middle one, which is repeated."""
+"""Number of layers in a trace: two at each end, which may differ, and one in the middle, which is repeated."""
 _OUTSIDE: Final = -1
 _STEPS: Final = 3
 Name: TypeAlias = tuple[str, int, int]
 
 
 class Segment(Frozen):
-    """A part of a step in one layer, or outside all layers (-1): names and sizes of tensors, where size 0 frees one."""
+    """A part of a step in one layer, or outside all layers (-1).
+
+    It has the names and sizes of tensors; size 0 frees a tensor.
+    """
 
     part: str
     layer: int
@@ -30,13 +33,13 @@ class Segment(Frozen):
 
 
 class Sizes(Frozen):
-    """Bytes of each parameter: outside the layers, and in each traced layer."""
+    """The size in bytes of each parameter, outside the layers and in each traced layer."""
 
     outside: tuple[int, ...]
     layers: tuple[tuple[int, ...], ...]
 
     def of(self, layers: int) -> list[int]:
-        """Return the bytes of all parameters of a model with `layers` layers."""
+        """Return the total parameter size in bytes of a model with `layers` layers."""
         middle = len(self.layers) // 2
         repeated = (self.layers[middle],) * (layers - len(self.layers))
         inner = (*self.layers[:middle], *repeated, *self.layers[middle:])
@@ -44,7 +47,7 @@ class Sizes(Frozen):
 
 
 class Trace(Frozen):
-    """The response of the child process: all parameters, the trained ones, and the segments of one or two batches."""
+    """The child process's response: all parameters, the trained parameters, and the segments of one or two batches."""
 
     by: str
     weights: Sizes
@@ -58,7 +61,7 @@ class Trace(Frozen):
 
     @property
     def repeats(self) -> bool:
-        """Return whether the inner layers allocate the same tensors, so that one of them can represent all."""
+        """Return whether the inner layers allocate the same tensors, so that one of them can represent all of them."""
         for step in self.steps:
             taken: dict[str, set[tuple[int, ...]]] = {}
             for segment in step:
@@ -70,7 +73,7 @@ class Trace(Frozen):
 
 
 class Peak(NamedTuple):
-    """The peak bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
+    """The peak sizes in bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
 
     allocated: int
     reserved: int
@@ -78,7 +81,7 @@ class Peak(NamedTuple):
 
 
 def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple[Name, int]]:
-    """Yield the names and sizes of a step with `layers` layers: the middle layer's segments are repeated."""
+    """Yield the tensor names and sizes of a step with `layers` layers, by repeating the middle layer's segments."""
     middle, more = depth // 2, layers - depth
     for layer, group in groupby(step, key=lambda segment: segment.layer):
         segments = list(group)
@@ -94,7 +97,7 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
                 yield (part, of, number), size
             elif of > middle or layer > middle:
                 yield (part, of + more, number), size
-            else:  # tensors of the repeated layer that are freed outside the layers are freed in all copies
+            else:  # if a tensor of the repeated layer is freed outside the layers, it is freed in all copies
                 for copy in range(more + 1) if layer == _OUTSIDE else (0,):
                     yield (part, of + copy, number), size
 
@@ -102,8 +105,8 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
 def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
     """Return the peak memory of a training run with `layers` layers on a card of `limit` bytes.
 
-    `foreach` is AdamW over lists of tensors, which needs another copy of the gradients. A run that does not fit is
-    replayed without a limit.
+    With `foreach`, AdamW works on lists of tensors and needs another copy of the gradients. A run that does not fit on
+    the card is replayed without a limit.
     """
     batches = [list(deepened(step, trace.depth, layers)) for step in trace.steps]
     allocator, fits = CachingAllocator(limit), True

@@ -1,4 +1,4 @@
-"""Collect the inputs of the memory and time estimates: the model's shape and the trainer's settings."""
+"""Collect the inputs for the memory and time estimates: the model's shape and the trainer's settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
 Method: TypeAlias = Literal["full", "lora", "qlora"]
 Attention: TypeAlias = Literal["eager", "sdpa", "flash"]
 Loss: TypeAlias = Literal["plain", "chunked", "fused"]
-"""`plain`: all logits in 32 bits. `chunked`: all in 16 bits, and a chunk in 32. `fused`: only those of a chunk of
-tokens.
+"""The logits in memory. `plain`: all logits in 32 bits. `chunked`: all logits in 16 bits, and one chunk in 32 bits.
+`fused`: only the logits of one chunk of tokens.
 """
 
 PICTURE_TASKS: Final = frozenset({"detection", "classification", "segmentation"})
 PAIRED_TASKS: Final = frozenset({"dpo", "orpo", "cpo", "reward"})
-"""Preference methods: each sample is two sequences."""
+"""Preference methods. Each sample consists of two sequences."""
 _SMALL_BATCH: Final = 32
-"""Rows in the default mini-batch of the sentence-transformers losses that cache gradients."""
+"""Rows in the default mini-batch of those sentence-transformers losses that cache gradients."""
 ADAPTED_MODULES: Final = {
     "q": ("q_proj", "query", "q"),
     "k": ("k_proj", "key", "k"),
@@ -35,7 +35,7 @@ ADAPTED_MODULES: Final = {
 
 
 class Interval(Frozen):
-    """An interval of plausible values, with its unit and its derivation."""
+    """An interval of plausible values, with the unit and the way in which it was computed."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Interval(Frozen):
 
     @property
     def width(self) -> float:
-        """Return the highest value divided by the lowest one."""
+        """Return the highest value divided by the lowest value."""
         return self.high / self.low if self.low > 0 else float("inf")
 
     def within(self, part: float) -> float:
@@ -57,13 +57,15 @@ class Interval(Frozen):
 
 
 class Run(Frozen):
-    """The inputs of the estimates. For None (unknown), the trainer's default is used, or the interval is wider."""
+    """The inputs for the estimates. If a value is None (unknown), the trainer's default is used, or the interval is
+    wider.
+    """
 
     params: int
     shape: Shape | None = None
     method: Method = "full"
     unsure: bool = False
-    """The run uses `method` or full training, depending on a condition that is unknown."""
+    """The run uses either `method` or full training, depending on an unknown condition."""
     task: str = "sft"
     batch: int | None = None
     accumulate: int = 1
@@ -73,11 +75,12 @@ class Run(Frozen):
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW updates in one kernel; False if it works on lists of tensors, which needs a copy of the gradients."""
+    """AdamW updates all weights in one kernel. False if AdamW works on lists of tensors, which requires a copy of the
+    gradients."""
     layerwise: bool = False
     """Each gradient is applied and freed during the backward pass."""
     weights: Literal["float32", "half"] | None = None
-    """The type in which trained or frozen weights are loaded; for quantized weights, see `bits`."""
+    """The data type in which trained or frozen weights are loaded. For quantized weights, see `bits`."""
     compute: Literal["float32", "half"] = "half"
     bits: int | None = None
     rank: int = 16
@@ -90,9 +93,9 @@ class Run(Frozen):
     """The script computes the loss itself instead of a trainer, so it may leave the logits in 16 bits."""
     compiled: bool = False
     zero: int = Field(default=0, ge=0, le=3)
-    """Stage of ZeRO; 3 is full sharding of FSDP."""
+    """The ZeRO stage; 3 also stands for FSDP's full sharding."""
     master_weights: bool = False
-    """An engine keeps a 32-bit copy of half-precision weights, as DeepSpeed does."""
+    """The training engine keeps a 32-bit copy of half-precision weights, as DeepSpeed does."""
     offload: frozenset[Literal["optimizer", "weights", "activations"]] = frozenset()
     rows: int | None = None
     epochs: float | None = None
@@ -111,7 +114,7 @@ class Run(Frozen):
 
     @property
     def quantized(self) -> int | None:
-        """Return the bits of the frozen base's weights, or None if they are not quantized."""
+        """Return the number of bits per weight of the frozen base model, or None if it is not quantized."""
         return self.bits or (4 if self.method == "qlora" else None)
 
     @property
@@ -121,7 +124,7 @@ class Run(Frozen):
 
     @property
     def adapter_weights(self) -> float:
-        """Return the number of parameters of the adapters."""
+        """Return the number of adapter parameters."""
         s = self.form
         queries, values = s.heads * s.head_width, s.kv_heads * s.head_width
         sides = {
@@ -143,12 +146,12 @@ class Run(Frozen):
 
 
 def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | None = None) -> Run:
-    """Read the inputs of the estimates from a script's settings."""
+    """Read the inputs for the estimates from a script's settings."""
     causal = any("ForCausalLM" in name for name, _ in uses.imports)
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
-    # The length in the configuration, or else the largest length that is passed to a call, such as the tokenizer's.
+    # The length in the configuration, or else the largest length in a call, such as a call of the tokenizer.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     optimizer, layerwise = optimizer_of(uses.setting("optim"))
@@ -194,7 +197,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
 
 
 def run_measured(m: Measured) -> Run:
-    """Return the inputs of the estimates of a measured run."""
+    """Return the inputs for the estimates of a measured run."""
     return Run(
         params=m.parameters,
         method=m.method,
@@ -208,7 +211,7 @@ def run_measured(m: Measured) -> Run:
 
 
 def method_of(uses: Uses) -> Method | None:
-    """Return the method: full training, LoRA, or LoRA over a 4-bit base; None if unknown."""
+    """Return the method: full training, LoRA, or LoRA on a 4-bit base; None if unknown."""
     made = [not c.maybe for c in uses.calls if c.last in {"LoraConfig", "get_peft_model"}]
     named = [t.kwargs.get("peft_config") for t in uses.trainers]
     asked = uses.setting("use_peft")
@@ -218,7 +221,7 @@ def method_of(uses: Uses) -> Method | None:
 
 
 def adapters_of(uses: Uses) -> Method:
-    """Return the method of a script that trains adapters."""
+    """Return the method of a script that trains adapters: `qlora` if the base is loaded in 4 bits, else `lora`."""
     four_bit = any(c.kwargs.get("load_in_4bit") is True for c in uses.calls) or uses.setting("load_in_4bit") is True
     return "qlora" if four_bit else "lora"
 
@@ -238,10 +241,10 @@ def fused_of(name: Any) -> bool | None:
 
 
 def _weights(uses: Uses) -> Literal["float32", "half"] | None:
-    """Return the type that weights are loaded in.
+    """Return the data type in which weights are loaded.
 
-    transformers 5 uses the checkpoint's own type ("auto"), which has 16 bits for most models. If trl gets the name of a
-    model, it loads the model in 32 bits unless `model_init_kwargs` sets another type.
+    transformers 5 uses the checkpoint's own type ("auto"), which is a 16-bit type for most models. If trl is given a
+    model name, it loads the model in 32 bits unless `model_init_kwargs` sets another type.
     """
     loads = [c for c in uses.calls if c.last == "from_pretrained" or c.last.endswith("Config")]
     given = [c.kwargs[name] for c in loads for name in ("dtype", "torch_dtype") if name in c.kwargs]
@@ -257,7 +260,9 @@ def _weights(uses: Uses) -> Literal["float32", "half"] | None:
 
 
 def _adapters(uses: Uses) -> dict[str, Any]:
-    """Return rank and targets of the adapters; all modules if the script names none, as in TRL's commands."""
+    """Return the rank and target modules of the adapters; all modules if the script does not name any, as TRL's
+    commands do.
+    """
     call = uses.called("LoraConfig", "get_peft_model")
     given = call.kwargs.get("r") if call else uses.setting("lora_r")
     found: dict[str, Any] = {"rank": _whole(given) or (8 if call else 16)}
@@ -275,7 +280,7 @@ def _adapters(uses: Uses) -> dict[str, Any]:
 
 
 def _zero(uses: Uses) -> int:
-    """Return the stage of sharding that a script's own settings select; 3 for FSDP's full shard."""
+    """Return the sharding stage that a script's own settings select; 3 for FSDP's full sharding."""
     engine = uses.setting("deepspeed")
     if isinstance(engine, dict) and isinstance(stage := (engine.get("zero_optimization") or {}), dict):
         return min(3, _whole(stage.get("stage")) or 0)

@@ -64,7 +64,7 @@ class Shape(Frozen):
 
     @property
     def attention_weights(self) -> int:
-        """Return the number of weights of one layer's attention."""
+        """Return the number of attention weights in one layer."""
         queries = self.heads * self.head_width
         return self.width * (2 * queries + 2 * self.kv_heads * self.head_width)
 
@@ -73,12 +73,12 @@ class Shape(Frozen):
 
     @property
     def layer_weights(self) -> float:
-        """Return the number of weights of one layer, with all experts."""
+        """Return the number of weights in one layer, including all experts."""
         return self.attention_weights + self._feed_forward_weights(self.experts) + 2 * self.width
 
     @property
     def active_layer_weights(self) -> float:
-        """Return the number of weights of one layer that are used for one token."""
+        """Return the number of weights in one layer that are used for one token."""
         return self.attention_weights + self._feed_forward_weights(self.active_experts)
 
     def _feed_forward_weights(self, experts: int) -> float:
@@ -90,18 +90,18 @@ class Shape(Frozen):
 
     @property
     def blocks(self) -> int:
-        """Return the number of layers of the model, including those of a pair's decoder."""
+        """Return the number of layers in the model, including those of a pair's decoder."""
         return self.layers * (2 if self.kind == "pair" else 1)
 
     @property
     def embeddings(self) -> int:
-        """Return the number of weights of the token tables."""
+        """Return the number of weights in the token tables."""
         head = 0 if self.tied or self.kind == "encoder" else 1
         return self.vocabulary * self.width * (1 + head)
 
     @property
     def linear_weights(self) -> float:
-        """Return the number of weights of all layers, without the token tables. A pair's decoder has a second attention
+        """Return the number of weights in all layers, without the token tables. A pair's decoder has a second attention
         in each layer.
         """
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
@@ -115,8 +115,8 @@ class Shape(Frozen):
     def held(self, counted: int) -> int:
         """Return the number of parameters in memory during training if the model's files contain `counted` of them.
 
-        Some files, such as those of Qwen3 0.6B, also store the output layer although it is the token table. In memory,
-        it exists only once.
+        Some files, such as those of Qwen3 0.6B, also store the output layer although it is identical to the token
+        table. In memory, it exists only once.
         """
         head = self.vocabulary * self.width
         twice = self.tied and abs(counted - head - self.parameters) < _CLOSE * self.parameters

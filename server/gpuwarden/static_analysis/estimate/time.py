@@ -1,9 +1,9 @@
-"""Count the operations of a training step, and convert them into seconds by a card's speed and utilization.
+"""Count the operations in a training step, and convert them to seconds from a card's speed and utilization.
 
-A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to those of attention. A step consists of
-a forward pass and a backward pass, which counts as one or two passes; recomputation adds one. The share of the card's
-published speed that training reaches, and the launch time of each layer, which limits small batches, were fitted to the
-`home` sources of `published.py`.
+A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to the operations for attention. A step
+consists of a forward pass and a backward pass, which counts as one or two passes; recomputation adds one pass. The
+share of the card's published speed that training reaches, and the launch time of each layer, which limits small
+batches, were fitted to the `home` sources of `published.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from gpuwarden.static_analysis.estimate.setup import PICTURE_TASKS, Interval, Ru
 from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 USED: Final = (0.15, 0.75)
-"""Share of a card's published speed in 16 bits that training reaches, from small fine-tuning runs to optimized runs."""
+"""Share of a card's published 16-bit speed that training reaches, from small fine-tuning runs to optimized runs."""
 FULL_WIDTH_SHARE: Final = (0.06, 0.15)
-"""Share of the published 16-bit speed that training in 32 bits reaches."""
+"""Share of the published 16-bit speed that 32-bit training reaches."""
 LAUNCH_S: Final = (0.0003, 0.0028)
-"""Seconds of Python code and kernel launches per layer and pass, which limit the speed if the card waits for them."""
+"""Seconds of Python code and kernel launches per layer and pass, which limit the speed if the card has to wait for
+them.
+"""
 
 
 def operations(run: Run) -> float:
@@ -34,7 +36,7 @@ def operations(run: Run) -> float:
 
 
 def step_seconds(run: Run, gpu: Gpu) -> tuple[float, float]:
-    """Return the minimum and maximum seconds of one forward and backward pass of one GPU's batch."""
+    """Return the minimum and maximum seconds for one forward and backward pass on one GPU's batch."""
     low, high = USED if run.compute == "half" else FULL_WIDTH_SHARE
     counted = run.tokens * operations(run) / (gpu.tflops * 1e12)
     if run.quantized:
@@ -62,25 +64,26 @@ START_S: Final = (30.0, 420.0)
 
 
 _SURE: Final = 0.5
-"""Share of the lowest estimate that every run certainly needs: the fastest published run needed 0.86 of it."""
+"""Share of the lowest estimate that every run definitely needs; the fastest published run needed 0.86 of its estimate.
+"""
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Minimum seconds of one pass of a trainer with any model; 0.01 for language models. Trainers that generate text
+"""Minimum seconds for one pass of a trainer with any model; 0.01 for language models. Trainers that generate text
 produce tens of tokens before each pass.
 """
 
 
 def passes_of(run: Run) -> float | None:
-    """Return the number of forward and backward passes of one GPU; None if the number of rows is unknown."""
+    """Return the number of forward and backward passes on one GPU; None if the number of rows is unknown."""
     if run.max_steps:
         return float(run.max_steps * run.accumulate)
     return run.rows * run.epochs / ((run.batch or 8) * run.gpus) if run.rows and run.epochs else None
 
 
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
-    """Return the seconds that a run certainly needs, including its start; None if the number of passes is unknown.
+    """Return the minimum seconds that a run needs, including its start; None if the number of passes is unknown.
 
-    `sized`: the model is known.
+    `sized`: the model's size is known.
     """
     passes = passes_of(run)
     if passes is None:
@@ -91,9 +94,9 @@ def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
 
 
 def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> Interval | None:
-    """Return the seconds of the complete run; None if the number of tokens is unknown, as for images.
+    """Return the duration of the complete run in seconds; None if the number of tokens is unknown, as for images.
 
-    Measured runs of this method on this card widen the interval.
+    The interval is widened by measured runs of this method on this card.
     """
     passes = passes_of(run)
     if run.task in PICTURE_TASKS or passes is None:
@@ -116,7 +119,7 @@ def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> 
         most *= 8.0
     how = (
         f"{passes:,.0f} passes of {short.tokens:,} to {full.tokens:,} tokens at {USED[0]:.0%} to {USED[1]:.0%} of "
-        f"{gpu.tflops:g} TFLOPS ({gpu.name}), and up to 7 minutes to start; the job's first minutes narrow it"
+        f"{gpu.tflops:g} TFLOPS ({gpu.name}), and up to 7 minutes to start; the job's first minutes narrow the range"
     )
     low, high = passes * least + START_S[0], passes * most + START_S[1]
     return Interval(low=low, high=high, unit="s", how=how + compared(alike))

@@ -1,9 +1,9 @@
-"""Trace training steps of a model without weights: read tasks as JSON on stdin, print one result per task as JSON.
+"""Trace training steps of a model without weights. Reads tasks as JSON from stdin, and prints one JSON result per task.
 
-The installed transformers builds the architecture with a few layers under torch's FakeTensorMode, so no memory is
-allocated and no kernel runs. The result lists each tensor that a step allocates and frees, in order and by layer;
-`replay` derives the step of the complete model from the list. The child process runs no code from a repository, uses no
-network and starts no other program.
+The installed version of transformers builds the architecture with a few layers under torch's FakeTensorMode, so no
+memory is allocated and no kernel runs. The result lists each tensor that a step allocates and frees, in order and by
+layer; `replay` derives the step of the complete model from the list. The child process does not run code from a
+repository, use the network or start other programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess
 
 
 def main() -> None:
-    """Trace every task. If an architecture fails, the result contains the reason."""
+    """Trace every task. If an architecture can't be traced, the result contains the reason."""
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(given["memory"]))
@@ -44,8 +44,8 @@ def _forbid(event: str, _: Any) -> None:
 
 
 def traced(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of parameters by layer, and the steps: segments of tensors allocated and freed."""
-    # The working folder is empty, so that no cache of this machine is read.
+    """Return the sizes of parameters by layer, and the steps as segments of allocated and freed tensors."""
+    # The working folder is empty, so that no cache on this machine is read.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch
@@ -72,7 +72,7 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Tensors by name, in segments that belong to one layer or to none.
+    """Records tensors by name, in segments that belong to one layer or to no layer.
 
     A name consists of the segment, the layer and the number in the segment.
     """
@@ -89,7 +89,7 @@ class Recorder:
         self.begin("batch", -1)
 
     def begin(self, part: str, layer: int) -> None:
-        """Begin a segment: `part` of the step in a layer, or outside all layers if the layer is -1."""
+        """Begin a segment for `part` of the step in a layer, or outside all layers if the layer is -1."""
         self._key, self._number = (f"{part} {self.step}", layer), 0
         self.events: list[list[Any]] = []
         self.segments.append({"part": part, "layer": layer, "events": self.events})
@@ -137,7 +137,7 @@ def _recording(recorder: Recorder) -> Any:
 
 
 def _sizes(model: Any, layers: Any, trained: bool) -> dict[str, Any]:
-    """Return the bytes of each parameter and buffer, outside of the layers and in each layer."""
+    """Return the size in bytes of each parameter and buffer, outside the layers and in each layer."""
 
     def of(module: Any, apart: set[int]) -> list[int]:
         found = [*module.parameters(), *([] if trained else module.buffers())]
@@ -167,7 +167,7 @@ def _mark(layer: Any, at: int, last: bool, recorder: Recorder) -> None:
 
 
 def _step(task: dict[str, Any], model: Any, recorder: Recorder, number: int) -> list[dict[str, Any]]:
-    """Train one batch, and return its segments. The gradients are kept."""
+    """Train on one batch and return its segments. The gradients are kept."""
     import torch
 
     from gpuwarden.static_analysis.estimate.trace_model import FusedLoss

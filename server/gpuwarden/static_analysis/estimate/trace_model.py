@@ -1,7 +1,7 @@
-"""Build the model for a traced step in the child process: the architecture with a few layers, adapters, and kernels.
+"""Build the model for a traced step in the child process: the architecture with a few layers, adapters and kernels.
 
-torch's fake tensors are on the CPU, where attention, autocast and fused losses need other amounts of memory than on a
-card. Each of them is replaced by a function that needs as much memory as the card's kernel.
+torch's fake tensors are on the CPU, where attention, autocast and fused losses need different amounts of memory than on
+a GPU. Each of these operations is replaced by a function that needs as much memory as the GPU's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if task["trains_embeddings"]:
-            # Copies are trained, as with `modules_to_save`, and the originals are kept.
+            # As with `modules_to_save`, copies are trained and the originals are kept.
             for name in ("input", "output"):
                 module = getattr(model, f"get_{name}_embeddings")()
                 model.register_buffer(f"frozen_{name}", torch.empty_like(module.weight))
@@ -51,7 +51,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
 
 
 def _shortened(given: dict[str, Any], layers: int, depth: int) -> dict[str, Any]:
-    """Return a config with another depth: change every number of layers and every list with one item per layer."""
+    """Return a config with another depth, by changing every number of layers and every list with one item per layer."""
     found: dict[str, Any] = harmless(given)
     for name, value in found.items():
         if name in _DEPTHS and value == layers:
@@ -62,7 +62,7 @@ def _shortened(given: dict[str, Any], layers: int, depth: int) -> dict[str, Any]
 
 
 class _Adapter(torch.nn.Module):
-    """LoRA for a frozen matrix, computed as in peft."""
+    """LoRA for a frozen weight matrix, computed as in peft."""
 
     def __init__(self, base: Any, rank: int, wide: bool) -> None:
         super().__init__()
@@ -77,18 +77,18 @@ class _Adapter(torch.nn.Module):
 
 
 class FusedLoss(torch.autograd.Function):
-    """A loss that never keeps all logits: its gradients are computed in chunks in the forward pass."""
+    """A loss that never keeps all logits, because its gradients are computed in chunks during the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any) -> Any:
-        """Allocate the memory of the chunks, one after another, and keep both gradients."""
+        """Allocate the memory for the chunks one after another, and keep both gradients."""
         rows = hidden.shape[0] * hidden.shape[1]
         chunk = max(1, rows * hidden.shape[-1] // weight.shape[0])
         down = torch.empty_like(hidden)
         across = torch.empty_like(weight) if weight.requires_grad else weight.new_empty(0)
         logits = hidden.new_empty(chunk, weight.shape[0])
         wide = logits.float()
-        passing = torch.empty_like(across)  # a chunk's part of the gradient before the parts are added
+        passing = torch.empty_like(across)  # a chunk's share of the gradient, before the shares are added
         del logits, wide, passing
         ctx.save_for_backward(down, across)
         return hidden.new_empty((), dtype=torch.float32)
@@ -101,7 +101,7 @@ class FusedLoss(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps the same tensors as flash attention: query, key, value, output and the sums of rows."""
+    """Attention that keeps the same tensors as flash attention: query, key, value, output and the row sums."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -123,7 +123,7 @@ class _Attention(torch.autograd.Function):
 
 @lru_cache(maxsize=1)
 def register_kernels() -> None:
-    """Make transformers use this attention, and compute norms and softmax in 32 bits under autocast, as on CUDA."""
+    """Make transformers use this attention. Norms and softmax are computed in 32 bits under autocast, as on CUDA."""
     attention: Any = _Attention
 
     def attend(_module: Any, query: Any, key: Any, value: Any, _mask: Any = None, *_: Any, **__: Any) -> Any:

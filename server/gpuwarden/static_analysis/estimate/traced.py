@@ -1,8 +1,8 @@
-"""Estimate a training's memory from a trace of its model, if torch and transformers are installed.
+"""Estimate the memory of a training run from a trace of its model, if torch and transformers are installed.
 
-A child process traces a step without weights and without a GPU, and `replay` runs the trace through the allocator. The
-interval contains the published peaks of the `home` sources. Only settings for which traces were compared with published
-peaks are traced; all others use the formula, and `NotTraced` gives the reason.
+A child process traces a step without weights and without a GPU, and `replay` runs the trace through a model of the
+allocator. The interval contains the published peaks of the `home` sources. Only settings for which traces were compared
+with published peaks are traced; all others use the formula, and `NotTraced` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
 """Address space of the child process. Fake tensors need none, but the libraries map several gigabytes."""
 _LAYERS: Final = 200
-"""Maximum number of layers of a traced model, because replaying more takes too long."""
+"""Maximum number of layers in a traced model, because replaying more layers takes too long."""
 _LEAST, _MOST = 0.985, 1.06
 """Lowest and highest ratio of published to replayed bytes in the runs of the `home` sources."""
 _HOLES: Final = 0.5
-"""Lowest share of the replayed holes between blocks that a real run has. The holes depend on the order of allocations,
-which differs between versions of the libraries."""
+"""Lowest share of the replayed holes between blocks that also exist in a real run. The holes depend on the order of
+allocations, which differs between versions of the libraries.
+"""
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
-"""Actual bytes of a card per nominal byte: 80 GB are 79.15 GiB."""
+"""Ratio of a card's actual bytes to its nominal bytes: 80 GB are 79.15 GiB."""
 
 
 class NotTraced(Exception):
@@ -75,7 +76,9 @@ def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
 
 
 def unproven(run: Run) -> str:
-    """Return why the formula must be used: the first setting for which traces were not compared, or an empty string."""
+    """Return the first setting that requires the formula, because no traces were compared for it; empty if there is
+    none.
+    """
     shape = run.shape
     named = {
         "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
@@ -98,7 +101,7 @@ def unproven(run: Run) -> str:
 
 def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the tasks for the child process: one for each type of adapters and each time at which logits may be freed,
-    because these differ between versions of the libraries.
+    because both differ between versions of the libraries.
     """
     layers = run.form.layers
     adapters = run.method == "lora"

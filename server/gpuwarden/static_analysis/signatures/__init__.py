@@ -2,5 +2,5 @@
 
 - `releases.choose(requirements)`: the release of each package that a job will get
 - `resolve.Installed(places)`: imports, definitions and signatures in those releases
-- `history.history(package, name, parameter)`: first and last release of a name, and its replacement
+- `history.history(package, name, parameter)`: the first and last release with a name, and its replacement
 """

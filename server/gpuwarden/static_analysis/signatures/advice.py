@@ -1,8 +1,8 @@
-"""Replacements of removed names and arguments that can't be derived from the tables of released code."""
+"""Replacements for removed names and arguments that can't be derived from the tables of released code."""
 
 ARGUMENTS: dict[str, str] = {
     "max_seq_length": "max_length",
-    "max_prompt_length": "nothing: prompts are no longer truncated; filter out long ones first",
+    "max_prompt_length": "nothing: prompts are no longer truncated; filter out long prompts first",
     "dataset_batch_size": "nothing",
     "overwrite_output_dir": "nothing",
     "warmup_ratio": "warmup_steps with a fraction below 1",
@@ -28,7 +28,7 @@ NAMES: dict[str, str] = {
     "trl.PPOv2Trainer": "GRPOTrainer or RLOOTrainer",
     "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss or assistant_only_loss",
     "trl.setup_chat_format": "clone_chat_template or chat_template_path",
-    "trl.AutoModelForCausalLMWithValueHead": "GRPOTrainer, which needs no value head",
+    "trl.AutoModelForCausalLMWithValueHead": "GRPOTrainer, which does not need a value head",
     "transformers.AdamW": "torch.optim.AdamW",
     "transformers.AutoModelWithLMHead": "AutoModelForCausalLM",
     "transformers.AutoModelForVision2Seq": "AutoModelForImageTextToText",

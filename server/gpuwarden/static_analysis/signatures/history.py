@@ -17,7 +17,8 @@ _DEPTH = 8
 
 @dataclass(frozen=True)
 class History:
-    """The releases in which a name existed. `until` is None while it still exists; `since` is None if it never did.
+    """The releases in which a name existed. `until` is None if the name still exists; `since` is None if it never
+    existed.
 
     A name in the first release of a table may be older than that release.
     """
@@ -29,7 +30,7 @@ class History:
 
     @property
     def gone_in(self) -> str:
-        """Return the first release of the table without it, or an empty string while it exists."""
+        """Return the first release in the table without the name, or an empty string if the name still exists."""
         known = table(self.package)
         if known is None or self.until is None:
             return ""
@@ -37,10 +38,10 @@ class History:
 
 
 def history(package: str, name: str, parameter: str | None = None) -> History:
-    """Return the history of an exported name, or of one argument of it.
+    """Return the history of an exported name, or of one of its arguments.
 
     `name` is dotted (`trl.SFTConfig`, `transformers.trainer_utils.get_last_checkpoint`) or a name in the package's
-    top module (`SFTConfig`). Inherited arguments count if the base is in the same package.
+    top module (`SFTConfig`). Inherited arguments are included if the base is in the same package.
     """
     known = table(package)
     if known is None:
@@ -54,7 +55,7 @@ def history(package: str, name: str, parameter: str | None = None) -> History:
         installed = Installed({package: place})
         found = installed.signature(dotted)
         if found is None and (own := installed.definition(dotted)) and own[1].kind != "e":
-            # The bases are in another package: count only the arguments that the class adds.
+            # The bases are in another package, so count only the arguments that the class adds.
             found = Signature({p.name: p for p in own[1].parameters}, True, dict(own[1].renames))
         if found is not None:
             renamed = found.renames.get(parameter) or renamed
@@ -76,7 +77,7 @@ def _spanned(package: str, places: list[int]) -> History:
 class Ever:
     """The history of an argument over all releases: its first and last release, and its replacement.
 
-    `gone_in` is the first release without it, or an empty string while the newest release has it.
+    `gone_in` is the first release without the argument, or an empty string if the newest release still has it.
     """
 
     existed: bool
@@ -114,7 +115,7 @@ def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> 
 
 
 def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
-    """Return the one package that ever had an argument, and the indices of its releases that have it.
+    """Return the only package that ever had an argument, and the indices of the releases with the argument.
 
     Both are empty if no package or several packages had it, or if one version of the definition accepts any argument.
     """
@@ -190,10 +191,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """Return the known name that a misspelt name certainly stands for, or an empty string if none is so close."""
+    """Return the known name that a misspelt name almost certainly stands for, or an empty string if none is close
+    enough.
+    """
     return next(iter(difflib.get_close_matches(name, list(known), 1, _MISSPELT)), "")
 
 
 def minor(release: str) -> str:
-    """Return a release without its patch number, because the tables have one release of each minor version."""
+    """Return a release without its patch number, because the tables have one release per minor version."""
     return ".".join(release.split(".")[:2])

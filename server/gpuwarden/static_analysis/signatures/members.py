@@ -31,11 +31,11 @@ class Members:
         return owner in self._classes
 
     def of_class(self, owner: str, member: str) -> frozenset[int]:
-        """Return the releases in which a class or one of its bases has a member; empty if that never changed."""
+        """Return the releases in which a class or one of its bases has a member; empty if all releases are the same."""
         return frozenset(place for one in self._line(owner, 0) for place in _places(one[2].get(member, ())))
 
     def of_module(self, module: str, name: str) -> frozenset[int]:
-        """Return the releases in which a module binds a name; empty if that never changed."""
+        """Return the releases in which a module binds a name; empty if all releases are the same."""
         return frozenset(_places(self._names.get(module, {}).get(name, ())))
 
     def _line(self, owner: str, depth: int) -> Iterator[Any]:

@@ -25,9 +25,9 @@ _LIMITING = frozenset(_LIMITED.split())
 class Chosen:
     """The package release that a job gets.
 
-    `places` are indices into the table of releases: one, or the first and last of a range of possible releases.
-    `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. A release
-    outside the range of the table can't be represented.
+    `places` are indices into the table of releases: one release, or the first and last of a range of possible releases.
+    `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. Releases
+    that are not covered by the table can't be represented.
     """
 
     package: str
@@ -50,7 +50,7 @@ class Chosen:
 
 
 def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
-    """Return the release of each package that has a table, without packages whose release can't be known.
+    """Return the release of each package that has a table, except packages whose release can't be determined.
 
     If the job has no requirements, `requirements` is None and every package gets its newest release. As in an
     installer, a package that is not pinned gets the newest release that is compatible with the pinned ones.
@@ -73,8 +73,8 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two listed packages without compatible releases: `package` requires `other` with the versions `asked`, but the
-    list has `given`.
+    """Two required packages without compatible releases: `package` needs `other` with the versions `asked`, but the
+    requirements allow `given`.
     """
 
     package: str
@@ -84,7 +84,7 @@ class Conflict:
 
 
 def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
-    """Yield the pairs of listed packages whose allowed releases are all incompatible."""
+    """Yield the pairs of required packages that have no compatible allowed releases."""
     given = {name: condition for name, condition in _read(requirements) if condition and table(name)}
     for package, condition in given.items():
         source = table(package)
@@ -100,7 +100,9 @@ def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
 
 
 def _versions(package: str, condition: SpecifierSet) -> list[Version]:
-    """Return the releases that a condition allows: the exact versions that it names, or else those of the table."""
+    """Return the releases that a condition allows: the exact versions that it specifies, otherwise releases in the
+    table.
+    """
     known = table(package)
     assert known is not None
     exact = [v for s in condition if s.operator in {"==", "==="} and (v := version(s.version))]

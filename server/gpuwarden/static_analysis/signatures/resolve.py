@@ -1,4 +1,4 @@
-"""Resolve names and signatures in the releases that a job gets, through imports and Python's order of inheritance.
+"""Resolve names and signatures in the releases that a job uses, through imports and Python's order of inheritance.
 
 An unknown name is never reported as missing: `None` means that a name or a signature can't be checked.
 """
@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.signatures.tables import Definition, Parameter, c
 _HOPS = 12
 _SERVED = ("TokenizerFast", "ImageProcessorFast")
 PLAIN = frozenset({"object", "ABC", "Generic", "Protocol", "PushToHubMixin", "Enum", "ExplicitEnum"})
-"""Bases that add no arguments."""
+"""Base classes that add no arguments."""
 
 
 class Found(Enum):
@@ -27,7 +27,9 @@ class Found(Enum):
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a class or a function. `renames`: deprecated arguments with the name to use, empty if none."""
+    """The arguments of a class or a function. `renames` maps deprecated arguments to their new names, "" if there is
+    none.
+    """
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     open: bool = False

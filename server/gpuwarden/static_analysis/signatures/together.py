@@ -1,9 +1,9 @@
-"""Find the releases of a package that are compatible with everything that a script certainly uses.
+"""Find the releases of a package that are compatible with everything that a script definitely uses.
 
-If no requirement names a release, a removed argument is certainly rejected if no possible release has it. A release is
-possible if it has all of the script's imports and other arguments. It must also be compatible with a possible release
-of each other package that the script uses. Because the tables have only one release of each minor version, a release
-also counts as possible if the next release in the table is possible.
+If the requirements do not specify a release, a removed argument is definitely rejected only if none of the possible
+releases has it. A release is possible if it has all of the script's imports and other arguments, and if it is
+compatible with a possible release of each other package that the script uses. Because the tables have only one release
+of each minor version, a release also counts as possible if the next release in the table is possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Passed = tuple[str, str]
 
 
 def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iterable[Passed]) -> bool:
-    """Return true if imports and other calls exclude all releases before the one that removed an argument."""
+    """Return true if imports and other calls exclude all releases before the release that removed an argument."""
     known = table(package)
     possible = possible_places(package, tuple(sorted(set(imports))), tuple(sorted(set(passed))))
     return known is not None and bool(possible) and possible[0] >= known.releases.index(gone_in)
@@ -28,7 +28,7 @@ def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iter
 
 @lru_cache(maxsize=64)
 def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed, ...]) -> tuple[int, ...]:
-    """Return the indices of a package's releases that are compatible with all imports and calls; empty if none is."""
+    """Return the indices of those releases of a package that are compatible with all imports and calls."""
     names: dict[str, list[str]] = {package: []}
     for name in imports:
         if package_of(name) and not name.endswith(".*"):
@@ -50,7 +50,7 @@ def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed
 
 
 def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]) -> list[int]:
-    """Return the indices of the releases that have all names and are in all sets of `limits`."""
+    """Return the indices of the releases that have all names and are in all sets in `limits`."""
     known = table(package)
     count = len(known.releases) if known else 0
     has = [
@@ -62,7 +62,7 @@ def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]
 
 
 def _accepts(package: str, place: int, other: str, at: int) -> bool:
-    """Return true if a release's requirements allow a given release of another package, or the next release of it."""
+    """Return true if a release's requirements allow a given release of another package, or the release after it."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     source, target = table(package), table(other)

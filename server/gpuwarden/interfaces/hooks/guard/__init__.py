@@ -2,7 +2,8 @@
 
 A client runs `python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG` before each call, with the call as JSON on
 standard input. CLIENT is claude, codex, gemini or cursor. CONFIG is a JSON file that `gpuwarden hooks install` writes:
-the protected paths, and the patterns that providers declare. So a hook call imports no provider and takes 0.1 s.
+the protected paths, and the patterns that providers declare. Therefore a hook call does not import providers and takes
+only 0.1 s.
 
     limits      limits per call, and the parser (tree-sitter-bash)
     printing    the predicted output of a command
@@ -21,6 +22,7 @@ the protected paths, and the patterns that providers declare. So a hook call imp
     calls       one tool call, as a client sends it
     __main__    the process: answers in the client's format, and blocks the call if anything fails
 
-The guard can't block calls that it can't read: a script file, an encoded or computed command, the user's own programs,
-or the user. The permissions of the account's key set the real limit; the guard prevents common mistakes.
+The guard can't block what it can't read: script files, encoded or computed commands, and the user's own programs. It
+does not restrict the user. Only the permissions of the account's key are a real limit; the guard prevents common
+mistakes.
 """

@@ -34,7 +34,7 @@ HINT = "Use gpuwarden's teardown_request: it verifies that nothing is lost, then
 
 
 def ended_after(seconds: int) -> None:
-    """Let the system kill this process after a time. If the process is killed, the hook blocks the call."""
+    """Let the system kill this process after a time limit. If the process is killed, the hook blocks the call."""
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import signal
 
@@ -66,7 +66,8 @@ def placed() -> str:
 
 
 def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
-    """Return the reason to block the call on standard input or None, a hint, and whether the client asks the user.
+    """Read a call from standard input. Return the reason to block it or None, a hint, and whether the client asks the
+    user.
 
     Codex and Gemini treat a question as permission, and Cursor asks about commands and servers only. Any exception
     propagates.

@@ -20,8 +20,9 @@ from gpuwarden.interfaces.hooks.guard.servers import other_server
 class Rules:
     """Protected paths, and the patterns to search for.
 
-    `home` and live run folders are protected against removal, `files` against any change. `settings` are the clients'
-    files that install this guard; only the guard's entry in them is protected. For `typing`, see `Judge.typing`.
+    `home` and live run folders are protected against removal, `files` against any change. `settings` contains the
+    clients' files that install this guard; only the guard's entry in them is protected. `typing` is explained at
+    `Judge.typing`.
     """
 
     home: str = ""
@@ -35,7 +36,7 @@ class Rules:
     def judge(self, cwd: str) -> Judge:
         """Return a judge for one call made in the folder `cwd`."""
         user = self.user or str(Path.home())
-        values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - the shell's own value
+        values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - the shell's default value
         values |= {"XDG_CONFIG_HOME": f"{user}/.config", "XDG_DATA_HOME": f"{user}/.local/share"}
         values |= {"GPUWARDEN_HOME": self.home} if self.home else {}
         budget = Budget()
@@ -44,11 +45,11 @@ class Rules:
 
 
 class Question(str):
-    """The reason to ask the user. A client that can't ask blocks the call."""
+    """The reason to ask the user about a call. A client that can't ask blocks the call."""
 
 
 def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
-    """Return the reason to block a call, or a `Question` if the user decides; None allows it."""
+    """Return the reason to block a call, a `Question` if the user must decide, or None to allow the call."""
     given = _given(event)
     judge = rules.judge(str(event.get("cwd") or given.get("workdir") or Path.cwd()))
     try:
@@ -56,12 +57,12 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     except TooMuch as error:
         return str(error)
     if not why and judge.files.blind and judge.names_kept():
-        judge.files.ask("the command names a setting reserved for the user, and writes to an unknown path")
+        judge.files.ask("the command contains a setting that is reserved for the user, and writes to an unknown path")
     return why or (Question(judge.files.question) if judge.files.question else None)
 
 
 def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's input. Some clients send the input as text, others send it in place of the event."""
+    """Return a tool's input. Some clients send it as a string; others send only the input, without an event."""
     given = event.get("tool_input")
     if isinstance(given, str):
         try:
@@ -92,7 +93,7 @@ def _judged(event: Mapping[str, Any], given: Mapping[str, Any], judge: Judge) ->
 
 
 def _server(event: Mapping[str, Any], tool: str) -> str:
-    """Return the MCP server of the tool: its name, or its URL or start command; empty for other tools."""
+    """Return the name, the URL or the start command of the tool's MCP server; empty for other tools."""
     if isinstance(context := event.get("mcp_context"), Mapping):  # Gemini's
         return str(context.get("server_name") or context.get("url") or "unknown").lower()
     if tool.startswith("mcp__"):

@@ -1,6 +1,6 @@
-"""Merge the declarations of providers and of the table of clouds.
+"""Merge the declarations of the providers with those of the clouds table.
 
-This module imports every provider, so the guard's process never imports this module.
+This module imports every provider. For this reason, the guard's process never imports it.
 """
 
 from __future__ import annotations

@@ -23,14 +23,15 @@ _PATCH_ENDS: Final = re.compile(
 )
 """Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
 
-A new time limit can stop a running object; gpuwarden treats an object without its label or annotations as deleted.
+A new time limit can stop a running object. If gpuwarden's label or annotations are removed from an object, gpuwarden
+treats the object as deleted.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",
                            "hcloud", "openstack", "linode", "vultr", "scaleway", "oci", "proxmox", "vmware", "k8s",
                            "kubevirt", "eks", "ecs", "aks", "gke", "rds", "efs", "instance", "server", "vm", "volume",
                            "disk", "cloudformation"})  # fmt: skip
-"""Words in the names of Ansible modules that rent machines or store data."""
+"""Words in the names of Ansible modules that manage machines or stored data."""
 _GONE: Final = re.compile(
     r"\bstate[\"']?\s*[=:]\s*[\"']?(?:absent|terminated|stopped|deleted|deallocated|poweredoff)\b"
 )
@@ -75,7 +76,7 @@ _CLUSTER: Final[dict[str, Callable[[Sequence[str]], bool]]] = {
 
 
 def ansible_module(args: Sequence[str], files: Files) -> str | None:
-    """Return the reason to block an ad-hoc call of an Ansible module."""
+    """Return the reason to block an ad hoc call to an Ansible module."""
     module, given = _option(args, "-m", "--module-name"), _option(args, "-a", "--args")
     if not module or not _GONE.search(given):
         return None
@@ -86,7 +87,7 @@ def ansible_module(args: Sequence[str], files: Files) -> str | None:
 
 
 def rclone_sync(args: Sequence[str], files: Files) -> str | None:
-    """Return the reason to block `rclone sync`: its source is empty, or its target contains protected files."""
+    """Return the reason to block `rclone sync` if its source is empty or its target contains protected files."""
     ends = [a for a in args if not a.startswith("-")][:2]
     if len(ends) < 2:
         return None
@@ -104,7 +105,7 @@ def rclone_sync(args: Sequence[str], files: Files) -> str | None:
 
 
 def _option(args: Sequence[str], short: str, long: str) -> str:
-    """Return the value of an option; empty if it is not given."""
+    """Return the value of an option, or an empty string if the option is not given."""
     for word, following in pairwise([*args, ""]):
         if word in {short, long}:
             return following

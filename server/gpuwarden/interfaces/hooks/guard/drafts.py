@@ -1,4 +1,6 @@
-"""Record the files that a call writes, and check them: the target, and also the text if the target requires it."""
+"""Record and check the files that a call writes. The target path is always checked; the text is checked if the target
+requires it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"
 
 
 class Drafts:
-    """Files that one call has written so far. `printed`: known output by path. `texts`: all shell text of the call."""
+    """Files that one call has written so far. `printed` is the known output by path, `texts` is all shell text in the
+    call.
+    """
 
     def __init__(self, files: Files, budget: Budget) -> None:
         self.files, self.budget = files, budget

@@ -26,7 +26,7 @@ READS: Final = frozenset({
     "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
     "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
 })  # fmt: skip
-"""Programs that change none of the files that they name, except those that `writes.written_by` yields."""
+"""Programs that change none of the files in their arguments, except those that `writes.written_by` yields."""
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
@@ -48,8 +48,8 @@ REMOTE: Final = re.compile(r"^(?:[\w.-]+@)?[\w.\[\]-]{2,}:(?!//)|^rsync://")
 class Files:
     """Check removals and changes of files, with paths relative to a folder.
 
-    `home` and `runs` are protected against removal, `files` against any change. `settings` are the clients' files that
-    install this guard.
+    `home` and `runs` are protected against removal, and `files` against any change. `settings` are the clients'
+    settings files, which install this guard.
     """
 
     home: str = ""
@@ -62,14 +62,14 @@ class Files:
     question: str = ""
     """Reason to ask the user, if no other check blocks the call."""
     blind: str = ""
-    """A target of a write that may be a protected file."""
+    """A path that a command writes and that may be a protected file."""
 
     def path(self, text: str) -> str:
-        """Return an absolute path. For a pattern, return the folder that it searches."""
+        """Return an absolute path. For a pattern, return the folder in which the pattern is expanded."""
         return os.path.normpath(os.path.join(self.cwd, re.split(r"[*?\[{]", self._at_home(text))[0]))  # noqa: PTH118 - a link must not be followed
 
     def place(self, text: str) -> str:
-        """Return an absolute pattern. The text after an unknown part stays unchanged."""
+        """Return an absolute pattern. Text after an unknown part is not changed."""
         text = self._at_home(text)
         if not text.startswith(("/", UNKNOWN)):
             text = f"{self.cwd}/{text}"
@@ -90,7 +90,7 @@ class Files:
         self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
-        """Return the reason to block the removal of a path. Ask about an unknown path while a job is live."""
+        """Return the reason to block the removal of a path. If the path is unknown and a job is live, ask the user."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
             self.budget.spend(10 if is_pattern(place) else 1)
@@ -124,7 +124,7 @@ class Files:
         return None
 
     def unpacked(self, folder: str) -> None:
-        """Ask about writing files with unknown names into a folder that contains protected files."""
+        """Ask the user if files with unknown names are written to a folder that contains protected files."""
         place = self.place(folder)
         if any(around(place, file) for file in (*self.files, *self.settings)):
             self.ask(f"the command writes unknown files to {place}, which contains gpuwarden's state, policy or guard")
@@ -194,8 +194,8 @@ class Files:
         return _lost(path) if not SCRATCH.search(path) and (deep or WEIGHTS.search(path)) else None
 
     def _rsync(self, args: Sequence[str]) -> str | None:
-        """Return the reason to block rsync: `--delete` applied to outputs, or removal of the source files."""
-        ends, skip = [], False  # the sources and the destination, without options and their values
+        """Return the reason to block rsync if it deletes outputs (`--delete`) or removes its source files."""
+        ends, skip = [], False  # the sources and the destination; options and their values are omitted
         for word in args:
             if not skip and not word.startswith("-"):
                 ends.append(word)
@@ -211,7 +211,7 @@ class Files:
         return None
 
     def _found(self, args: Sequence[str], far: bool) -> str | None:
-        """Return the reason to block a `find` that deletes its results. `Judge` checks its `-exec` commands."""
+        """Return the reason to block a `find` that deletes the files it finds. `Judge` checks its `-exec` commands."""
         runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}]
         if "-delete" not in args and not any(name_of(a) in DELETES for i in runs for a in args[i + 1 : i + 2]):
             return None
@@ -229,6 +229,6 @@ def _lost(path: str) -> str:
 
 
 def _scratch(place: str) -> bool:
-    """Return whether an unknown path ends in the name of a disposable file."""
+    """Return whether a partly unknown path ends in the name of a disposable file."""
     _, unknown, rest = place.rpartition(UNKNOWN)
     return SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))) is not None

@@ -73,7 +73,9 @@ class Judge:
         self.drafts = Drafts(self.files, self.budget)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
-        """Return the reason to block a text; None allows it. `far`: it runs on another machine. Raises TooMuch."""
+        """Return the reason to block shell text; None allows it. `far` means that it runs on another machine. Raises
+        TooMuch.
+        """
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deeply to check")
         self.drafts.texts.append(text)
@@ -124,7 +126,9 @@ class Judge:
         raise TooMuch("the command has too many nested wrappers to check")
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
-        """Return the words of the program that the first word runs; None if it runs no other program."""
+        """Return the words of the program that is run by the first word; None if the first word does not run another
+        program.
+        """
         if ASSIGNMENT.fullmatch(words[0]):
             variable, _, value = words[0].partition("=")
             assigned[variable] = value
@@ -241,7 +245,7 @@ class Judge:
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
-        """Return the contents of the files that the words name and that this call wrote earlier."""
+        """Return the contents of the files that are named in `args` and were written earlier in this call."""
         printed = self.drafts.printed
         return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 

@@ -1,4 +1,6 @@
-"""Limit the work of the guard per call. A call that exceeds a limit is blocked; a guard that hangs would allow it."""
+"""Limit the guard's work per call. A call that exceeds a limit is blocked, because a call is allowed if its guard
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ if TYPE_CHECKING:
     from tree_sitter import Tree
 
 MOST_BYTES = 131_072
-"""Linux limits the size of one argument, and therefore the text passed to a shell."""
+"""The Linux limit on the size of one argument, and therefore on the command passed to a shell."""
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
-"""Maximum number of the parser's progress reports, one per hundred parser steps."""
+"""Maximum number of progress callbacks from the parser, which makes one per hundred steps."""
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
-"""The parser's time grows with the square of the number of unmatched operators and keywords."""
+"""These limits exist because parsing time grows with the square of the number of unmatched operators and keywords."""
 DEEPEST = 40
 _MARK = re.compile(r"[|&;<>(){}$`=\[\]!]|case|if|for|while|until|select|do|then|el|fi|esac|function")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)(\w+)")
@@ -36,7 +38,7 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """Count steps over all texts of one call. Raises TooMuch when the limit is reached."""
+    """Count the steps for all commands in one call. Raises TooMuch when the limit is reached."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.left = steps
@@ -49,10 +51,10 @@ class Budget:
 
 
 def parsed(data: bytes) -> Tree:
-    """Parse a text. Raises TooMuch if the parser takes too many steps; the limit does not depend on machine speed."""
+    """Parse shell code. Raises TooMuch if this takes too many steps; the limit does not depend on machine speed."""
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     looks = count(1)
-    # The grammar looks up characters beyond U+FFFF outside the C library's tables, and may crash.
+    # The grammar may crash on characters beyond U+FFFF, because it looks them up outside the C library's tables.
     data = _BEYOND.sub(_two_for_one, data)
     try:
         return parser.parse(
@@ -63,13 +65,15 @@ def parsed(data: bytes) -> Tree:
 
 
 def _two_for_one(beyond: re.Match[bytes]) -> bytes:
-    """Replace a character beyond U+FFFF by two characters of two bytes each, so the length in bytes stays the same."""
+    """Replace a character beyond U+FFFF by two characters of two bytes each, so that the length in bytes stays the
+    same.
+    """
     code = ord(beyond[0].decode()) - 0x10000
     return (chr(0x400 + (code >> 10)) + chr(0x400 + (code & 0x3FF))).encode()
 
 
 def check_marks(text: str) -> None:
-    """Raise TooMuch if a text has more shell operators and keywords outside here-documents than any command needs.
+    """Raise TooMuch if a command has too many shell operators and keywords outside here-documents.
 
     Also raise it if the parser would read the delimiter of a here-document as a different word.
     """
@@ -89,9 +93,9 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return a text without the apparent bodies of its here-documents, and the line numbers of their starts.
+    """Return the text without apparent here-document bodies, and the line numbers where these here-documents start.
 
-    A body that the shell expands is kept.
+    Bodies that the shell expands are kept.
     """
     lines = text.split("\n")
     ends: dict[str, list[int]] = {}

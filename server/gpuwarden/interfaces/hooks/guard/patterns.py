@@ -1,4 +1,4 @@
-"""The guard's patterns, compiled from the declarations of providers and of the table of clouds."""
+"""The guard's patterns, compiled from the declarations of the providers and of the cloud table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 MOST_ARGUMENTS = 300
-"""Maximum number of words after a program that are searched; more than a user types."""
+"""Maximum number of words that are searched after a program's name. Users type fewer words."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
 # Names that are also English words or keywords: in code they are matched only at the start of a command.
@@ -51,7 +51,7 @@ class Spelling:
 
 
 def _starts(args: Sequence[str], start: int) -> Iterator[int]:
-    """Yield possible indices of the next word: after options, each of which may take one value."""
+    """Yield possible indices of the next word. Options, each with at most one value, may precede that word."""
     for i in range(start, len(args)):
         yield i
         if not args[i].startswith("-") and not (i > start and args[i - 1].startswith("-") and "=" not in args[i - 1]):
@@ -59,7 +59,9 @@ def _starts(args: Sequence[str], start: int) -> Iterator[int]:
 
 
 def _given(args: Sequence[str], option: str) -> bool:
-    """Return whether an option is given; `--replicas=0` matches `--replicas 0`, and `-r` matches `-rf`."""
+    """Return whether an option is given. A declared `--replicas=0` also matches `--replicas 0`, and `-r` also matches
+    `-rf`.
+    """
     name, equals, value = option.partition("=")
     if equals:
         return any(a == option or (a == name and args[i + 1 : i + 2] == [value]) for i, a in enumerate(args))
@@ -72,7 +74,7 @@ def _given(args: Sequence[str], option: str) -> bool:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Spellings of commands that stop or delete a machine, as the providers declare them."""
+    """Forms of the commands that stop or delete a machine, as declared by the providers."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the command that a program runs on the rented machine; None if it runs no command there."""
+        """Return the command that a program runs on the rented machine, or None if it does not run one there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:
@@ -172,7 +174,7 @@ class Patterns:
         return re.compile("|".join(self.code) or "(?!)")
 
     def command_in_code(self, text: str) -> str | None:
-        """Return the first command in text other than shell that stops or deletes a resource."""
+        """Return the first command in non-shell text that stops or deletes a resource."""
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
             begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"

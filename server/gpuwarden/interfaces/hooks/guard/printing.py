@@ -36,7 +36,7 @@ def name_of(word: str) -> str:
 
 
 def among(patterns: Sequence[str]) -> str:
-    """Return a marker for an unknown text that is one of the paths matched by the patterns."""
+    """Return a marker for unknown text that is one of the paths matched by the patterns."""
     if any(UNKNOWN in pattern for pattern in patterns):
         return f"{UNKNOWN}$()"
     plain = (re.sub(r"\s", "?", pattern) for pattern in patterns[:20])
@@ -44,7 +44,7 @@ def among(patterns: Sequence[str]) -> str:
 
 
 def alternatives(text: str) -> list[str]:
-    """Return a path once for each pattern that it may match."""
+    """Return one variant of a path for each pattern that its unknown part may match."""
     found = _AMONG.search(text)
     if found is None:
         return [text]
@@ -52,7 +52,7 @@ def alternatives(text: str) -> list[str]:
 
 
 def as_written(text: str) -> str:
-    """Return a text without markers, ready for a shell."""
+    """Return text without markers, so that it can be passed to a shell."""
     return _MARKS.sub("", _AMONG.sub("$()", text)) if UNKNOWN in text or _END in text or _OR in text else text
 
 

@@ -1,4 +1,4 @@
-"""Check whether requests to platforms, or code in other languages, stop or delete a resource."""
+"""Check whether HTTP requests to platforms, or code in other languages, stop or delete a resource."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_STRINGS: Final = 100
 
 
 def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield strings in code that may be commands, each with a flag that is true if it runs on another machine."""
+    """Yield strings in code that may be commands, each with a flag: whether the command may run on another machine."""
     far = _ELSEWHERE.search(text) is not None
     for found in islice(_LIST.finditer(text), MOST_STRINGS):
         yield " ".join(shlex.quote(word[1:-1]) for word in re.findall(r"\"[^\"]*\"|'[^']*'", found[1])), far
@@ -52,7 +52,7 @@ def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
 def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the paths that code removes, each with a flag that is true for a recursive removal.
 
-    A computed path is empty.
+    The path is empty if it is computed at run time.
     """
     for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
         path = found[4] or found[5] or ""
@@ -60,7 +60,7 @@ def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
-    """Return the reason to block a call of an HTTP program."""
+    """Return the reason to block a command that runs an HTTP client, such as curl."""
     method = _method(name, args)
     text = " ".join(args)
     if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):

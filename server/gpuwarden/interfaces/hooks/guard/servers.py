@@ -1,4 +1,4 @@
-"""Check a call of another MCP server's tool: the server, the tool and its arguments."""
+"""Check a call to another MCP server's tool: the server, the tool and its arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", 
 HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
                              "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
                              "describe", "logs", "docs"})  # fmt: skip
-"""Words in the names of tools that stop or delete no machine. They take precedence over other words of the name."""
+"""Words in the names of tools that don't stop or delete machines. They take precedence over other words in the name."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
 REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
@@ -49,7 +49,7 @@ MOST_TEXTS: Final = 500
 
 
 def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge) -> str | None:
-    """Return the reason to block a call of another MCP server's tool."""
+    """Return the reason to block a call to another MCP server's tool."""
     if OWN in server:
         return None
     name = tool.rpartition("__")[2].removeprefix("MCP:").removeprefix(f"mcp_{server}_")
@@ -64,7 +64,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
     ended = {w for f, text in texts if f in STATE_FIELDS for w in _words(text)} & ENDED
     ends = words & VERBS or (platform and ended)
     if ends and not looks and (platform or words & MACHINES):
-        return f"`{name}` of the MCP server `{server[:60]}` stops or deletes a resource"
+        return f"`{name}` from the MCP server `{server[:60]}` stops or deletes a resource"
     far = platform or bool(_words(server) & {"ssh", "remote", "sftp", "gpu", "host"})
     if not far and not words & LOOKS and (why := _file_tool(words, given, texts, judge)):
         return why
@@ -82,7 +82,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
 
 
 def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge: Judge) -> bool:
-    """Return whether the server, the tool or an argument names a platform, or a request is addressed to a platform."""
+    """Return whether the server, the tool or an argument names a platform, or a request is sent to a platform."""
     names = [tool, *(text for field_name, text in texts if field_name in PLACE_FIELDS)]
     for word in judge.patterns.servers:
         if word in _words(server) or word in server.split("-"):
@@ -107,7 +107,9 @@ def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[
 
 
 def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in a tool's input with the name of its field. Raises TooMuch beyond MOST_TEXTS values."""
+    """Yield every string in a tool's input with its field name. Raises TooMuch if there are more than MOST_TEXTS
+    values.
+    """
     stack, seen = [(name, given)], 0
     while stack:
         name, value = stack.pop()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 MARK: Final = "gpuwarden.interfaces.hooks.guard"
 OLD_MARK: Final = "guard.py"
-"""Names of this guard in a client's configuration: the current name and that of older versions."""
+"""Names of this guard in a client's configuration: the current name and the name in older versions."""
 MOST_BYTES: Final = 2_000_000
 DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
@@ -52,7 +52,7 @@ _WRITES_IN_CODE: Final = re.compile(
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
                               "ugrep", "egrep", "fgrep", "head", "tail", "jq", "test", "["})  # fmt: skip
-"""Programs whose arguments are mostly prose."""
+"""Programs whose arguments are usually plain text, not commands."""
 
 
 def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]) -> str | None:
@@ -103,7 +103,9 @@ def is_client_file(path: str) -> bool:
 
 
 def watched(path: str) -> bool:
-    """Return whether text written to a file has to be checked: client configuration and shell startup files."""
+    """Return whether text written to a file has to be checked, because it is client configuration or a shell startup
+    file.
+    """
     return is_client_file(path) or _STARTUP.search(path) is not None
 
 
@@ -143,12 +145,12 @@ def shell_written(path: str, text: str) -> str | None:
 
 
 def names_kept(text: str) -> bool:
-    """Return whether a text names a file or sets a value that is reserved for the user."""
+    """Return whether text names a file or sets a value that is reserved for the user."""
     return any(pattern.search(text) for pattern in (_KEPT_IN_CODE, _OFF, _SET))
 
 
 def may_be_off(text: str) -> bool:
-    """Return whether a text names the setting that disables hooks, with an unknown value."""
+    """Return whether text contains the setting that disables hooks, and its value is unknown."""
     return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
 
 
@@ -170,7 +172,7 @@ def contents(path: str, most: int = MOST_BYTES) -> str | None:
 
 
 def after_edits(before: str, edits: Sequence[dict[str, Any]]) -> str:
-    """Return a text after the edits of an Edit or MultiEdit call."""
+    """Apply the edits of an Edit or MultiEdit call to text, and return the result."""
     for edit in edits:
         old, new = str(edit.get("old_string") or ""), str(edit.get("new_string") or "")
         before = before.replace(old, new, -1 if edit.get("replace_all") else 1) if old else before + new

@@ -22,7 +22,7 @@ MOST_ROUNDS: Final = 40
 """
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell. When a subshell ends, its change of folder has no further effect."""
+"""Nodes that run in a subshell. When a subshell ends, its changes of the working directory are undone."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
@@ -41,7 +41,7 @@ class Feed:
 
 @dataclass
 class Command:
-    """A simple command. `fed`: its standard input is a pipe, a file or a text."""
+    """A simple command. `fed`: its standard input is a pipe, a file or literal text."""
 
     words: list[str] = field(default_factory=list)
     assigned: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ Part = tuple["Node | tuple[str, str]", Feed]
 
 
 class Reader(Words):
-    """Read a text command by command. Its assignments change `values`; the key `name()` holds a function's body."""
+    """Read shell text command by command. Assignments change `values`; the key `name()` contains a function's body."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
@@ -188,7 +188,7 @@ class Reader(Words):
         return inner + [part for word in few for part in (((self.raw(variable), word), Feed()), *body)]
 
     def _stages(self, stages: list[Node], feed: Feed) -> list[tuple[Node, Feed]]:
-        """Return the stages of a pipeline; the input of each stage is the output of the stage before."""
+        """Return the stages of a pipeline; the input of each stage is the output of the previous stage."""
         parts = []
         fed = Feed(feed.stdin, (), feed.fed)
         for stage in stages[:-1]:
@@ -252,7 +252,7 @@ class Reader(Words):
         return [*parts, (last, inner), *later], Command(targets=[] if simple else own.targets)
 
     def _heredoc(self, node: Node, own: Command, later: list[Part]) -> list[Node]:
-        """Read a here-document into `own`. Return the commands that the statement pipes into."""
+        """Read a here-document into `own`. Return the commands to which the statement pipes its output."""
         piped: list[Node] = []
         for child in node.named_children:
             if child.type == "heredoc_body":

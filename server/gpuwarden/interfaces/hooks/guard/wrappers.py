@@ -14,7 +14,7 @@ SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "r
 SOURCED: Final = frozenset({"source", "."})
 CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
                "deno": "eval", "ipython": "-c", "tsx": "-e", "rscript": "-e", "julia": "-e"}  # fmt: skip
-"""Option that is followed by code, for each interpreter."""
+"""For each interpreter, the option that is followed by code."""
 KEYWORDS: Final = frozenset({"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time",
                              "coproc", "noglob", "nocorrect"})  # fmt: skip
 WRAPPERS: Final[dict[str, str]] = {
@@ -26,7 +26,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
     "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
 }  # fmt: skip
-"""One-letter options that are followed by a value, for each wrapper."""
+"""For each wrapper, the one-letter options that are followed by a value."""
 RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
                             "docker", "podman", "nerdctl", "docker-compose", "op", "doppler", "infisical", "chamber",
                             "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
@@ -51,7 +51,7 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
-"""Separator of the arguments of a function."""
+"""Separator between a function's arguments."""
 FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
 """Programs that run a command on other machines; the command can be at any position in their arguments."""
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
@@ -64,7 +64,7 @@ ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
 
 
 def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
-    """Return the words after a wrapper's options, their values, and a leading duration or setting."""
+    """Return the words that follow a wrapper's options, the options' values, and a leading duration or setting."""
     i, leading = 0, name in {"timeout", "gtimeout", "flock", "chroot", "taskset", "chrt", "faketime", "dtach"}
     while i < len(words):
         word = words[i]
@@ -82,7 +82,7 @@ def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
 
 
 def after_c(args: Sequence[str]) -> list[str]:
-    """Return the text after a shell's `-c`, also combined as in `-lc`, with the words that follow as `$@`."""
+    """Return the text after a shell's `-c` or `-lc`, with `$@` replaced by the words that follow."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)), None)
     if flag is None or not (rest := args[flag + 1 :]):
         glued = (re.fullmatch(r"(?:--command=|-[a-z]*?c(?=[\s\S]*\s))([\s\S]+)", a) for a in args)
@@ -124,7 +124,7 @@ def for_fleets(args: Sequence[str]) -> Iterator[str]:
 
 
 def after_command(args: Sequence[str]) -> list[str]:
-    """Return the command text that PowerShell or cmd runs."""
+    """Return the text of the command that PowerShell or cmd runs."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"(?i)-c(?:o\w*)?|/[ck]", a)), None)
     return [] if flag is None else [" ".join(args[flag + 1 :])]
 

@@ -72,7 +72,9 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
 
 
 def _copied(name: str, args: Sequence[str], plain: Sequence[str]) -> Iterator[Write]:
-    """Yield the targets of copies: the last word as a file, or each source's name in the last word as a folder."""
+    """Yield the possible targets of copies: the last word if it is a file, or each source's name in it if it is a
+    folder.
+    """
     sources, target = list(plain[:-1]), plain[-1] if plain else ""
     for option, value in pairwise([*args, ""]):
         key, _, given = option.partition("=")

@@ -1,4 +1,4 @@
-"""The API for metrics and alerts of trainers, for deployments, and for the events of a job."""
+"""The API for trainers' metrics and alerts, for deployments, and for job events."""
 
 from __future__ import annotations
 

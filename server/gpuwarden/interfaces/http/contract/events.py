@@ -1,7 +1,8 @@
 """GET /api/jobs/{job}/events: the events of a job as server-sent events, and as a WebSocket at the same path.
 
-Both send the same JSON objects. `type` is `state` at first, then `event` (of the ledger), `alert`, or `metrics` (the
-newest point of each metric that changed). To continue after an event, send its `id` as `Last-Event-ID` or as `?after=`.
+Both send the same JSON objects. The first object has the `type` `state`; the others have the `type` `event` (a ledger
+event), `alert`, or `metrics` (the newest point of each metric that changed). To continue after an event, send its `id`
+as `Last-Event-ID` or as `?after=`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from gpuwarden.interfaces.http.contract.live import EVERY_S, Json, Live, Place, 
 from gpuwarden.interfaces.http.serving import Serving
 
 ALIVE_S: Final = 15.0
-"""Seconds without an event after which a comment is sent to keep the stream alive."""
+"""After this many seconds without an event, a comment is sent to keep the stream alive."""
 SEND_S: Final = 30.0
 """Maximum seconds that a WebSocket client may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the stream and the WebSocket."""
+    """Return the routes for the stream and the WebSocket."""
     live = Live(serving.ctx)
     serving.lifespans.append(live.running)
 
@@ -62,7 +63,7 @@ def _since(connection: HTTPConnection) -> Place | None:
 
 
 async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") -> AsyncIterator[str]:
-    """Yield new events, at most four times a second. The subscription ends with the stream."""
+    """Yield new events, at most four times a second. The subscription ends when the stream ends."""
     with live.following(job_id, since, who) as one:
         yield "retry: 2000\n\n"
         while True:
@@ -74,7 +75,7 @@ async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") ->
 
 
 def _sse(event: Json) -> str:
-    """Return one event. JSON escapes line breaks, so a text can't start another event."""
+    """Return one event. JSON escapes line breaks, so the content can't start another event."""
     mark = f"id: {event['id']}\n" if "id" in event else ""
     return f"{mark}event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 

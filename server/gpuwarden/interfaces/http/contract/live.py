@@ -1,8 +1,8 @@
-"""Follow jobs: events of the ledger, points and alerts of the metric store, at most four times a second.
+"""Follow jobs: poll the ledger for events, and the metric store for points and alerts, at most four times a second.
 
-One task polls for all subscribers and detects the writes of every process: this one, the watch, a command. The queue of
-a slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
-until the subscriber reads them, so a slow connection loses none.
+One task polls for all subscribers and detects what any process writes, including this one, the watch and commands. The
+queue of a slow subscriber holds only the newest point of each metric, and at most MAX_WAITING events. Further events
+remain in storage until the subscriber reads them, so a slow connection loses no events.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpuwarden.metrics.store import Point
 logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 MAX_WAITING: Final = 256
-"""Maximum number of queued events of one subscriber."""
+"""Maximum number of queued events for one subscriber."""
 MAX_SUBSCRIBERS: Final = 200
 MAX_EACH: Final = 50
-"""Maximum number of streams of one token or session, so that one can't use up the streams of all others."""
+"""Maximum number of streams for one token or session, so that none can use up the streams of all others."""
 Json = dict[str, Any]
 
 
 @dataclass
 class Place:
-    """Position of a subscriber in the ledger and in the alerts of the store."""
+    """A subscriber's position in the ledger and in the store's alerts."""
 
     seq: int = 0
     alert: int = 0
@@ -63,7 +63,7 @@ class Subscriber:
     points: dict[str, Json] = field(default_factory=dict)
     sent: dict[str, Point] = field(default_factory=dict)
     behind: bool = False
-    """Whether storage may have more events than the queue had room for."""
+    """Whether storage may contain events that did not fit in the queue."""
     some: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -115,7 +115,7 @@ class Live:
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are already open", "Close one, then retry.")
         if sum(one.who == who for one in self._subscribers) >= MAX_EACH:
-            raise NoCapacity(f"{MAX_EACH} streams of this token are already open", "Close one, then retry.")
+            raise NoCapacity(f"{MAX_EACH} streams are already open for this token", "Close one, then retry.")
         return read_job(self.ctx.ledger, job_id)
 
     @contextmanager
@@ -126,7 +126,7 @@ class Live:
         """
         job = self.admit(job_id, who)
         present = Place(self.ctx.ledger.last_seq(), self.ctx.metrics.last_alert(job_id))
-        # A position beyond the end comes from another ledger; waiting for it would skip new events.
+        # A position beyond the end belongs to another ledger; waiting for that position would skip new events.
         since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
         one = Subscriber(job_id, since, who)
         one.put({"type": "state", "state": str(job.state), "at": job.since, "why": named(job.why, 300)})
@@ -160,7 +160,7 @@ class Live:
             await anyio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Poll once, and queue the changes for each subscriber, as far as its queue has room."""
+        """Poll once, and queue the changes for each subscriber until its queue is full."""
         seen = self.ctx.ledger.last_seq(), await to_thread.run_sync(self.ctx.metrics.version)
         moved, stored = seen[0] != self._seen[0], seen[1] != self._seen[1]
         self._seen = seen

@@ -1,4 +1,4 @@
-"""POST /api/training/local/metrics and POST /api/alerts/trigger: reports of jobs.
+"""POST /api/training/local/metrics and POST /api/alerts/trigger: reports from jobs.
 
 The response is sent after the commit, so every acknowledged post is stored. A repeated post gets the same response and
 changes nothing. The key identifies the job; a body that names another job is refused.
@@ -44,7 +44,7 @@ LATE_S: Final = 7 * 86_400.0
 spool.
 """
 LOOK_S: Final = 60.0
-"""Seconds between two checks of whether a job may still report."""
+"""Seconds between two checks whether a job may still report."""
 LARGE: Final = 64 << 10
 """Size in bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000
@@ -137,7 +137,10 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _own(request: Request, reporters: Reporters) -> tuple[str, dict[str, Any], bool]:
-    """Return the sender, its post, and whether the post is large. Raises Malformed; Refused for another job's post."""
+    """Return the sender, its post, and whether the post is large.
+
+    Raises Malformed if the post is not a JSON object, and Refused if it names another job.
+    """
     sender = principal_of(request).job_id or ""
     names = reporters.names(sender)
     raw = await request.body()

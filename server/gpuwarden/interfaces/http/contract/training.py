@@ -26,17 +26,17 @@ from gpuwarden.lifecycle.submission.submit import submit
 CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 LOG_BYTES: Final = 2_000
 FIRST_LOOK_S: Final = 30.0
-"""Seconds that a job's own status request waits for the first poll of the job."""
+"""Seconds for which a status request from a job waits for the first poll of that job."""
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # Otherwise a job that continuously requests its status would keep the watch from getting the job's lock.
+    # Otherwise, the watch could not get the lock of a job that continuously requests its status.
     looks = Looks(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:
-        """Check a job and launch it. On a rented platform a call without a receipt returns findings, price and receipt.
+        """Check and launch a job. On a rented platform, a call without a receipt returns findings, price and receipt.
 
         The body contains the arguments of submit_job except the platform, which is in the path.
         """

@@ -1,4 +1,4 @@
-"""The page: running jobs, open questions and billing, rendered here and updated in place by small scripts."""
+"""The web page with running jobs, open questions and billing. It is rendered here and updated by small scripts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpuwarden.interfaces.http.serving import Serving
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes of the page."""
-    # Import Jinja and the templates only if the page is served.
+    """Return the routes for the page."""
+    # Jinja and the templates are imported only if the page is served.
     from gpuwarden.interfaces.http.pages.approving import approving_routes
     from gpuwarden.interfaces.http.pages.reading import reading_routes
 

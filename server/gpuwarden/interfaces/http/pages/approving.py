@@ -1,7 +1,8 @@
-"""Routes for approvals on the page: the same facts as at a terminal, confirmed by a passkey or a code from a terminal.
+"""Routes for approvals on a web page, with the same facts as at a terminal.
 
-Only a browser session can call them, from a page of this server. A session alone can't approve, and tokens have no
-access to these routes. The signature covers the digest of the facts that were shown; every challenge works once.
+A passkey or a code from a terminal confirms an approval. Only a browser session can call these routes, from a page of
+this server. A session alone can't approve, and tokens have no access. The signature covers the digest of the facts that
+were shown; every challenge works once.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class ApprovalPages:
         self.challenges = Challenges(serving.ctx)
 
     async def question(self, request: Request) -> Response:
-        """GET the page with the facts to approve."""
+        """Return the page with the facts to approve."""
         ticket = request.path_params["ticket"]
         view = clean(self.ctx, await self._facts(ticket))
         site = self.settings.local_url if request.url.hostname in {"127.0.0.1", "::1"} else ""
@@ -138,7 +139,7 @@ class ApprovalPages:
         }
 
     async def challenge(self, request: Request) -> Response:
-        """POST the digest of the shown facts; the response contains the challenge that a passkey has to sign."""
+        """Return the challenge that a passkey has to sign. The request contains the digest of the displayed facts."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if CHANNEL not in self.ctx.policy.approval.channels:
             raise Refused("the policy does not allow approval on the page", approval(ticket))
@@ -155,7 +156,7 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "options": approval_options(site, made, known)})
 
     async def code(self, request: Request) -> Response:
-        """POST the terminal's code for this page, with the digest of the facts: approve them, once."""
+        """Approve the displayed facts. The request contains the one-time terminal code and the digest of the facts."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if not takes_codes(self.ctx):
             raise Refused("the policy does not allow codes on the page", approval(ticket))
@@ -170,7 +171,7 @@ class ApprovalPages:
             return await self._approved(ticket, facts["digest"], f"one-time code of {made.data.by}")
 
     async def answer(self, request: Request) -> Response:
-        """POST the signature: approve the facts that it covers, once."""
+        """Approve the facts that the request's signature covers. A signature is accepted only once."""
         body, ticket = await _body(request), request.path_params["ticket"]
         site = Site.of(request.headers.get("origin", ""), self.settings)
         made = self.challenges.take(principal_of(request).id, ticket)
@@ -193,7 +194,7 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "message": LAUNCHED if issued.data.job else SUBMIT_AGAIN})
 
     async def state(self, request: Request) -> Response:
-        """GET the progress of an approved teardown.
+        """Return the progress of an approved teardown.
 
         Each call advances the teardown by one step, as waiting at a terminal does.
         """
@@ -203,7 +204,7 @@ class ApprovalPages:
         return JSONResponse(clean(self.ctx, {"ok": True, "message": message, "under_way": under_way}))
 
     async def passkeys(self, _request: Request) -> Response:
-        """GET the page with the registered passkeys and the form for a terminal's code."""
+        """Return the page with the registered passkeys and the form for a terminal's code."""
         rows = [
             {"name": one.name, "site": one.site, "since": local(one.registered_at, "%Y-%m-%d %H:%M")}
             for one in passkeys(self.ctx)
@@ -211,7 +212,7 @@ class ApprovalPages:
         return page("passkeys.html", {"passkeys": rows}, here="")
 
     async def new_challenge(self, request: Request) -> Response:
-        """POST the terminal's code; the response contains the options with which a browser creates a passkey."""
+        """Return the options with which a browser creates a passkey. The request contains a code from a terminal."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])
@@ -221,7 +222,7 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "options": registration_options(site, name, made, known)})
 
     async def new_answer(self, request: Request) -> Response:
-        """POST the new passkey with the same code: register it, once."""
+        """Register the new passkey. The request contains the passkey and the same code, which is accepted only once."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])

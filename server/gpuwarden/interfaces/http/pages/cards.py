@@ -1,4 +1,4 @@
-"""Cards of one job or of all machines, shown by a client inside a conversation (MCP Apps, SEP-1865).
+"""Build cards for one job or for all machines, which clients show inside a conversation (MCP Apps, SEP-1865).
 
 A card is a document without data, made from the page's templates, with inline style and scripts. The tool's result
 contains the view, and the script writes the view into the document as text. A card can't load or request any other
@@ -44,13 +44,13 @@ EDGE: Final = 3.0
 """Distance between a line and the upper and lower edge, in units of the drawing."""
 POINTS: Final = 240
 FEW_POINTS: Final = 60
-"""Maximum number of points of a curve in a list."""
+"""Maximum number of points in a curve that is shown in a list."""
 ROWS: Final = 20
-"""Maximum number of entries of a list on a card."""
+"""Maximum number of entries in a list on a card."""
 FOLLOWED: Final = 8
 """Maximum number of machines in a list that are shown with their job's curve and evidence."""
 TEXT: Final = 400
-"""Maximum number of characters of one text on a card, such as a path, a name or a reason."""
+"""Maximum number of characters in one string on a card, such as a path, a name or a reason."""
 FIELDS: Final = {
     "texts": (
         "state",
@@ -103,9 +103,9 @@ def _digest(text: str) -> str:
 
 
 async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
-    """Return the view of the card for the result of a tool."""
+    """Return the card's view of a tool result."""
     view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
-    view = clean(ctx, view)  # before texts are truncated, because a partial secret would not be found
+    view = clean(ctx, view)  # before texts are truncated, because a truncated secret would not be found
     view["texts"] = _short(view["texts"])
     view["lists"] = {name: [_short(row) for row in rows[:ROWS]] for name, rows in view["lists"].items()}
     return {**view, "at": ctx.clock.now()}
@@ -154,7 +154,9 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
 
 
 def _short(row: Row) -> Row:
-    """Return a row with bounded texts, without links and log lines, because a card is not a page of the server."""
+    """Return a row without links and log lines, and with strings of limited length, because a card is not a page of the
+    server.
+    """
     left_out = {"href", "lines"}
     return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
 

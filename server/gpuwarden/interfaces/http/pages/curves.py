@@ -1,7 +1,7 @@
 """Curves of a job's metrics for the page: at most a few thousand points, and non-finite values separately.
 
-The points come from the metric store, to which the job posts them. If a job has posted none, the few points of the loss
-that its runner keeps are used.
+The points come from the metric store, to which the job posts them. If a job has posted none, the few loss values that
+its runner keeps are used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Streams that update open pages. They send the full view of a page whenever it differs from the previous view.
+"""Streams that update open pages. A stream sends the full view of a page whenever the view differs from the previous
+one.
 
-One task builds each view once for all windows of a page: soon after a change in the ledger or the metric store, and
-every few seconds for data that is not recorded there, such as a log. A slow window skips views but never falls behind,
-since views are not queued. Without open windows no view is built.
+One task builds each view once for all windows that show a page. It does so soon after a change in the ledger or the
+metric store, and every few seconds for data that is not recorded there, such as a log. A slow window skips views but
+never falls behind, because views are not queued. If no window is open, no views are built.
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ EVERY_S: Final = 0.5
 SOONEST_S: Final = 2.0
 """Minimum seconds between two views of a page."""
 DUE_S: Final = 4.0
-"""Seconds after which a view is rebuilt without new records."""
+"""Seconds after which a view is rebuilt even without new records."""
 ALIVE_S: Final = 15.0
 """Seconds after which an unchanged view is sent again, to detect a dead connection."""
 SHARE: Final = 4.0
-"""After building views, the task pauses for this multiple of the time that it took."""
+"""After building views, the task pauses for this multiple of the time that building them took."""
 MAX_STREAMS: Final = 200
-"""Maximum number of streams of all pages, which share the server's connections. A page without a stream polls."""
+"""Maximum number of streams for all pages, which share the server's connections.
+
+A page without a stream polls instead.
+"""
 MAX_EACH: Final = 20
-"""Maximum number of streams of one session or token, so that one can't use up the streams of all others."""
+"""Maximum number of streams for one session or token, so that it can't use up the streams of all others."""
 
 
 @dataclass
 class Board:
-    """One open page: its latest view, and the event for which its readers wait."""
+    """One open page, with its latest view and the event that its readers wait for."""
 
     make: Callable[[], Awaitable[View]]
     readers: int = 0
@@ -56,7 +60,7 @@ class Board:
     changed: anyio.Event = field(default_factory=anyio.Event)
 
     def put(self, view: View) -> None:
-        """Store a view. Wake readers unless only the values of meters and clocks differ."""
+        """Store a view, and wake its readers unless only the values of meters and clocks have changed."""
         rates = {name: meter["rate"] for name, meter in view.get("meters", {}).items()}
         texts = {name: text for name, text in view.get("texts", {}).items() if name != "updated"}
         self.text = json.dumps(view, allow_nan=False)
@@ -95,8 +99,8 @@ class Following:
         return StreamingResponse(self.lines(request.url.path, who, make), media_type="text/event-stream")
 
     async def lines(self, path: str, who: str, make: Callable[[], Awaitable[View]]) -> AsyncIterator[str]:
-        """Yield each new view as a server-sent event. JSON escapes line breaks, so a text can't start another event."""
-        if self._full(who):  # other streams were admitted at the same time
+        """Yield each new view as a server-sent event. JSON escapes line breaks, so text can't start another event."""
+        if self._full(who):  # other streams may have been admitted in the meantime
             return
         with self._reading(path, who, make) as board:
             yield "retry: 2000\n\n"
@@ -125,11 +129,11 @@ class Following:
             if not board.readers:
                 self._boards.pop(path, None)
             self._readers[who] -= 1
-            self._readers += Counter()  # drops entries without streams
+            self._readers += Counter()  # removes entries without streams
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Build views inside this block while pages are open."""
+        """Within this context, build views while pages are open."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             try:
@@ -164,6 +168,6 @@ class Following:
         board.stale = False
         try:
             board.put(await board.make())
-        except Exception as error:  # an error of one page must not stop the others, or the server that runs this task
+        except Exception as error:  # an error in one page must not stop other pages or the server that runs this task
             _log("a page can't be updated", error)
         board.made_at = anyio.current_time()

@@ -1,4 +1,4 @@
-"""View of one job for the page: progress, cost, evidence, machine, diagnosis, log and timeline."""
+"""View of one job for its page: progress, cost, evidence, machine, diagnosis, log and timeline."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from gpuwarden.lifecycle.monitoring.overview import JobLine, line_of
 from gpuwarden.lifecycle.records import JobRecord, read_job, story
 
 EVENTS: Final = 200
-"""Maximum number of events in a timeline; the latest ones are shown."""
+"""Maximum number of events in a timeline. The latest events are shown."""
 FULL: Final = 95.0
-"""Percent of memory or disk in use at which a gauge is marked."""
+"""Percentage of memory or disk in use at which a gauge is highlighted."""
 TITLES: Final = {
     Rung.DECLARED: "Outputs declared",
     Rung.COPIED: "Copied to this machine",
@@ -54,10 +54,10 @@ COPIES: Final = {
 
 
 def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
-    """Return the view of one job from its last poll `seen`, or from the ledger without a poll. Raises NotFound."""
+    """Return the view of one job, based on its last poll `seen` or, without a poll, on the ledger. Raises NotFound."""
     job = read_job(ctx.ledger, job_id)
     line = line_of(ctx, job)
-    # If the machine is gone, its last poll contains the progress of the job.
+    # If the machine is gone, its last poll contains the job's progress.
     last = replace(seen, observation=line.seen) if seen and not seen.observation and job.state not in ACTIVE else seen
     reply = (
         results.checked(last, ctx.hidden(last.texts, job.spec.secrets))
@@ -123,7 +123,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
 
 
 def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the step that pauses or resumes a job. The page shows it as a command, because its session is
+    """Return the step that pauses or resumes a job. The page shows the step as a command, because the page's session is
     read-only.
     """
     if job.state is Job.PAUSED and not job.resume_requested:
@@ -158,7 +158,7 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
 
 
 def _to_come(reply: CheckReply, line: JobLine) -> str:
-    """Return the projected cost at the job's last step, estimated if the provider reports costs late."""
+    """Return the projected cost at the job's last step. It is estimated here if the provider reports costs late."""
     if reply.projected_cost_usd is not None:
         return usd(reply.projected_cost_usd)
     if reply.remaining_s is None or line.cost_usd is None or line.price_usd_per_hour is None:
@@ -175,7 +175,10 @@ def _looked(seen: Checked | None, error: WardenError | None) -> str:
 
 
 def rung_row(step: Step) -> Row:
-    """Return one step of the verification. Its text describes the evidence: number of files, bytes, time."""
+    """Return one step of the verification.
+
+    Its text describes the evidence, such as the number of files, bytes and the time.
+    """
     parts = []
     if step.files is not None:
         parts.append(counted(step.files, "file") + (f", {size(step.bytes)}" if step.bytes is not None else ""))
@@ -198,7 +201,7 @@ def rung_row(step: Step) -> Row:
 
 
 def _kept(reply: CheckReply) -> list[Row]:
-    """Return the files of the job's artifact store; empty while the machine itself can be read."""
+    """Return the files in the job's artifact store, or nothing while the machine itself can be read."""
     if (kept := reply.kept) is None:
         return []
     what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""
@@ -235,7 +238,10 @@ def _used(free: int | None, total: int | None) -> int | None:
 
 
 def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: bool = False) -> Row | None:
-    """Return one gauge; None if the machine does not report it. A full memory or disk is bad, a busy GPU is not."""
+    """Return one gauge, or None if the machine does not report it.
+
+    Full memory or a full disk is highlighted, a busy GPU is not.
+    """
     if used is None:
         return None
     share = 100 * used / of if of else None
@@ -245,7 +251,7 @@ def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: 
 
 
 def event_rows(ctx: Context, job_id: str) -> list[Row]:
-    """Return the ledger's events of a job, its machines and tickets, the latest first."""
+    """Return the ledger's events for a job, its machines and its tickets, latest first."""
     events = story(ctx.ledger, job_id)[-EVENTS:]
     rows = told_events([event.as_dict() for event in reversed(events)])
     return [
@@ -264,7 +270,7 @@ def event_rows(ctx: Context, job_id: str) -> list[Row]:
 
 
 def log_view(ctx: Context, job: JobRecord, seen: Checked | None) -> View:
-    """Return the end of a log: its readable text, its start and the size of the log in bytes."""
+    """Return the end of a log: its readable text, its start offset and the size of the log in bytes."""
     if seen is None or seen.log is None:
         return {"text": "", "start": 0, "size": 0}
     log = seen.log

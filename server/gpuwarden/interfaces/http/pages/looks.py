@@ -41,7 +41,10 @@ class Look(Generic[T]):
         self.error: WardenError | None = None
 
     async def newest(self, patience_s: float = FIRST_S) -> T | None:
-        """Return the last result, and start a poll if one is due. Wait up to `patience_s` seconds for a first one."""
+        """Return the last result, and start a poll if one is due.
+
+        Without a result, wait up to `patience_s` seconds for the first one.
+        """
         now = asyncio.get_running_loop().time()
         if self._task is None and now >= self._due:
             self._task = asyncio.create_task(self._run())

@@ -1,4 +1,4 @@
-"""View of the costs of machines by day, platform, project, person and job."""
+"""The view of machine costs by day, platform, project, person and job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOBS: Final = 50
 
 
 def money_view(ctx: Context, days: int) -> View:
-    """Return the costs of machines in the last `days` days. Simulated costs are shown but not added to the total."""
+    """Return the machine costs of the last `days` days. Simulated costs are shown but not added to the total."""
     since = day_start(ctx.clock.now() - (days - 1) * 86_400)
     found = charges(ctx, since)
     by = {
@@ -59,7 +59,7 @@ def money_view(ctx: Context, days: int) -> View:
 
 
 def _bars(rows: list[CostReply]) -> list[Row]:
-    """Return rows with their costs in percent of the highest cost."""
+    """Return rows with their costs as percentages of the highest cost."""
     most = max((row.usd for row in rows), default=0.0) or 1.0
     return [
         {
@@ -76,9 +76,7 @@ def _bars(rows: list[CostReply]) -> list[Row]:
 
 
 def _columns(costs: CostsReply, since: float, days: int) -> list[Row]:
-    """Return one column for each day, including days without costs. Heights are in percent of the most expensive
-    day.
-    """
+    """Return one column per day, including days without costs. Heights are percentages of the most expensive day."""
     spent = {row.key: row for row in costs.rows}
     most = max((row.usd for row in costs.rows), default=0.0) or 1.0
     first = datetime.fromtimestamp(since, UTC).astimezone().date()

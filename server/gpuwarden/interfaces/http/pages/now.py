@@ -1,4 +1,4 @@
-"""Views of the start page, with running jobs, open questions and billing, and of the list of all jobs."""
+"""The views for the start page (running jobs, open questions and billing) and for the list of all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of the platforms (persistence of storage, deadlines) and of the references (known failures)."""
+"""Build the views of the platforms (storage persistence, deadlines) and of the references (known failures)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS: Final = {"stop": "stop", "terminate": "terminate", "preemption": "interru
 
 
 def platforms_view(ctx: Context) -> View:
-    """Return every platform with the persistence of its storage, and the deadlines of rented machines."""
+    """Return every platform with its storage persistence, and the deadlines of rented machines."""
     names = [name for name in ctx.platforms() if not name.startswith(REHEARSAL)]
     return {
         "heads": [HEADS[event] for event in EVENTS],
@@ -30,7 +30,7 @@ def platforms_view(ctx: Context) -> View:
 
 
 def platform_row(name: str, profile: Profile) -> dict[str, Any]:
-    """Return one platform: a row for each storage tier, and the automatic actions of the platform."""
+    """Return one platform with a row for each storage tier, and the platform's automatic actions."""
     return {
         "id": profile.id,
         "name": name,
@@ -46,7 +46,7 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
 
 
 def tier_row(tier: Tier) -> dict[str, Any]:
-    """Return one storage tier. A fact that is not established is unknown, with a way to establish it."""
+    """Return one storage tier. A fact that has not been established is shown as unknown, with a way to establish it."""
     survives = [getattr(tier.survives, event) for event in EVENTS]
     return {
         "name": tier.tier,
@@ -59,7 +59,7 @@ def tier_row(tier: Tier) -> dict[str, Any]:
 
 
 def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
-    """Return one fact as a word. `state` selects its color; `title` is the way to establish an unknown fact."""
+    """Return one fact as a word. `state` selects its color; `title` describes how to establish an unknown fact."""
     if isinstance(value, Unfound):
         return {"state": "unknown", "text": "unknown", "title": value.unknown}
     return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
@@ -98,7 +98,7 @@ def running_clocks(ctx: Context) -> list[Row]:
 
 
 def knowledge_view(query: str) -> View:
-    """Return the entries of the references that match a symptom or lines of a log."""
+    """Return the reference entries that match a symptom or lines of a log."""
     reply = look_up(query) if query.strip() else None
     return {
         "query": query,

@@ -1,4 +1,4 @@
-"""Read-only routes of the page: each page as HTML, and its view as JSON for the script that updates it."""
+"""Read-only routes for the web pages: each page as HTML, and its view as JSON for the script that updates the page."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ PAGE: Final = 50
 """Maximum number of jobs on one page."""
 STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, Job.REFUSED})
 LARGEST: Final = 1e15
-"""Upper bound of a number in a URL; steps, bytes and seconds are below it."""
+"""Upper limit for numbers in a URL. Steps, bytes and seconds are always lower."""
 SHARE: Final = 20.0
-"""A view is reused for this multiple of the time that it took to build."""
+"""A view is reused for this many times as long as it took to build."""
 MAX_RUNS: Final = 6
 """Maximum number of runs in one chart."""
 
 
 def reading_routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes, which need the scope read."""
+    """Return the routes, which require the scope `read`."""
     pages = Pages(serving.ctx)
     serving.lifespans.append(pages.following.running)
     found: dict[str, Endpoint] = {
@@ -75,7 +75,7 @@ def reading_routes(serving: Serving) -> list[BaseRoute]:
 
 
 def headed(endpoint: Endpoint) -> Endpoint:
-    """Add the page's headers to every response, and send an error as a page or as JSON."""
+    """Add the page headers to every response, and return errors as a page or as JSON."""
 
     @wraps(endpoint)
     async def answer(request: Request) -> Response:
@@ -108,7 +108,7 @@ def _number(request: Request, name: str) -> float | None:
 
 
 class Pages:
-    """The pages of one server. Machines are polled in the background while a page is served."""
+    """One server's pages. Machines are polled in the background while a page is open."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -154,7 +154,7 @@ class Pages:
         return clean(self.ctx, now_view(results.warned(reply, notices(self.ctx), in_commands)))
 
     async def jobs(self, request: Request) -> Response:
-        """GET /jobs: every job, a page at a time."""
+        """GET /jobs: all jobs, one page at a time."""
         asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
         if asked["state"] and asked["state"] not in STATES:
             raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
@@ -173,7 +173,7 @@ class Pages:
         return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first)
 
     async def job(self, request: Request) -> Response:
-        """GET /jobs/ID: one job, with other runs to compare its curves with."""
+        """GET /jobs/ID: one job, and other runs whose curves can be compared with it."""
         job_id = request.path_params["job_id"]
         view = await self._job(job_id)
         runs = list(dict.fromkeys([job_id, *filter(None, request.query_params.getlist("with"))]))[:MAX_RUNS]
@@ -221,7 +221,7 @@ class Pages:
         return JSONResponse(clean(self.ctx, found))
 
     async def log(self, request: Request) -> Response:
-        """GET the part of a log before a byte offset."""
+        """GET the part of a log that precedes a byte offset."""
         before = int(_number(request, "before") or 0)
         job_id = request.path_params["job_id"]
         start = max(0, before - LOG_BYTES)
@@ -233,7 +233,7 @@ class Pages:
         return JSONResponse({"text": redact(plain(text), hidden), "start": start})
 
     async def money(self, request: Request) -> Response:
-        """GET /money: the costs of machines."""
+        """GET /money: machine costs."""
         asked = _number(request, "days")
         days = SPANS[1] if asked is None else int(asked)
         if not 1 <= days <= 366:
@@ -241,7 +241,7 @@ class Pages:
         return page("money.html", clean(self.ctx, money_view(self.ctx, days)), here="Money")
 
     async def platforms(self, _request: Request) -> Response:
-        """GET /platforms: the persistence of storage on each platform, and the platforms' deadlines."""
+        """GET /platforms: which storage persists on each platform, and the platforms' deadlines."""
         return page("platforms.html", clean(self.ctx, platforms_view(self.ctx)), here="Platforms")
 
     async def knowledge(self, request: Request) -> Response:
@@ -251,7 +251,7 @@ class Pages:
         return page("knowledge.html", clean(self.ctx, view), here="Knowledge")
 
     async def entry(self, request: Request) -> Response:
-        """GET /knowledge/ID: one known failure."""
+        """GET /knowledge/ID: one entry about a known failure."""
         view = await to_thread.run_sync(entry_view, request.path_params["key"])
         if view is None:
             raise NotFound("this entry does not exist", "Search for a symptom.")

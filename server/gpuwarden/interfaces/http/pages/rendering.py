@@ -1,8 +1,8 @@
-"""Render the page: templates with every value escaped, and values as readable text.
+"""Render the page: fill templates with escaped values, and format values as readable text.
 
-A view is a dictionary of texts, lists of rows, and numbers. The first response renders it as HTML. Later responses send
-it as JSON, and the script writes the texts into the same elements. So both show the same content, and no text becomes
-markup.
+A view is a dictionary of strings, lists of rows, and numbers. The first response renders it as HTML. Later responses
+send it as JSON, and the page's script writes the strings into the same elements. Both show the same content, and no
+string is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def step_rows(steps: Sequence[NextStep]) -> list[Row]:
 
 
 def first_command(steps: Sequence[NextStep]) -> str:
-    """Return the command of the first step that has one, ready to paste; empty if none has."""
+    """Return the command of the first step that has one, ready to paste; empty if no step has a command."""
     return next((command(step) for step in steps if step.action in COMMANDS and step.action != Action.MANUAL), "")
 
 
 def clean(ctx: Context, view: View) -> View:
-    """Return a view without the secrets of this process and of its jobs."""
+    """Return a view from which the secrets of this process and its jobs are removed."""
     found: View = scrubbed(view, ctx.hidden(view))
     return found
 

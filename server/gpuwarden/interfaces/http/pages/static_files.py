@@ -1,4 +1,4 @@
-"""The scripts, styles and the icon, read once, and the security headers of the page."""
+"""The scripts, the styles and the icon, each read once, and the security headers for the pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS: Final = {
 
 @cache
 def files() -> dict[str, tuple[bytes, str, str]]:
-    """Return the content, the type and the digest of each file by its path. No other path is served."""
+    """Return the content, the type and the digest of each file by its path. Other paths are not served."""
     folder = HERE / "static"
     found = {}
     for path in sorted(folder.rglob("*")):

@@ -22,20 +22,20 @@ from gpuwarden.lifecycle.teardown.passkeys import Passkey
 
 CHALLENGE_S: Final = 120.0
 MOST: Final = 200
-"""Maximum number of open challenges; a new one replaces the oldest."""
+"""Maximum number of open challenges. A new challenge replaces the oldest one."""
 AGAIN: Final = "Reload the page, check the facts, then approve."
 
 
 @dataclass(frozen=True)
 class Site:
-    """Origin of a browser's page, and the host to which its passkeys are bound."""
+    """The origin of a page in a browser, and the host to which passkeys for that page are bound."""
 
     origin: str
     host: str
 
     @classmethod
     def of(cls, origin: str, settings: Settings) -> Site:
-        """Return the site of an origin. Raises Refused for an address at which browsers offer no passkeys."""
+        """Return the site of an origin. Raises Refused for an address at which browsers do not support passkeys."""
         host = urlsplit(origin).hostname or ""
         if origin.lower() not in settings.origins or host in {"", "127.0.0.1", "::1"}:
             raise Refused(
@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Challenge:
-    """Challenge that an authenticator signs: random bytes, and the digest of the facts shown to the user."""
+    """A challenge that an authenticator signs. It has random bytes and the digest of the facts shown to the user."""
 
     bytes: bytes
     about: str
@@ -56,14 +56,17 @@ class Challenge:
 
 
 class Challenges:
-    """The open challenges of one server. They are kept in memory only, so a restart invalidates them."""
+    """The open challenges of a server. They are kept in memory only, so a restart invalidates them."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self._open: OrderedDict[tuple[str, str], Challenge] = OrderedDict()
 
     def make(self, session: str, about: str, digest: str) -> Challenge:
-        """Return a challenge for one session and one subject. The challenge replaces an earlier one."""
+        """Return a new challenge for one session and one subject.
+
+        The challenge replaces any earlier one for the same session and subject.
+        """
         shown = hashlib.sha256(f"{about}\n{digest}".encode()).digest()
         made = Challenge(random.token_bytes(32) + shown, about, digest, self.ctx.clock.now() + CHALLENGE_S)
         self._open[session, about] = made
@@ -72,7 +75,7 @@ class Challenges:
         return made
 
     def take(self, session: str, about: str) -> Challenge:
-        """Use up a challenge. Raises Refused if it was used, has expired, or never existed."""
+        """Consume a challenge. Raises Refused if it was used, has expired, or never existed."""
         found = self._open.pop((session, about), None)
         if found is None or self.ctx.clock.now() > found.expires_at:
             raise Refused("the challenge was already used or has expired", AGAIN)
@@ -80,7 +83,7 @@ class Challenges:
 
 
 def registration_options(site: Site, name: str, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
-    """Return the options with which a browser creates a passkey."""
+    """Return the options that a browser needs to create a passkey."""
     from webauthn import generate_registration_options, options_to_json
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers import structs as kinds
@@ -124,7 +127,7 @@ def registered(site: Site, challenge: Challenge, credential: object) -> PasskeyR
 
 
 def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
-    """Return the options with which a browser signs a challenge with a registered passkey."""
+    """Return the options that a browser needs to sign a challenge with a registered passkey."""
     from webauthn import generate_authentication_options, options_to_json
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers import structs as kinds

@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
-"""Limits of one verification of a path: seconds, bytes, entries of folders."""
+"""Limits for one verification of a path: seconds, bytes and folder entries."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
@@ -63,7 +63,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         if (job_id is None) == (path is None):
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
         if job_id is not None:
-            read_job(ctx.ledger, job_id)  # raises for an unknown job, which would otherwise be read as a path
+            read_job(ctx.ledger, job_id)  # raises for an unknown job, whose id would otherwise be treated as a path
         what = job_id or _address(ctx, path or "")
         there = where == "instance"
         other = None if against is None else against if there else _address(ctx, against)
@@ -80,8 +80,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 def _address(ctx: Context, what: str) -> str:
     """Return an address on the Hub unchanged, anything else as a path of this machine.
 
-    Over HTTP, only paths below the working directory and pulled copies are allowed: the report lists files, and a token
-    with the scope read is not an account on this machine.
+    Over HTTP, only paths below the working directory and pulled copies are allowed, because the report lists files, and
+    a token with the scope read does not imply an account on this machine.
     """
     if what.startswith(SCHEME):
         return what
@@ -99,21 +99,21 @@ def _address(ctx: Context, what: str) -> str:
 def _usable(path: str) -> Path:
     """Return a path with its home folder expanded. Raises BadRequest if no file system accepts it."""
     if not path.strip() or "\x00" in path or len(path) > 4_096:
-        raise BadRequest("path is empty, too long or contains a NUL character", "Name a file or folder.")
+        raise BadRequest("path is empty, too long or contains a NUL character", "Specify a file or folder.")
     return Path(path).expanduser()
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
     """Return an agent's destination. Raises BadRequest unless it resolves to a place below the working directory.
 
-    Hidden folders are refused: programs read their settings from them, and the machine chooses the file names.
+    Hidden folders are refused, because programs read their settings from them and the machine chooses the file names.
     """
     if dest is None:
         return None
     root = Path.cwd().resolve()
     real = (root / _usable(dest)).resolve()
     if not real.is_relative_to(root):
-        raise BadRequest("dest is outside the working directory", "Name a folder below it, or omit dest.")
+        raise BadRequest("dest is outside the working directory", "Specify a folder below it, or omit dest.")
     if any(part.startswith(".") for part in real.relative_to(root).parts):
-        raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
+        raise BadRequest("dest is a hidden folder", "Specify a folder without a leading dot, or omit dest.")
     return real

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
-    """Return a reply as short text and as structured content, with tokens and the user's secrets removed."""
+    """Return a reply as short text and as structured content, without tokens and the user's secrets."""
     reply = worded(warned(reply, notices(ctx), in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)
@@ -52,7 +52,7 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
 
 
 def _structured(reply: Result) -> dict[str, Any]:
-    """Return the full reply. Findings keep their next steps as text only, which is the part that a model reads."""
+    """Return the full reply. The next steps of findings are kept only as text, because a model reads the text."""
     return reply.model_dump(mode="json", exclude={"findings": {"__all__": {"next"}}})
 
 
@@ -66,7 +66,7 @@ def cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(raised, WardenError):
         return raised
     if isinstance(error, MCPError) or (isinstance(raised, ToolError) and not isinstance(raised, UnexpectedToolError)):
-        return Refused("the client's answer is invalid, so it counts as no answer; nothing was changed", ASK_OUTSIDE)
+        return Refused("the client's answer is invalid and was ignored; nothing was changed", ASK_OUTSIDE)
     if isinstance(raised, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(raised)
     logger.error("a tool crashed", exc_info=raised or error)

@@ -1,4 +1,4 @@
-"""The tool search_references, the entries that it finds, the templates, and the prompts."""
+"""Register the tool search_references, the resource templates and the prompts."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
@@ -58,7 +58,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.resource(PROFILE_TEMPLATE, name="profile", title="One platform's profile", mime_type=MARKDOWN)
     async def profile(name: str) -> str:
         """Return a platform's storage, billing and pitfalls. Every profile is listed as a resource."""
-        raise ResourceNotFoundError(f"no profile is named {line(name, 80)!r}; list the resources for all profiles")
+        raise ResourceNotFoundError(f"no profile is named {line(name, 80)!r}; list the resources to see all profiles")
 
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:

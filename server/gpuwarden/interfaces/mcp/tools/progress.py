@@ -10,13 +10,13 @@ from mcp.server.mcpserver import Context as ClientContext
 
 T = TypeVar("T")
 Note = Callable[[float, float | None], None]
-"""Callback for progress: bytes done, and the total in bytes if it is known."""
+"""Progress callback. Its arguments are the number of bytes done, and the total number if it is known."""
 
 
 async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]], doing: str) -> T:
     """Run `work` with a progress callback, and notify the client twice a second.
 
-    `doing` is the verb of the message, such as "verifying".
+    `doing` is the verb in the message, such as "verifying".
     """
     news: list[tuple[float, float | None]] = []
 

@@ -1,6 +1,6 @@
 """The tool teardown_request, and the question that it may ask the user in the client."""
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here, because the SDK evaluates annotations of tools defined in a function.
 from typing import Annotated, Any, Final
 
 from mcp.server.auth.middleware.auth_context import get_access_token
@@ -28,7 +28,7 @@ CHANNEL: Final = "elicitation"
 class Yes(BaseModel):
     """The form that the user answers."""
 
-    # Some clients return the form empty without showing it, so only true and false count as answers.
+    # Some clients return an empty form without showing it, so only true and false count as answers.
     model_config = ConfigDict(json_schema_extra={"required": ["approve"]})
     approve: Annotated[bool | None, BeforeValidator(lambda said: said if isinstance(said, bool) else None)] = Field(
         None, description="End the machine and delete the listed files"
@@ -51,10 +51,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def ask_person(
         view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
     ) -> Elicit[Yes] | Unasked:
-        """Ask in the client, if it can ask and every proof is present."""
+        """Ask the user in the client, if the client supports this and every proof is present."""
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
-        # A client that declares only URLs shows no forms.
+        # A client that declares support only for URLs does not show forms.
         shows_forms = declared is not None and (declared.form is not None or declared.url is None)
         kinds = (ApprovalDeclined, ApprovalUnanswered)
         before = (ctx.ledger.last(view.record.subject, kind) for kind in kinds)
@@ -84,11 +84,11 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
-            if (token := get_access_token()) is not None:  # over HTTP: the user chose the name of the token
+            if (token := get_access_token()) is not None:  # over HTTP, the token has a name, which the user chose
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
-        if choice is False:  # only an explicit no is an objection
+        if choice is False:  # only an explicit "no" counts as an objection
             declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the user in the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
@@ -98,11 +98,15 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def question(view: TeardownView) -> str:
-    """Return the question to the user. It contains the digest of the facts: an approval applies to them only."""
+    """Return the question to the user.
+
+    It contains the digest of the facts, because an approval applies only to these facts.
+    """
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    # The user would be asked again if the text changed, so it contains the cost at the time of the ticket.
+    # The question contains the cost at the time of the ticket, because the user would be asked again if the text
+    # changed.
     price = lease.instance.price_usd_per_hour if lease.instance else None
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (

@@ -1,4 +1,4 @@
-"""Load datasets of the Hub from the rows that the parent downloaded, and handle calls that request more rows."""
+"""Load Hub datasets from the rows that the parent process downloaded, and handle calls that request more rows."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, A
             features = datasets.Features.from_dict(types) if types else None
             rows = [{k: _cell(v, types.get(k)) for k, v in row.items()} for row in rows]
             table = datasets.Dataset.from_list((rows * ROWS)[:ROWS], features=features)
-        except Exception as error:  # the Hub's viewer may use types that this library does not know
-            raise Stopped(f"no rows of {path} can be created here: {type(error).__name__}: {error}") from error
+        except Exception as error:  # the Hub's viewer may return types that this library does not support
+            raise Stopped(f"rows for {path} can't be created here: {type(error).__name__}: {error}") from error
         return table.to_iterable_dataset() if given.get("streaming") else table
 
     split = given.get("split")

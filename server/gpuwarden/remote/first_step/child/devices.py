@@ -1,4 +1,4 @@
-"""Keep torch on the CPU: calls for a CUDA device run on the CPU, and compilers and workers are disabled."""
+"""Make torch use only the CPU: CUDA calls run on the CPU, and compilers and workers are disabled."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[
         def note() -> None:
             error = sys.exc_info()[1]
             if isinstance(error, (Stopped, Enough)):
-                raise error  # the script's `except` is not meant for these
+                raise error  # the script's handler must not catch these
             if record.caught is None and isinstance(error, Exception) and counts(error):
                 record.caught = error
 

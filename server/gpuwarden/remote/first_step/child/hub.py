@@ -92,7 +92,7 @@ def patch_models(record: Record, module: ModuleType) -> None:
 
 
 def patch_auto(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.models.auto.auto_factory`, which reads these arguments before a model does."""
+    """Patch `transformers.models.auto.auto_factory`, which reads the arguments of `from_pretrained` first."""
     kind = module._BaseAutoModelClass
     original = kind.from_pretrained.__func__
 

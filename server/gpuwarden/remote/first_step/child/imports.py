@@ -18,7 +18,7 @@ class AfterImport(MetaPathFinder):
         self._patches = patches
 
     def install(self) -> None:
-        """Insert this finder before the others."""
+        """Insert this finder before all other finders."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
@@ -32,7 +32,7 @@ class AfterImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch = self._patches.pop(fullname, None)  # only here, because a module that was found may not be executed
+            patch = self._patches.pop(fullname, None)  # popped only now, because a found module may not be executed
             if patch is not None:
                 patch(module)
 

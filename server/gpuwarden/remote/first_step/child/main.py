@@ -64,7 +64,7 @@ def bound(order: Dict[str, Any]) -> None:
     """Limit memory, processor time and file size for this process and its children."""
     try:
         import resource
-    except ImportError:  # Windows; the parent's time limit still applies
+    except ImportError:  # on Windows; the parent's time limit still applies
         return
     for what, most in ((resource.RLIMIT_DATA, order["memory"]), (resource.RLIMIT_CPU, order["cpu_s"]),
                        (resource.RLIMIT_FSIZE, order["file_bytes"]), (resource.RLIMIT_CORE, 0)):  # fmt: skip
@@ -177,7 +177,7 @@ def substitute(record: Record) -> None:
             try:
                 patch(record, module)
             except Exception as error:
-                record.unfit = f"the substitutes do not fit this {module.__name__}: {type(error).__name__}: {error}"
+                record.unfit = f"the substitutes don't support this {module.__name__}: {type(error).__name__}: {error}"
 
         return apply
 

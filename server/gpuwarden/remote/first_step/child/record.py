@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 MOST = 40
 FEW_LAYERS = 128
-"""A size in a config above this value is a width; a smaller one may also be a number of layers, heads or experts."""
+"""A number in a config above this value is a width; a smaller number may also count layers, heads or experts."""
 _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
 
 
@@ -17,7 +17,7 @@ class Stopped(BaseException):
 
 
 class Enough(BaseException):
-    """A training loop of unknown length has made enough steps."""
+    """A training loop of unknown length has completed enough steps."""
 
 
 class Record:
@@ -47,7 +47,7 @@ class Record:
             self.reached.append(stage)
 
     def replaced(self, what: str, by: str, *, made_up: bool = False) -> None:
-        """Record a substitute. If it is `made_up`, it differs from the original and may cause later errors."""
+        """Record a substitute. A substitute that is `made_up` differs from the original and may cause later errors."""
         if len(self.substitutes) < MOST:
             self.substitutes.setdefault(what, by)
         if made_up and what not in self.made_up:
@@ -71,13 +71,13 @@ class Record:
         return Stopped(f"the {kind} {name} was not downloaded for the rehearsal")
 
     def supply(self, kind: str, name: str) -> Optional[Dict[str, Any]]:
-        """Return the files that the parent downloaded from a repo; None if there are none."""
+        """Return the files that the parent downloaded from a repo; None if there are no such files."""
         found: Optional[Dict[str, Any]] = self.order.get(kind, {}).get(name)
         return found
 
 
 def model_files(work: str) -> List[str]:
-    """List the names of files in the script's working folder, the largest first, up to a limit."""
+    """List the files in the script's working folder, largest first. Only a limited number of files is searched."""
     found: List[Tuple[int, str]] = []
     for folder, folders, files in os.walk(work):
         folders[:] = sorted(f for f in folders if not f.startswith("."))[:200]

@@ -1,4 +1,4 @@
-"""Shrink the Hub's models: keep the architecture, but with few and narrow layers and random weights.
+"""Shrink Hub models: a small model has the same architecture, but few and narrow layers and random weights.
 
 The real `from_pretrained` then loads these weights, so that the library checks the arguments, dtypes and heads.
 """
@@ -63,7 +63,7 @@ def _rope(name: str, value: Any) -> Any:
 
 
 def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int, int]]:
-    """Yield the small and the real value of each number in a config that was reduced."""
+    """Yield (small value, real value) for each number that was reduced in a config."""
     for name, value in config.items():
         if isinstance(value, dict) and isinstance(small.get(name), dict):
             yield from lowered(value, small[name])
@@ -72,7 +72,7 @@ def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int
 
 
 def prepare(record: Record, hub: str) -> None:
-    """Replace the model configs in the Hub's cache with small ones."""
+    """Replace the model configs in the Hub's cache with small configs."""
     for name in record.order.get("models", {}):
         for path in glob.glob(os.path.join(folder_of(hub, name), "**", "config.json"), recursive=True):
             with open(path, encoding="utf-8") as file:

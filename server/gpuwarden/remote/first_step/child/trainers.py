@@ -1,4 +1,4 @@
-"""Limit trainers of transformers and Lightning to one step, one save and one resume, on the CPU, without reporting."""
+"""Limit transformers and Lightning trainers to one step, one save and one resume, on the CPU, without reporting."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
         record.unsaved = f"save_strategy={strategy!r}" if strategy == "no" else None
         record.frozen = not any(p.requires_grad for p in self.model.parameters())
         for name in ("num_train_epochs", "max_steps", "save_steps", "eval_steps", "logging_steps"):
-            value = getattr(settings, name, None)  # fail as the library would: the values are replaced below
+            value = getattr(settings, name, None)  # fail as the library would, because the values are replaced below
             assert value is None or value < 1 or value >= 1, f"{name} is {value}"
         lower(settings)
         settings.max_steps, settings.logging_steps = 1, 1
@@ -93,7 +93,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
     def new_evaluate(self: Any, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         whole = self.eval_dataset
-        self.eval_dataset = few(whole, self.args)  # `eval_dataset` is unchanged: scripts use its length
+        self.eval_dataset = few(whole, self.args)  # `eval_dataset` is not changed, because scripts use its length
         try:
             return evaluate(self, eval_dataset, *args, **given)
         finally:
@@ -104,7 +104,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
 
 def lower(settings: Any) -> None:
-    """Lower the sizes in a trainer's settings, after the library has checked the script's values."""
+    """Reduce the sizes in a trainer's settings, after the library has checked the script's values."""
     if not hasattr(settings, "num_generations"):
         settings.per_device_train_batch_size = min(settings.per_device_train_batch_size, ROWS)
         settings.gradient_accumulation_steps = min(settings.gradient_accumulation_steps, 2)

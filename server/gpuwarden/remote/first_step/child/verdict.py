@@ -1,4 +1,4 @@
-"""Decide whether the script has an error, or a substitute, this machine or a missing file stopped it."""
+"""Decide whether a script ended because of its own error, a substitute, this machine, or a missing file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
 
 
 def certain(record: Record, error: BaseException) -> bool:
-    """Return whether an error does not depend on any substitute: a wrong name, call or option."""
+    """Return whether an error is independent of all substitutes: a wrong name, call or option."""
     wrong_call = isinstance(error, (TypeError, AttributeError, ImportError, ValueError)) and _CALLS.search(str(error))
     return isinstance(error, _NAMES) or bool(wrong_call) or bool(record.usage)
 
@@ -64,7 +64,7 @@ def is_wrong(record: Record, error: BaseException) -> bool:
 
 
 def stopped(record: Record, error: BaseException) -> str:
-    """Return why an error is not the script's fault; empty if it is the script's fault."""
+    """Return the reason for an error that the script did not cause; empty if the script caused the error."""
     if isinstance(error, Stopped) or record.unfit:
         return record.unfit or str(error)
     if isinstance(error, ImportError):
@@ -75,8 +75,11 @@ def stopped(record: Record, error: BaseException) -> str:
     name = getattr(error, "filename", None)
     elsewhere = not isinstance(name, str) or os.path.isabs(name)  # a relative path is also missing in the job
     for reason, so in (
-        ("the script needs more memory than it has here", isinstance(error, MemoryError) or "allocate memory" in words),
-        ("the script needs more disk space than it has here", "No space left on device" in words),
+        (
+            "the script needs more memory than it can use here",
+            isinstance(error, MemoryError) or "allocate memory" in words,
+        ),
+        ("the script needs more disk space than it can use here", "No space left on device" in words),
         ("the script needs a GPU", _GPU.search(words)),
         ("the script needs the network", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
         (f"the file {name} does not exist on this machine", isinstance(error, FileNotFoundError) and elsewhere),
@@ -89,7 +92,7 @@ def stopped(record: Record, error: BaseException) -> str:
 
 
 def _missing(record: Record, error: ImportError) -> str:
-    """Return why a failed import is not the script's fault; empty if it is the script's fault."""
+    """Return the reason for a failed import that the script did not cause; empty if the script caused the failure."""
     whole = error.name or ""
     top = whole.split(".")[0]
     if top in _GPU_PACKAGES or (_GPU.search(str(error)) and not _CALLS.search(str(error))):
