@@ -104,7 +104,7 @@ SAID = "The interval between checkpoints follows a formula by Young and Daly, wi
         ("skills/training-debug/SKILL.md", "By Young and Daly the interval between two checkpoints follows a formula."),
         (
             "references/hardware.md",
-            "Two sets of principles meet: for jobs that start reliably, for machines that cost.",
+            "It combines two sets of principles: for jobs that start reliably, for machines that cost.",
         ),
         (
             "README.md",

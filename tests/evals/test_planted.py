@@ -46,7 +46,7 @@ PLANTED = [
     ("check_money", 'if sum_ > spec["max"]:', 'if value > spec["max"]:'),
     ("check_money", 'return not_exercised("no call to add up")', "return PASS"),
     ("check_money", "if gap < least:", "if gap < 0:"),
-    ("check_money", 'return fail("calls without a', 'continue\n                fail("calls without a'),
+    ("check_money", 'return fail("the interval', 'continue\n                fail("the interval'),
     ("check_money", "if row > most:", "if row > most + 1:"),
     ("check_money", 'return fail(f"the transcript', 'continue\n            return fail(f"the transcript'),
     ("check_money", "if value > most:", "if value > most + 1:"),

@@ -56,7 +56,7 @@ def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
 def test_what_comes_with_a_package_that_is_not_installed_here_is_on_the_machine_too() -> None:
     need("pillow", importlib.util.find_spec("PIL") is not None)
     text = (SCRIPTS / "image_classification.py").read_text(encoding="utf-8")
-    without = replaced(text, [['#   "pillow>=11,<14",  # reading pictures\n', ""]])
+    without = replaced(text, [['#   "pillow>=11,<14",  # reads pictures\n', ""]])
     assert "PIL" not in missing(without), "torchvision brings pillow"
     bringers = tuple(f'#   "{name}' for name in ("torchvision", "tensorboard", "trackio"))
     others = [line for line in without.splitlines(keepends=True) if line.startswith(bringers)]

@@ -207,7 +207,7 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.jsonl", b"[" * 100_000 + b"\n", "line 1:"),
         ("a.json", b"3", "not a list of objects"),
         ("a.json", b"[" * 100_000, "not valid JSON"),
-        ("a.json", b'{"images": [], "annotations": [{}], "categories": []}', "not COCO annotations"),
+        ("a.json", b'{"images": [], "annotations": [{}], "categories": []}', "valid COCO annotations"),
         ("a.csv", b"a\n\xff\xfe\n", "can't be read"),
         ("a.parquet", b"PAR1 nothing", "can't be read"),
         ("a.json", b"[{}, {]", "not valid JSON after row 1"),
@@ -369,7 +369,7 @@ def test_a_document_that_would_fill_the_memory_is_refused_unread(tmp_path: Path,
     with pytest.raises(BadRequest) as refusal:
         list(rows_of(tmp_path / "a.json"))
     wording(refusal, "64 MiB")
-    assert "jsonl" in str(refusal.value.next_steps)
+    assert "jsonl" in str(refusal.value.next_steps).lower()
 
 
 def test_parquet_that_can_not_be_python_values_is_refused(tmp_path: Path, wording: Wording) -> None:

@@ -29,7 +29,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def pull_artifacts(
         job_id: JobId,
-        dest: Annotated[str | None, Field(description="Folder below the working directory")] = None,
+        dest: Annotated[str | None, Field(description="Folder in the working directory")] = None,
         also: Annotated[list[str] | None, Field(description="Remote paths to add to the outputs")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.PullReply]:

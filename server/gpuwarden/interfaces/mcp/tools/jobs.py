@@ -104,9 +104,9 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         env: Annotated[dict[str, str] | None, Field(description="Plain variables, never secrets")] = None,
         secrets: Annotated[list[str] | None, Field(description="Names of environment variables: HF_TOKEN")] = None,
         inputs: Annotated[
-            list[str] | None, Field(description="Files or folders to send, below the working directory")
+            list[str] | None, Field(description="Files or folders to send, in the working directory")
         ] = None,
-        outputs: Annotated[list[str] | None, Field(description="Paths to keep, below the working folder")] = None,
+        outputs: Annotated[list[str] | None, Field(description="Paths to keep, in the working folder")] = None,
         artifact_store: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
         timeout_s: Annotated[int | None, Field(description="Hard limit; estimate + 30 % or more")] = None,
         estimate_s: Annotated[int | None, Field(description="Expected run time")] = None,
