@@ -212,7 +212,7 @@ class KubeApi:
             if not about.get("continue"):
                 return rows
             more = {"_continue": str(about["continue"])}
-        raise BadReply(f"the cluster's {kind} has too many pages", "Delete old gpuwarden jobs in the cluster.")
+        raise BadReply(f"the cluster's {kind} has too many pages", "Delete jobs that are no longer needed.")
 
     def _one(self, ask: Callable[..., Any], name: str, kind: str) -> dict[str, Any] | None:
         try:
