@@ -96,7 +96,10 @@ async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Contex
     report = await verify(house, job, against="out/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, said(report)
     assert {"compared: the step went from 10 to 20", "compared: 1 of 1 tensors have moved"} <= {*report.proved}
-    for other, words in (("out/checkpoint-20", "all 1 tensors are the same"), ("out/none", "does not exist on the machine")):
+    for other, words in (
+        ("out/checkpoint-20", "all 1 tensors are the same"),
+        ("out/none", "does not exist on the machine"),
+    ):
         report = await verify(house, job, against=other, where="instance")
         assert report.verdict is not Verdict.PROVEN and words in said(report)
 
