@@ -16,9 +16,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from doors import quick_warden
+from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.http import running
 from gpuwarden.interfaces.http.contract import events as contract
+from gpuwarden.interfaces.http.contract.live import MAX_WAITING, Live
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.job_tokens import job_token
 from gpuwarden.ledger.events import JobAccepted, JobCanceled
@@ -133,6 +135,47 @@ async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind)
             await following()
             alert(ctx, 700)
             assert await steps(following, 1) == [700], "a place of another ledger hides nothing"
+
+
+async def test_a_queue_that_is_emptied_during_a_poll_gets_all_alerts(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a truncated query follows with the next poll, even if nothing is written in between."""
+    live, stored, taken = Live(ctx), ctx.metrics.alerts, 0
+
+    def emptied(job_id: str, after: int, limit: int) -> Any:
+        nonlocal taken
+        found = stored(job_id, after, limit)
+        taken += sum(event["type"] == "alert" for event in one.events)
+        one.events = []
+        return found
+
+    monkeypatch.setattr(ctx.metrics, "alerts", emptied)
+    with live.following("j1") as one:
+        alert(ctx, *range(MAX_WAITING + 10))
+        for _ in range(3):
+            await live.look()
+        taken += sum(event["type"] == "alert" for event in one.events)
+    assert taken == MAX_WAITING + 10
+
+
+async def test_a_poll_that_fails_is_repeated(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, stored, fails = Live(ctx), ctx.metrics.alerts, [LedgerError("the disk failed", "Try again.")]
+
+    def broken(*args: Any) -> Any:
+        if fails:
+            raise fails.pop()
+        return stored(*args)
+
+    monkeypatch.setattr(ctx.metrics, "alerts", broken)
+    async with live.running():
+        with live.following("j1") as one:
+            alert(ctx, 1)
+            news: list[dict[str, Any]] = []
+            with anyio.fail_after(30 * PATIENCE):
+                while not any(event["type"] == "alert" for event in news):
+                    news += await one.take()
+    assert not fails
 
 
 @pytest.mark.prove

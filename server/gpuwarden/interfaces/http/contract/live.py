@@ -157,6 +157,7 @@ class Live:
                 await self.look()
             except WardenError as error:  # a temporary disk failure does not end the streams
                 logger.warning("events could not be read: %s", error.message)
+                self._seen = (-1, -1)  # read again what this poll did not read
             await anyio.sleep(EVERY_S)
 
     async def look(self) -> None:
@@ -178,12 +179,15 @@ class Live:
                         more = {"why": named(why, 300)} if isinstance(why, str) and why else {}
                         one.put({**row, "at": event.at, **more})
                 if (stored or behind) and one.room:
-                    alerts = self.ctx.metrics.alerts
-                    for alert in await to_thread.run_sync(alerts, job_id, one.place.alert, one.room):
+                    room = one.room
+                    alerts = await to_thread.run_sync(self.ctx.metrics.alerts, job_id, one.place.alert, room)
+                    for alert in alerts:
                         one.place.alert = alert.id
                         body = {n: named(v, 300) if isinstance(v, str) else v for n, v in alert.fields.items()}
                         shown = {"type": "alert", "id": str(one.place), "alert": alert.type, "at": alert.at}
                         one.put({**shown, "body": body})
+                    # The queue may have been emptied during the query, so its length doesn't show that more are stored.
+                    one.behind = one.behind or len(alerts) == room
 
 
 def plain_number(value: float) -> float | str:
