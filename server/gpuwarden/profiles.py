@@ -106,7 +106,7 @@ def _read(file: Path) -> str:
 
 def _summary(p: Profile) -> list[str]:
     rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
-    table = _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    table = _table(("what", "value"), [*rows, ("user", p.user or "yours")])
     return [*table, "", BY_HAND] if p.by_hand else table
 
 
