@@ -20,8 +20,8 @@ from gpuwarden.lifecycle.artifacts import kept_list
 from gpuwarden.lifecycle.artifacts.pull import PullResult
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.remote.runner.keep_report import keep_key, sign_kept
-from parking_kit import Parked
 from pretend_machines import Processes
+from self_stop_kit import SelfStopHouse
 from store_kit import BUCKET
 
 KEEP = f"s3://{BUCKET}/team"
@@ -71,7 +71,7 @@ class Shelf:
             await anyio.lowlevel.checkpoint()
 
 
-class Kit(Parked):
+class Kit(SelfStopHouse):
     """A house whose jobs use an in-memory artifact store."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "off") -> None:

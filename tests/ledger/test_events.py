@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from fakes import FakeClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.policy import Policy
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.ledger import events as ledger_events
 from gpuwarden.ledger.events import (
@@ -28,6 +29,7 @@ from gpuwarden.ledger.events import (
     Body,
     CancelRequested,
     FanOutAccepted,
+    JobSubmitting,
     LeaseEnded,
     ReceiptIssued,
     Unrecognized,
@@ -226,6 +228,13 @@ def test_what_was_stored_under_an_earlier_name_is_read() -> None:
     assert issued.plan.base.platform == "local"
     began = decode("fanout.accepted", 1, {"roster": plan, "receipt": "r", "folder": "/f"})
     assert isinstance(began, FanOutAccepted) and began.plan.base.platform == "local"
+    order = {"after_s": 900.0, "by": {"command": ["poweroff"]}}
+    place = {"platform": "runpod", "run_root": "/r", "self_stop": ["true"], "park": order}
+    launched = decode("job.submitting", 1, {"place": place})
+    assert isinstance(launched, JobSubmitting) and launched.place is not None
+    assert launched.place.self_stop_command == ("true",) and launched.place.self_stop_order is not None
+    unknown = decode("job.unknown", 1, {"reason": {"code": "parked"}})
+    assert unknown.reason_code is Code.SELF_STOPPED
 
 
 def test_a_newer_version_of_an_event_is_not_guessed_at(tmp_path: Path, wording: Wording) -> None:

@@ -84,7 +84,7 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     ending, listed = await shown()
     assert ending is not None and ending == listed
     assert (ending.automatic_teardown, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
-    assert (ending.set_at, ending.ends_at, ending.parks_after_minutes) == (accepted.at, None, 20)
+    assert (ending.set_at, ending.ends_at, ending.self_stop_after_minutes) == (accepted.at, None, 20)
     set_at = f"{local(accepted.at, '%m-%d %H:%M')} {zone()}"
     wording(" ".join(ending_of(ending)), set_at, "20m")
     await ending_house.watched(2)
@@ -99,7 +99,9 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     wording(text, job)
     assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD
     ending, _ = await shown()
-    assert ending is not None and ending.objected_at == ending_house.clock.now() and ending.parks_after_minutes is None
+    assert (
+        ending is not None and ending.objected_at == ending_house.clock.now() and ending.self_stop_after_minutes is None
+    )
     wording(" ".join(ending_of(ending)), f"{local(ending.objected_at)} {zone()}")
 
 

@@ -30,13 +30,13 @@ from lifecycle_kit import open_house
 pytestmark = pytest.mark.anyio
 
 # Takes a second to write what it has when it is told to end.
-PARKS = """
+SAVES_AT_SIGNAL = """
 import signal
-def park(*_):
+def save_and_exit(*_):
     time.sleep(1)
-    open("out/parked.txt", "w").write("saved at the signal")
+    open("out/saved.txt", "w").write("saved at the signal")
     sys.exit(0)
-signal.signal(signal.SIGTERM, park)
+signal.signal(signal.SIGTERM, save_and_exit)
 
 def save(step):"""
 
@@ -238,11 +238,11 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
 
 
 @pytest.mark.slow
-async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(cloud_house: House) -> None:
+async def test_at_the_cap_a_job_saves_and_its_machine_stops_and_the_user_is_asked(cloud_house: House) -> None:
     """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
-    parks = TRAIN.replace("def save(step):", PARKS)
+    script = TRAIN.replace("def save(step):", SAVES_AT_SIGNAL)
     # Above the cap in time, so that RunPod's own end at the job's limit does not come before it.
-    job = await cloud_house.launch(cloud_house.spec("wait", script=parks, max_cost_usd=10.0, timeout_s=8 * 3600))
+    job = await cloud_house.launch(cloud_house.spec("wait", script=script, max_cost_usd=10.0, timeout_s=8 * 3600))
     await cloud_house.running(job)
     await cloud_house.reached(job, 3)
     cloud_house.clock.time += 3600
@@ -255,4 +255,4 @@ async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(cloud_hous
     assert job in asked.text and "$10.00" in asked.text
     assert cloud_house.billing() == [cloud_house.machine()] and cloud_house.ctx.ledger.events(kind="verb.sent") == []
     pulled = await bring_home(cloud_house, job)
-    assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]
+    assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/saved.txt"]

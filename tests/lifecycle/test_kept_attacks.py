@@ -119,13 +119,15 @@ async def test_nobody_reads_that_a_machine_bills_which_is_off(ordered: Kit, word
     assert [w.kind for w in waits] == ["ordered"] and ordered.state() == "stopped"
     assert "$0.02/h" in waits[0].text and "3.60" not in waits[0].text
     assert waits[0].price_usd_per_hour == pytest.approx(0.02, abs=0.01)
-    parked = [e.data.text for e in ordered.ctx.ledger.events(kind=AlertRaised) if e.data.condition == "parked"]
-    wording(parked[0], job, "$0.02/h", KEEP)
-    assert {*parked} == {parked[0]}
+    self_stopped = [
+        e.data.text for e in ordered.ctx.ledger.events(kind=AlertRaised) if e.data.condition == "self_stopped"
+    ]
+    wording(self_stopped[0], job, "$0.02/h", KEEP)
+    assert {*self_stopped} == {self_stopped[0]}
 
 
 @pytest.mark.slow
-async def test_a_parked_machine_whose_store_denies_the_files_is_started(
+async def test_a_self_stopped_machine_is_started_if_the_store_denies_the_files(
     ordered: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store shows its list and denies an object, or is asked for one that it lacks by a key that may not list."""
@@ -282,7 +284,7 @@ class StoreNight(Kit):
         for path, content in self.saved.items():
             self.backend.write(self.handle(self.job), path.removeprefix("out/"), content)
         self.backend.end(self.handle(self.job))
-        self.parks()
+        self.self_stops()
         self.clock.advance(9 * 3600)
         self.keeps(self.job, self.saved)
         self.good = dict(self.shelf.objects)
@@ -335,7 +337,7 @@ class StoreNight(Kit):
 
 @pytest.mark.slow
 @pytest.mark.endurance
-@pytest.mark.attack("ending", "kills the watch and corrupts the store while a parked machine is proven from it")
+@pytest.mark.attack("ending", "kills the watch and corrupts the store while a self-stopped machine is proven from it")
 def test_no_kill_and_no_lie_of_a_store_ends_a_machine_that_has_more(
     tmp_path: Path,
     processes: Processes,
@@ -361,7 +363,9 @@ def test_no_kill_and_no_lie_of_a_store_ends_a_machine_that_has_more(
             if night.state() == "gone":
                 break
         raised = {event.data.condition for event in night.ctx.ledger.events(kind=AlertRaised)}
-        assert night.state() == "gone" or raised & {"parked", "finished_billing"}, story(night.ctx.ledger.events())
+        assert night.state() == "gone" or raised & {"self_stopped", "finished_billing"}, story(
+            night.ctx.ledger.events()
+        )
         deaths, faults, ended = deaths + night.deaths, faults + night.faults, ended + (night.state() == "gone")
         unstarted += night.state() == "gone" and night.starts() == 0
         night.ctx.ledger.close()

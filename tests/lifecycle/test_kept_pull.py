@@ -33,7 +33,7 @@ from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.leases import parking
+from gpuwarden.lifecycle.leases import self_stop
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import glance
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 # ---------------------------------------------------------------------------------------- a store in the hand
 
 
-async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit: Kit) -> None:
+async def test_a_self_stopped_machine_stays_off_if_the_store_has_the_last_manifest(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job)
     await kit.round()
@@ -72,7 +72,7 @@ async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit:
 
 
 @pytest.mark.slow
-async def test_automatic_teardown_ends_a_parked_machine_without_a_start(ordered: Kit) -> None:
+async def test_automatic_teardown_ends_a_self_stopped_machine_without_a_start(ordered: Kit) -> None:
     job = await ordered.night()
     ordered.keeps(job)
     for _ in range(30):
@@ -282,7 +282,7 @@ async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_sto
     job = await kit.night()
     kit.keeps(job, end=False)
     await kit.round()
-    monkeypatch.setattr(parking, "_too_dear", lambda ctx, job: "its price rose")
+    monkeypatch.setattr(self_stop, "_too_dear", lambda ctx, job: "its price rose")
     done = await pull(kit.ctx, job)
     assert landed(done) == FILES and done.unsettled and "its price rose" in done.lost and kit.starts() == 0
     assert done.unsettled in results.pulled(done).message
@@ -357,7 +357,7 @@ async def test_what_arrived_before_the_store_was_lost_for_good_is_kept(
 
 
 @pytest.mark.parametrize("fault", ["silent", "empty", "torn", "other job"])
-async def test_a_parked_machine_whose_store_is_no_help_is_started(kit: Kit, fault: str) -> None:
+async def test_a_self_stopped_machine_is_started_if_the_store_lacks_files(kit: Kit, fault: str) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     if fault == "silent":
@@ -436,7 +436,7 @@ def run_dir(ctx: Context, job: str) -> Path:
     return Path(handle.run_dir)
 
 
-async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = False) -> tuple[Context, Cloud, str]:
+async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool = False) -> tuple[Context, Cloud, str]:
     """A real runner, real processes, a real store: a job that ended, and a machine that stopped itself."""
     clock = SystemClock()
     ending = TeardownPolicy(self_stop_minutes=0.15)
@@ -462,16 +462,18 @@ async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = Fals
     async def off() -> bool:
         return (await list_instances(ctx)).rows[0].billing is False
 
-    await soon(lambda: next(iter(cloud.truths().values())).state is InstanceState.STOPPED, within=60)  # parks after 9 s
+    await soon(
+        lambda: next(iter(cloud.truths().values())).state is InstanceState.STOPPED, within=60
+    )  # it stops itself after 9 s
     await soon(off, every=0.05)
     return ctx, cloud, job
 
 
 @pytest.mark.prove
-async def test_a_real_machine_that_kept_and_parked_is_proven_and_ended_without_a_start(
+async def test_a_real_machine_that_uploaded_and_stopped_itself_is_proven_and_ended_without_a_start(
     tmp_path: Path, s3: S3Server
 ) -> None:
-    ctx, cloud, job = await parked_for_real(tmp_path, s3.environment(), late=True)
+    ctx, cloud, job = await self_stopped_for_real(tmp_path, s3.environment(), late=True)
     assert (await advance(ctx, job)).state is Job.SUCCEEDED
     kept = await read_kept(ctx, read_job(ctx.ledger, job))
     assert kept is not None and kept.listed.end is not None and kept.listed.end.look
@@ -488,7 +490,7 @@ async def test_a_real_machine_that_kept_and_parked_is_proven_and_ended_without_a
 
 @pytest.mark.prove
 async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, s3: S3Server) -> None:
-    ctx, cloud, job = await parked_for_real(tmp_path, s3.environment())
+    ctx, cloud, job = await self_stopped_for_real(tmp_path, s3.environment())
     writer = s3.environment() | {f"AWS_{n}": s3.writer()[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
     ctx = replace(ctx, env=writer)
     with pytest.raises(WardenError, match="AccessDenied"):

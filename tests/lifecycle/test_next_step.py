@@ -58,7 +58,7 @@ def every_situation() -> Iterator[Situation]:
             job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
             ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
             ends_at=ends if ordered else None, settles_at=430.0 if refused else None,
-            parked=machine is Machine.OFF and outputs and launched, kept=kept, watched=bool(kept),
+            self_stopped=machine is Machine.OFF and outputs and launched, kept=kept, watched=bool(kept),
             stoppable=outputs,
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_every_state_has_a_step_that_fits_it() -> None:
         if Action.PULL in actions and now.kept and now.machine in {Machine.OFF, Machine.GONE} and now.kept not in text:
             wrong.append("it does not say where the copy is")
         under_way = now.ticket_state in UNDER_WAY
-        asleep = now.parked and now.job not in TERMINAL_JOBS  # how the job ended is not known
+        asleep = now.self_stopped and now.job not in TERMINAL_JOBS  # how the job ended is not known
         waits = step is not None and step.action is Action.CHECK and now.ordered and now.job in TERMINAL_JOBS
         if waits and now.machine is Machine.BILLING and not now.watched:
             wrong.append("it waits for a watch that does not run")
@@ -95,7 +95,7 @@ def test_every_state_has_a_step_that_fits_it() -> None:
             wrong.append("no copy can get better")
         if step is not None and step.action is Action.VERIFY and now.copy is not Copy.UNVERIFIED:
             wrong.append("there is nothing to verify")
-        if now.job not in AT_REST and not now.parked and {Action.PULL, Action.TEARDOWN} & set(actions):
+        if now.job not in AT_REST and not now.self_stopped and {Action.PULL, Action.TEARDOWN} & set(actions):
             wrong.append("the job has not ended")
         assert not wrong, (wrong, now, found)
     assert seen > 10_000
@@ -149,7 +149,7 @@ class Walk(House):
         waits = step.action is Action.CHECK or now.ticket_state is Teardown.EXECUTING  # for time, which passes
         if self.turns[key] > (8 if waits else 2):
             raise AssertionError(f"the hint turns in a circle: {self.path}")
-        if now.machine is Machine.OFF and not now.parked and step.action is not Action.TEARDOWN:
+        if now.machine is Machine.OFF and not now.self_stopped and step.action is not Action.TEARDOWN:
             for record in records(self.cloud):  # the sentence before the step asks a person to do so
                 if str(record.state) == "stopped":
                     self.cloud.start(record.id)
@@ -463,12 +463,12 @@ class NightWalk(Walk, Kit):
             return (await check(self.ctx, job)).next_steps
         return await super().do(job, step)
 
-    async def parked(self, state: str = "succeeded", *, kept: bool = False, **changes: object) -> str:
+    async def self_stopped(self, state: str = "succeeded", *, kept: bool = False, **changes: object) -> str:
         """A job that saved and ended in the night, and its machine, which stopped itself before anybody came."""
         job = await self.started(**({"artifact_store": KEEP} if kept else {}), **changes)
         self.backend.write(self.handle(job), "model.safetensors", weights())
         self.backend.end(self.handle(job), state)
-        self.parks()
+        self.self_stops()
         self.clock.advance(9 * 3600)
         return job
 
@@ -476,60 +476,60 @@ class NightWalk(Walk, Kit):
         self.keeps(job, {"out/model.safetensors": weights()}, **said)
 
 
-async def parked(walk: NightWalk) -> str:
-    return await walk.parked()
+async def self_stopped(walk: NightWalk) -> str:
+    return await walk.self_stopped()
 
 
-async def parked_and_failed(walk: NightWalk) -> str:
-    return await walk.parked("failed")
+async def self_stopped_and_failed(walk: NightWalk) -> str:
+    return await walk.self_stopped("failed")
 
 
-async def parked_and_given_up(walk: NightWalk) -> str:
-    job = await walk.parked()
+async def self_stopped_and_given_up(walk: NightWalk) -> str:
+    job = await walk.self_stopped()
     await walk.after(31, job)
     await cancel(walk.ctx, job)
     return job
 
 
-async def parked_and_stopping(walk: NightWalk) -> str:
-    return await walk.parked(teardown="stop")
+async def self_stopped_and_stopping(walk: NightWalk) -> str:
+    return await walk.self_stopped(teardown="stop")
 
 
-async def parked_and_kept(walk: NightWalk) -> str:
-    job = await walk.parked(kept=True)
+async def self_stopped_and_kept(walk: NightWalk) -> str:
+    job = await walk.self_stopped(kept=True)
     walk.stores(job)
     return job
 
 
-async def parked_and_kept_and_failed(walk: NightWalk) -> str:
-    job = await walk.parked("failed", kept=True)
+async def self_stopped_and_kept_and_failed(walk: NightWalk) -> str:
+    job = await walk.self_stopped("failed", kept=True)
     status = {"state": "failed", "attempt": 1, "exit_code": 1, "reason": "exited", "why": ""}
     walk.stores(job, ended={"status": status})
     return job
 
 
-async def parked_and_kept_without_the_last_word(walk: NightWalk) -> str:
-    job = await walk.parked(kept=True)
+async def self_stopped_and_kept_without_the_last_word(walk: NightWalk) -> str:
+    job = await walk.self_stopped(kept=True)
     walk.stores(job, ended={"look": ""})
     return job
 
 
-async def parked_and_kept_in_a_store_that_lost_a_file(walk: NightWalk) -> str:
-    job = await walk.parked(kept=True)
+async def self_stopped_and_kept_in_a_store_that_lost_a_file(walk: NightWalk) -> str:
+    job = await walk.self_stopped(kept=True)
     walk.stores(job)
     del walk.shelf.objects[walk.key(job, "out/model.safetensors")]
     return job
 
 
-async def parked_and_kept_in_a_store_that_is_denied(walk: NightWalk) -> str:
-    job = await walk.parked(kept=True)
+async def self_stopped_and_kept_in_a_store_that_is_denied(walk: NightWalk) -> str:
+    job = await walk.self_stopped(kept=True)
     walk.stores(job)
     walk.shelf.silent = True
     return job
 
 
 async def kept_and_taken_for_good(walk: NightWalk) -> str:
-    job = await walk.parked(kept=True)
+    job = await walk.self_stopped(kept=True)
     walk.stores(job)
     walk.ends_itself(walk.cloud.terminate)
     return job
@@ -552,9 +552,10 @@ async def kept_and_still_on(walk: NightWalk) -> str:
 
 
 NIGHTS: tuple[Callable[[NightWalk], Awaitable[str]], ...] = (
-    parked, parked_and_failed, parked_and_given_up, parked_and_stopping, parked_and_kept, parked_and_kept_and_failed,
-    parked_and_kept_without_the_last_word, parked_and_kept_in_a_store_that_lost_a_file,
-    parked_and_kept_in_a_store_that_is_denied, kept_and_taken_for_good, kept_and_taken_in_the_middle, kept_and_still_on,
+    self_stopped, self_stopped_and_failed, self_stopped_and_given_up, self_stopped_and_stopping,
+    self_stopped_and_kept, self_stopped_and_kept_and_failed, self_stopped_and_kept_without_the_last_word,
+    self_stopped_and_kept_in_a_store_that_lost_a_file, self_stopped_and_kept_in_a_store_that_is_denied,
+    kept_and_taken_for_good, kept_and_taken_in_the_middle, kept_and_still_on,
 )  # fmt: skip
 
 
@@ -573,7 +574,7 @@ async def test_whoever_obeys_the_hints_after_a_night_comes_to_an_end(
     await walk.to_the_end(await begin(walk))
     if not walk.in_the_console:
         walk.holds()
-    if begin is parked_and_kept:
+    if begin is self_stopped_and_kept:
         assert walk.starts() == 0, "what its store proved needs no machine"
 
 

@@ -285,7 +285,9 @@ async def test_a_clock_that_leaps_rents_nothing_more(house: Allowed, leap: float
 
 STORIES = int(os.environ.get("GPUWARDEN_STORIES", "12"))
 ACTS = st.lists(
-    st.sampled_from(["take", "round", "round", "copy", "prove", "keeper", "sleep", "preempt", "lost", "none", "park"]),
+    st.sampled_from(
+        ["take", "round", "round", "copy", "prove", "keeper", "sleep", "preempt", "lost", "none", "self_stop"]
+    ),
     max_size=25,
 )
 
@@ -329,7 +331,7 @@ async def _story(home: Path, processes: Processes, acts: list[str], interruptibl
                 await house.watcher.keeper.round()
             elif act == "preempt":
                 house.cloud.preempt(records(house.cloud)[-1].id)
-            elif act == "park":
+            elif act == "self_stop":
                 house.cloud.self_stop(records(house.cloud)[-1].id)
             elif act in {"lost", "none"}:
                 kind = "lost_reply" if act == "lost" else "no_capacity"

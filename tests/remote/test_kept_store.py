@@ -513,7 +513,7 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
 
     monkeypatch.setattr(keeper.time, "sleep", sleep)
     monkeypatch.setattr(keeper.time, "monotonic", lambda: 0.0)
-    upload.await_park(0.0)
+    upload.await_self_stop(0.0)
     assert [body["end"]["look"] for body in shelf.lists] == ["", "first", "", "second"]
     assert shelf.sent == ["t/out/a", "t/out/late-first", "t/out/late-second"]
     assert reported(folder)["look"] == "second" and reported(folder)["state"] == "done"
@@ -548,7 +548,7 @@ def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkey
 
     monkeypatch.setattr(keeper.time, "sleep", sleep)
     monkeypatch.setattr(keeper.time, "monotonic", lambda: clock[0])
-    upload.await_park(0.0)
+    upload.await_self_stop(0.0)
     assert len(failures) >= 4 and [body["end"]["look"] for body in shelf.lists] == ["", "1", ""]
     assert (reported(folder)["look"], reported(folder)["state"]) == ("-2", "done")
 

@@ -169,9 +169,9 @@ class RunnerBackend:
 
     async def arm(self, handle: Handle, attempt: int) -> None:
         """Start self-stop on the machine of a launched job, with the settings of that launch. Idempotent."""
-        if handle.place.park is not None:
-            order = {"park": handle.place.park.order, "attempt": attempt}
-            await self.ask(handle.place, "park", handle.run_dir, order)
+        if handle.place.self_stop_order is not None:
+            order = {"self_stop": handle.place.self_stop_order.order, "attempt": attempt}
+            await self.ask(handle.place, "self_stop", handle.run_dir, order)
 
     async def hold(self, handle: Handle) -> None:
         """Disable self-stop on the machine of a job permanently."""

@@ -200,8 +200,8 @@ class Spooling(Protocol):
 
 
 @runtime_checkable
-class Parking(Protocol):
-    """A backend whose machines can stop themselves if no client connects; `Place.park` contains the settings."""
+class SelfStopping(Protocol):
+    """A backend whose machines can stop themselves if no client connects, as `Place.self_stop_order` specifies."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
         """Start the self-stop timer on a restarted machine."""

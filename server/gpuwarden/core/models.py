@@ -322,7 +322,7 @@ class SelfStop(Frozen):
     key: str = ""
 
 
-class Park(Frozen):
+class SelfStopOrder(Frozen):
     """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
 
     The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
@@ -353,8 +353,8 @@ class Place(Frozen):
     rehearsal. `mounts` maps each volume's path on the machine to the folder that a rehearsal uses for the volume. `env`
     contains the variables that the platform sets for every process. `host_key` is the public key (`type base64`) that
     the machine presented on the first connection and must present on all later ones; None before the first connection.
-    `self_stop` is the command with which a rehearsal's machine stops itself; `park` is the self-stop order that the
-    job's runner received at the launch.
+    `self_stop_command` is the command with which a rehearsal's machine stops itself. `self_stop_order` is the order
+    that the job's runner received at the launch.
     """
 
     platform: str
@@ -367,13 +367,13 @@ class Place(Frozen):
     user: str | None = None
     host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
-    self_stop: tuple[str, ...] = ()
-    park: Park | None = None
+    self_stop_command: tuple[str, ...] = Field((), validation_alias=AliasChoices("self_stop_command", "self_stop"))
+    self_stop_order: SelfStopOrder | None = Field(None, validation_alias=AliasChoices("self_stop_order", "park"))
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         plain: dict[str, object] = handler(self)
-        return {k: v for k, v in plain.items() if v or k not in {"self_stop", "park"}}
+        return {k: v for k, v in plain.items() if v or k not in {"self_stop_command", "self_stop_order"}}
 
     @property
     def mapping(self) -> dict[str, object]:

@@ -59,7 +59,7 @@ class Situation:
     - `announced`: automatic teardown ends the machine after a grace period that begins when its notice is delivered.
       `ends_at` is the end of this period, in seconds since the epoch; None before the delivery.
     - `settles_at`: when a second check can confirm whether a refused request rented a machine; None if confirmed.
-    - `parked`: the machine is off because it stopped itself, and a pull starts it.
+    - `self_stopped`: the machine is off because it stopped itself, and a pull starts it.
     - `kept`: the address of the artifact store; empty if there is none.
     - `watched`: a watch ran recently. Only a watch carries out automatic teardown.
     - `resuming`: a resume was requested.
@@ -71,7 +71,7 @@ class Situation:
     job: Job
     now: float
     machine: Machine = Machine.NONE
-    parked: bool = False
+    self_stopped: bool = False
     kept: str = ""
     launched: bool = True
     outputs: bool = True
@@ -98,8 +98,8 @@ class Situation:
         return self.copy is Copy.NONE and not self.outputs
 
 
-PARKED: Final = "The machine stopped itself. Its disk is kept and may be billed. A pull starts the machine again."
-PARKED_KEPT: Final = (
+SELF_STOPPED: Final = "The machine stopped itself. Its disk is kept and may be billed. A pull starts the machine again."
+SELF_STOPPED_KEPT: Final = (
     "The machine stopped itself. Its disk may be billed. A pull copies the outputs from the artifact store, {kept}, "
     "and starts the machine only if the store is not confirmed complete."
 )
@@ -125,11 +125,11 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         if now.price_ticket:
             launch = do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
             return steps((approval(now.price_ticket), launch))
-        if now.parked:
+        if now.self_stopped:
             why = "to see how the job ended and copy its outputs"
             pull = do(Action.PULL, why if now.kept else f"to start it, {why.removeprefix('to ')}", job_id=now.job_id)
             return steps(
-                (_parked(now), pull, do(Action.CANCEL, "to give up the job", alternative=True, job_id=now.job_id))
+                (_self_stopped(now), pull, do(Action.CANCEL, "to give up the job", alternative=True, job_id=now.job_id))
             )
         if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
             return stopped_machine(now.job_id)
@@ -199,14 +199,14 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
             f"The copy from {now.kept} is not confirmed complete, and the machine is stopped. Start it in the "
             "platform's console to copy the rest, or ask the user whether the copy is enough."
         )
-    start = _parked(now) if now.parked else start
+    start = _self_stopped(now) if now.self_stopped else start
     end = do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate")
     return steps((start, *_copying(now), end))
 
 
-def _parked(now: Situation) -> str:
+def _self_stopped(now: Situation) -> str:
     """Return the note about a machine that stopped itself."""
-    return PARKED_KEPT.format(kept=now.kept) if now.kept else PARKED
+    return SELF_STOPPED_KEPT.format(kept=now.kept) if now.kept else SELF_STOPPED
 
 
 def stopped_machine(job_id: str) -> tuple[NextStep, ...]:

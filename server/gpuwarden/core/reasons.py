@@ -72,7 +72,7 @@ class Code(StrEnum):
     FOLDER_REMOVED = "folder_removed"
     FOLDER_LATE = "folder_late"
     CAME_BACK_EMPTY = "came_back_empty"
-    PARKED = "parked"
+    SELF_STOPPED = "self_stopped"
     PAUSED = "paused"
     PAUSED_INTERRUPTED = "paused_interrupted"
     RESUMED = "resumed"
@@ -157,7 +157,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENDED_PAUSED: "its machine was stopped or terminated while the job was paused",
     Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another machine",
     Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
-    Code.PARKED: "its machine is stopped, presumably by its self-stop; how the job ended will be known when "
+    Code.SELF_STOPPED: "its machine is stopped, presumably by its self-stop; how the job ended will be known when "
     "the machine is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
     Code.STORE_DENIED: "the artifact store denies read access to this process: {message}",
@@ -202,4 +202,5 @@ def because(code: Code, said: str = "", /, **parameters: Scalar) -> Reason:
 
 def known_code(value: object, among: Iterable[Code] = Code) -> Code | None:
     """Return the code with this value; None if this version does not know it."""
-    return next((code for code in among if code == value), None)
+    current = "self_stopped" if value == "parked" else value  # its name in older ledgers
+    return next((code for code in among if code == current), None)

@@ -529,7 +529,14 @@ class Cloud:
             mounts=files.mounts,
             run_root=files.run_root,
             env={MARKER: record.id},
-            self_stop=(sys.executable, "-m", "gpuwarden.rehearsal.self_stop", str(self.root), record.id, *shifted),
+            self_stop_command=(
+                sys.executable,
+                "-m",
+                "gpuwarden.rehearsal.self_stop",
+                str(self.root),
+                record.id,
+                *shifted,
+            ),
         )
         settings = s.config.settings
         residue = meter.leaves_residue(self.profile, record)

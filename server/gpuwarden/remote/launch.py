@@ -121,7 +121,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             **place.mapping,
-            **({"park": place.park.order} if place.park else {}),
+            **({"self_stop": place.self_stop_order.order} if place.self_stop_order else {}),
             "archive": pyz,
             **({"keep": vars(StoreAddress.parse(spec.artifact_store)), **marked(place)} if spec.artifact_store else {}),
         },

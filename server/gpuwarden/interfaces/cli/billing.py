@@ -117,7 +117,7 @@ async def hold(job_id: str, as_json: bool) -> int:
     The reply shows whether the machine is held or the request came too late.
     """
     from gpuwarden.interfaces.cli import approval
-    from gpuwarden.lifecycle.leases.parking import hold as cancel_self_stop
+    from gpuwarden.lifecycle.leases.self_stop import hold as cancel_self_stop
     from gpuwarden.lifecycle.teardown.orders import object_to
 
     ctx = open_context()

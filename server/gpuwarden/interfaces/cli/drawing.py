@@ -67,8 +67,9 @@ def ending_of(found: EndingReply) -> list[str]:
         if found.objected_at is not None:
             text = f"automatic teardown to {found.automatic_teardown}: canceled {local(found.objected_at)} {zone()}"
         lines.append(text)
-    if found.parks_after_minutes is not None:
-        lines.append(f"self-stop: {span(found.parks_after_minutes * 60)} after the job ends, unless gpuwarden connects")
+    if found.self_stop_after_minutes is not None:
+        after = span(found.self_stop_after_minutes * 60)
+        lines.append(f"self-stop: {after} after the job ends, unless gpuwarden connects")
     return lines
 
 

@@ -58,7 +58,7 @@ PACE_S: Final = "0.08"
 idle machine would stop itself.
 """
 REPO: Final = "you/night-run"
-PARK_MINUTES: Final = 15
+SELF_STOP_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
 """Seconds between two rounds of the watch in the morning. After a longer gap, the watch announces the teardown again.
 """
@@ -142,7 +142,7 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         approval=Approval(channels=("terminal", "rehearsal")),
         local=Local(unsandboxed=True),  # the script is part of gpuwarden
         rehearsal_caps=caps,
-        teardown=TeardownPolicy(automatic="terminate", self_stop_minutes=PARK_MINUTES),
+        teardown=TeardownPolicy(automatic="terminate", self_stop_minutes=SELF_STOP_MINUTES),
         artifact_stores=ArtifactStores(allowed=(f"hf://{REPO}",)),
     )
     reads, writes = (f"hf_{secrets.token_hex(17)}" for _ in range(2))
@@ -238,10 +238,12 @@ async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     stored = [ref for path, ref in (commit.files if commit else {}).items() if f"/{ordered.id}/" in f"/{path}"]
     size = sum(ref.size for ref in stored)
     night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, the manifest last")
-    night.clock.advance(PARK_MINUTES * 60 + 1)
+    night.clock.advance(SELF_STOP_MINUTES * 60 + 1)
     off = InstanceState.STOPPED
-    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
-    night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without contact")
+    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", SELF_STOP_MINUTES * 60.0)
+    night.first(
+        "ordered off", f"ordered: its machine [green]stopped itself[/]: {SELF_STOP_MINUTES} min without contact"
+    )
     night.say(f"asked: its idle machine is still billed, {usd_per_hour(night.truth(second).usd_per_hour)}")
     night.until(MORNING)
 
@@ -278,7 +280,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     for _ in range(MOST_LOOKS):
         raised = [alert for alert in (await watch.once()).news if alert.raised]
         for alert in raised:
-            if alert.kind == "parked":  # print it before the outcome of the self-stop
+            if alert.kind == "self_stopped":  # print it before the outcome of the self-stop
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
         for job in (ordered, second):
             if copy_state(ctx, job.id) is Copy.PROVEN:
@@ -286,7 +288,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
                     f"{job.spec.name} proven", f"{job.spec.name}: copied {_source(ctx, job)} and [green]proven[/]"
                 )
         for alert in raised:
-            if alert.kind != "parked":
+            if alert.kind != "self_stopped":
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
         if _machine(night, ordered).state is Lease.STOPPED and night.truth(ordered).state is InstanceState.GONE:
             night.first("ordered gone", "ordered: its machine is confirmed [green]gone[/], with its disk")

@@ -155,7 +155,7 @@ class EndingReply(BaseModel):
     set_at: float | None = None
     ends_at: float | None = None
     objected_at: float | None = None
-    parks_after_minutes: float | None = None
+    self_stop_after_minutes: float | None = None
 
     @model_serializer(mode="wrap")
     def _known(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
         set_at=found.set_at,
         ends_at=found.ends_at,
         objected_at=found.objected_at,
-        parks_after_minutes=None if found.parks_after_s is None else round(found.parks_after_s / 60, 1),
+        self_stop_after_minutes=None if found.self_stop_after_s is None else round(found.self_stop_after_s / 60, 1),
     )
 
 

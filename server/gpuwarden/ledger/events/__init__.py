@@ -92,8 +92,8 @@ from gpuwarden.ledger.events.lease import (
     LeaseStopped,
     LeaseStopping,
     LeaseUnverified,
-    ParkingArmed,
     ResumeIntent,
+    SelfStopArmed,
     StartRefused,
     VerbIntent,
     VerbSent,
@@ -118,10 +118,10 @@ from gpuwarden.ledger.events.teardown import (
     EndingObjected,
     EndingOrdered,
     Judged,
-    ParkingOrdered,
     PinWrong,
     PolicyAccepted,
     PolicyAllowed,
+    SelfStopOrdered,
     TeardownAwaitingHuman,
     TeardownBlocked,
     TeardownNeedsHuman,
@@ -193,7 +193,7 @@ AnyEvent = Annotated[
     | VerbSent
     | StartRefused
     | ResumeIntent
-    | ParkingArmed
+    | SelfStopArmed
     | HostWaiting
     | HostTrusted
     | HostChecked
@@ -208,7 +208,7 @@ AnyEvent = Annotated[
     | TeardownWithdrawn
     | TeardownNeedsHuman
     | EndingOrdered
-    | ParkingOrdered
+    | SelfStopOrdered
     | EndingAnnounced
     | EndingObjected
     | PinWrong
@@ -337,8 +337,6 @@ __all__ = [
     "LeaseUnverified",
     "MachineSeen",
     "OutputsDeclared",
-    "ParkingArmed",
-    "ParkingOrdered",
     "PasskeyAllowed",
     "PasskeyRegistered",
     "PasskeyRemoved",
@@ -360,6 +358,8 @@ __all__ = [
     "ResumeIntent",
     "ResumeRequested",
     "ScriptRehearsed",
+    "SelfStopArmed",
+    "SelfStopOrdered",
     "StartRefused",
     "SubmitIntent",
     "TeardownAwaitingHuman",

@@ -204,7 +204,7 @@ class ResumeIntent(Body):
     event: Literal["resume.intent"] = "resume.intent"
 
 
-class ParkingArmed(Body):
+class SelfStopArmed(Body):
     """Self-stop was enabled again on a machine that was started again."""
 
     event: Literal["parking.armed"] = "parking.armed"

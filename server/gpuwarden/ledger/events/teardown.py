@@ -144,7 +144,7 @@ class EndingOrdered(Body):
     storage: tuple[str, ...] = ()
 
 
-class ParkingOrdered(Body):
+class SelfStopOrdered(Body):
     """The policy file with the digest `policy` allows self-stop of a job's machine.
 
     The machine may stop itself `after_s` seconds after the job ends. This time restarts whenever the machine's files

@@ -17,7 +17,7 @@ from gpuwarden.core.errors import Conflict, DiskError, NotFound, NotSupported, U
 from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
-from gpuwarden.ledger.events import ParkingArmed
+from gpuwarden.ledger.events import SelfStopArmed
 from gpuwarden.lifecycle.artifacts.kept_list import read_kept
 from gpuwarden.lifecycle.artifacts.kept_pull import kept_copy
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
@@ -25,8 +25,8 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed
-from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.parking import wake
+from gpuwarden.lifecycle.leases.self_stop import wake
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0
@@ -72,7 +72,7 @@ class Keeper:
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
         # Jobs that lost their machine and are relaunched from the newest outputs in their artifact store.
         wanted |= {job.id: job for job in self._lost()}
-        asleep = {job.id for job in self._parked()}
+        asleep = {job.id for job in self._self_stopped()}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
         for job in wanted.values():
             await checkpoint()
@@ -103,7 +103,7 @@ class Keeper:
         return [job for job in jobs if job.handle is not None and job.lease is not None
                 and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
-    def _parked(self) -> list[JobRecord]:
+    def _self_stopped(self) -> list[JobRecord]:
         """Return the jobs with automatic teardown whose machines stopped themselves before all outputs were proven."""
         leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
         jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
@@ -112,9 +112,9 @@ class Keeper:
             for job in jobs
             if automatic_teardown(self.ctx, job.id) is not None
             and job.state in {Job.SUCCEEDED, Job.UNKNOWN}
-            and parked(self.ctx, job)
+            and self_stopped(self.ctx, job)
             and copy_state(self.ctx, job.id) is not Copy.PROVEN
-            and len(self.ctx.ledger.events(f"lease/{job.lease}", kind=ParkingArmed)) < MOST_WAKES
+            and len(self.ctx.ledger.events(f"lease/{job.lease}", kind=SelfStopArmed)) < MOST_WAKES
         ]
 
     async def _wake(self) -> None:
@@ -122,7 +122,7 @@ class Keeper:
 
         If a job's artifact store has all its outputs, they are copied from there and the machine is not started.
         """
-        for job in self._parked():
+        for job in self._self_stopped():
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
             try:

@@ -27,7 +27,7 @@ from gpuwarden.hub.kept_repo import RepoReader
 from gpuwarden.ledger.events import JobSubmitted
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.parked import started_since
+from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.launch import observation
@@ -204,8 +204,8 @@ def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
         return because(Code.STORE_OTHER_OUTPUTS, path=more[0])
     if started_since(ctx, job, launched.seq):
         return because(Code.STORE_STARTED_SINCE)
-    parks = job.handle is not None and job.handle.place.park is not None
-    return because(Code.STORE_NO_LAST_LOOK) if parks and not end.look else None
+    self_stops = job.handle is not None and job.handle.place.self_stop_order is not None
+    return because(Code.STORE_NO_LAST_LOOK) if self_stops and not end.look else None
 
 
 def reported_end(kept: Kept) -> Observation | None:

@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.artifacts.kept_store import disagreement
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import believed, look
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.transfer.destination import bare
@@ -71,15 +71,15 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
     if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
-    if parked(ctx, job) and last is not None and last.data.store and last.data.not_taken:
+    if self_stopped(ctx, job) and last is not None and last.data.store and last.data.not_taken:
         return None
     try:
         kept = await read_kept(ctx, job)
     except WardenError:
-        if parked(ctx, job):
+        if self_stopped(ctx, job):
             return None
         raise
-    if parked(ctx, job) and (kept is None or unsettled(ctx, job, kept) is not None):
+    if self_stopped(ctx, job) and (kept is None or unsettled(ctx, job, kept) is not None):
         return None
     if kept is None:
         nothing_better(ctx, job)

@@ -21,7 +21,7 @@ from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import believed
-from gpuwarden.lifecycle.leases.parked import started_since
+from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.records import JobRecord, at_rest, read_job
 from gpuwarden.private import private_folder, write_private
 

@@ -26,8 +26,8 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.parking import hold, keeps, wake
+from gpuwarden.lifecycle.leases.self_stop import hold, keeps, wake
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
@@ -85,8 +85,8 @@ async def pull(
             try:
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
-                if not parked(ctx, job):
-                    raise  # a machine that is not parked still has the files
+                if not self_stopped(ctx, job):
+                    raise  # a machine that did not stop itself still has the files
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:

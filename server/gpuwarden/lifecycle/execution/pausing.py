@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.execution.running import relaunch
 from gpuwarden.lifecycle.execution.transitions import move, over_cap
 from gpuwarden.lifecycle.leases.accounts import Bound
 from gpuwarden.lifecycle.leases.meter import look
-from gpuwarden.lifecycle.leases.parking import STATUS, keeps
+from gpuwarden.lifecycle.leases.self_stop import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0

@@ -34,8 +34,8 @@ from gpuwarden.ledger.events import (
     LeaseCreated,
     LeaseExtra,
     LeaseNone,
-    ParkingOrdered,
     RelaunchIntent,
+    SelfStopOrdered,
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
@@ -127,8 +127,8 @@ def wanted(spec: JobSpec) -> Resources:
 def patience_s(ctx: Context, job_id: str) -> int:
     """Return the longest time in seconds that the user allowed between the job's end and the machine's teardown."""
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
-    parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
-    return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
+    self_stop = ctx.ledger.last(f"job/{job_id}", SelfStopOrdered)
+    return math.ceil(max(ordered.data.grace_s if ordered else 0.0, self_stop.data.after_s if self_stop else 0.0))
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:

@@ -43,8 +43,8 @@ from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch, ne
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.meter import look
-from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.parking import park_at
+from gpuwarden.lifecycle.leases.self_stop import self_stop_order
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
 
@@ -100,7 +100,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
 async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> bool:
     """Record the intent to launch an attempt, then submit it to the backend. Raises NotFound for a missing secret."""
     if job.lease is not None:
-        place = place.model_copy(update={"park": park_at(ctx, job, place)})
+        place = place.model_copy(update={"self_stop_order": self_stop_order(ctx, job, place)})
     token = f"{job.id}-a{attempt}"
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
     secrets = secrets_of(ctx, job, seals=backend.seals)
@@ -125,11 +125,11 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     """Observe the process and its machine, and change the job's state if the two observations determine it."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
-    rests = parked(ctx, job)
+    rests = self_stopped(ctx, job)
     if limit := _limit(ctx, job, rests=rests):
         return await _end(ctx, job, machine, limit)
     if rests:
-        return await _judge_parked(ctx, job)
+        return await _judge_self_stopped(ctx, job)
     if job.pausing and (stopped := await _pause(ctx, job, machine)) is not None:
         return stopped
     observed = await observe(ctx, job)
@@ -155,7 +155,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     return _moved(ctx, job, state, reason, observed)
 
 
-async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
+async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
     """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
     The machine's disk can't be read, so the job's end is read from the artifact store. Without a store, the end is
@@ -165,7 +165,7 @@ async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
     ctx.blind.pop(job.id, None)
     if (seen := await _end_kept(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
         return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why), seen)
-    return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.PARKED))
+    return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.SELF_STOPPED))
 
 
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:

@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, in_force, watched
 from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -82,7 +82,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         machine=_machine(ctx, lease),
         storage=remains(ctx, job),
         launched=job.handle is not None and lease.id == job.lease,
-        parked=lease.id == job.lease and parked(ctx, job),
+        self_stopped=lease.id == job.lease and self_stopped(ctx, job),
         copy=copy_state(ctx, job.id),
         given_back=given_back(ctx, lease) and lease.state in LIVE_LEASES,
         ticket=ticket.id if ticket else "",
@@ -140,7 +140,7 @@ class Arranged:
 
     `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the channel and
     the author of the order. `ends_at` is set after the notice was delivered, `objected_at` after a hold canceled the
-    order. `parks_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
+    order. `self_stop_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
     """
 
     verb: Verb | None = None
@@ -150,7 +150,7 @@ class Arranged:
     by: str = ""
     ends_at: float | None = None
     objected_at: float | None = None
-    parks_after_s: float | None = None
+    self_stop_after_s: float | None = None
 
 
 def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
@@ -158,10 +158,12 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
     order = in_force(ctx, ordered.data) if ordered is not None else None
-    park = job.handle.place.park if job.handle is not None and objected is None else None
-    if order is None and park is None:
+    self_stop = job.handle.place.self_stop_order if job.handle is not None and objected is None else None
+    if order is None and self_stop is None:
         return None
-    found = Arranged(parks_after_s=park.after_s if park else None, objected_at=objected.at if objected else None)
+    found = Arranged(
+        self_stop_after_s=self_stop.after_s if self_stop else None, objected_at=objected.at if objected else None
+    )
     if ordered is None or order is None:
         return found
     said = ctx.ledger.last(job.subject, EndingAnnounced)

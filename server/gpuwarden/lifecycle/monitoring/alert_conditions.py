@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.expirations import clocks_of
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
@@ -118,12 +118,12 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
         lease = lease_now(ctx, name.removeprefix("lease/"))
         job = read_job(ctx.ledger, lease.job_id)
         found += _clocks(ctx, job, lease)
-        if lease.id == job.lease and parked(ctx, job):
+        if lease.id == job.lease and self_stopped(ctx, job):
             rate = lease.instance.stopped_usd_per_hour if lease.instance else None
             disk = f" ({usd_per_hour(rate)})" if rate else ""
             text = f"the idle machine of {job.id} on {lease.platform} stopped itself. Its disk may be billed{disk}."
             text += f" Its artifact store is {job.spec.artifact_store}." if job.spec.artifact_store else ""
-            found.append(Condition(lease.subject, "parked", text, next_steps=following(ctx, job)))
+            found.append(Condition(lease.subject, "self_stopped", text, next_steps=following(ctx, job)))
             found += [ending for ending in _ending(ctx, job) if ending not in found]
     return found
 
@@ -215,9 +215,9 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         )
     yield from _ending(ctx, job)
     seen = ctx.observed.get(job.id)
-    if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
+    if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_stop_failed"), None)):
         text = f"{job.id}: {line(failed.text, 240)}. The machine is billed."
-        yield Condition(job.subject, "self_park", text, next_steps=(do(Action.CHECK, job_id=job.id),))
+        yield Condition(job.subject, "self_stop_failed", text, next_steps=(do(Action.CHECK, job_id=job.id),))
     if seen is not None and seen.upload and job.spec.artifact_store:
         keys = " and ".join(StoreAddress.parse(job.spec.artifact_store).secrets)
         text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.artifact_store}; its key is {keys}."
@@ -230,7 +230,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
-    if job.state is Job.UNKNOWN and job.reason is not Code.PARKED:
+    if job.state is Job.UNKNOWN and job.reason is not Code.SELF_STOPPED:
         text = f"the state of {job.id} is unknown: {why}. Its machine counts as billed."
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:

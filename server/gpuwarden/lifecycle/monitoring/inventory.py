@@ -22,7 +22,7 @@ from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.parked import may_park, parked
+from gpuwarden.lifecycle.leases.self_stopped import may_self_stop, self_stopped
 from gpuwarden.lifecycle.leases.shared_answers import sharing
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.records import (
@@ -86,7 +86,7 @@ class Row:
         if job.state in AT_REST:
             notes.append(f"the job {job.state.told}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-            own = lease.id == job.lease and parked(ctx, job)
+            own = lease.id == job.lease and self_stopped(ctx, job)
             notes.append(f"{'it stopped itself' if own else seen.state}; its disk may be billed")
         return cls(
             platform=lease.platform,
@@ -194,7 +194,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
                 for lease_id in leases_of(ctx, job):
                     await refresh_lease(ctx, lease_id)
                 if job.state in TERMINAL_JOBS and (
-                    may_park(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
+                    may_self_stop(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
                 ):
                     await observe(ctx, job)  # the status reports a failed self-stop or upload
         except Exception as error:

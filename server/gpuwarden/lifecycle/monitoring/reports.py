@@ -20,7 +20,7 @@ from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.monitoring.inventory import unsettled, what_went_wrong
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.metrics.points import Malformed, PostedAlert, PostedPoints, alert_fields, read_alert, read_points
@@ -103,7 +103,7 @@ class ReportPuller:
             gone = job.lease is not None and lease_now(self.ctx, job.lease).state is Lease.STOPPED
             if gone:
                 self._done.add(job_id)
-            if job.handle is None or gone or parked(self.ctx, job):
+            if job.handle is None or gone or self_stopped(self.ctx, job):
                 continue
             try:
                 came = await pull_reports(self.ctx, job)

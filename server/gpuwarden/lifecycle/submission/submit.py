@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, order_for
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
-from gpuwarden.lifecycle.leases.parking import parking_for
+from gpuwarden.lifecycle.leases.self_stop import self_stop_for
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
@@ -463,9 +463,9 @@ def record_job(
         if with_it:
             ctx.ledger.add(*with_it, token=token)
         order = order_for(ctx, receipt, since) if checked.facts.metered else None
-        parking = parking_for(ctx, order) if checked.facts.metered else None
+        self_stop = self_stop_for(ctx, order) if checked.facts.metered else None
         relaunch = relaunch_for(ctx, receipt) if checked.facts.metered and with_it is None else None
-        for decided in filter(None, (order, parking, relaunch)):
+        for decided in filter(None, (order, self_stop, relaunch)):
             ctx.ledger.add(f"job/{job_id}", decided)
 
 

@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import (
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.leases.meter import look
-from gpuwarden.lifecycle.leases.parked import started_since
+from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.leases.shared_answers import sharing_nothing
 from gpuwarden.lifecycle.records import (
     JobRecord,

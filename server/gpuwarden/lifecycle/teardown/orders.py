@@ -23,14 +23,14 @@ from gpuwarden.ledger.events import (
     EndingAnnounced,
     EndingObjected,
     EndingOrdered,
-    ParkingOrdered,
+    SelfStopOrdered,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import open_ticket
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.leases.termination import call_sent, voided
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
@@ -58,7 +58,7 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
     Raises NotFound if the job does not exist.
     """
     job = read_job(ctx.ledger, job_id)
-    if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, ParkingOrdered) is None:
+    if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, SelfStopOrdered) is None:
         return Objection.NOT_ORDERED
     with ctx.ledger.transaction():
         if ctx.ledger.last(job.subject, EndingObjected) is None:
@@ -82,7 +82,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
         order = automatic_teardown(ctx, job.id)
-        if order is not None and order.verb == "terminate" and job.spec.artifact_store and parked(ctx, job):
+        if order is not None and order.verb == "terminate" and job.spec.artifact_store and self_stopped(ctx, job):
             found.append(job)
     return [job for job in found if job.state is Job.SUCCEEDED and automatic_teardown(ctx, job.id) is not None]
 
@@ -159,7 +159,7 @@ def rented_for(ctx: Context, job: JobRecord) -> bool:
 
     No other machine of the job may be billed.
     """
-    rests = parked(ctx, job)
+    rests = self_stopped(ctx, job)
     if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):
         return False
     lease = lease_now(ctx, job.lease)

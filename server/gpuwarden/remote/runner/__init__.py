@@ -4,7 +4,7 @@
 
 Verbs: start, supervise (used by start), allot (replaces both inside an engine's allocation), keep (used by supervise),
 relay (used by supervise), poll, serve (many polls), logs, stop, list, manifest, fetch, read, bundle, disclose, examine,
-park, parker (used by park), hold, look, spool.
+self_stop, self_stopper (used by self_stop), hold, look, spool.
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        status, replaced atomically; padded so that it can be rewritten in place on a full disk

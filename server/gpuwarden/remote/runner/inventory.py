@@ -67,7 +67,7 @@ def describe(pid: int, marker: str | None) -> str:
         return ""
     if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
         return ""  # the sealer, which exits by itself
-    if "parker" in words[:-1] and os.path.isfile(words[words.index("parker") + 1] + "/park.lock"):
+    if "self_stopper" in words[:-1] and os.path.isfile(words[words.index("self_stopper") + 1] + "/self_stop.lock"):
         return ""  # the self-stop process
     if is_keeper(words):
         return ""  # the relay, or the upload to the artifact store, which the gate checks separately

@@ -43,7 +43,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
     fields = ("keep", "outputs", "root", "mounts", "within", "marker", "keep_bytes_s", "keep_every_s")
     order = {name: spec[name] for name in fields if name in spec}
     token = str(job["token"])
-    order.update(attempt=job["attempt"], key=key, parks=bool(spec.get("park")))
+    order.update(attempt=job["attempt"], key=key, self_stops=bool(spec.get("self_stop")))
     order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
     request = json.dumps(order).encode("ascii") + b"\n"
     if len(request) > MOST_REQUEST:

@@ -187,11 +187,11 @@ class Keeper:
                 time.sleep(pause)
             elif input_closed(pause):
                 over, began, pause = True, time.monotonic(), self.every
-        if done and self.final and self.order.get("parks"):
+        if done and self.final and self.order.get("self_stops"):
             os.close(lock)
-            self.await_park(began)
+            self.await_self_stop(began)
 
-    def await_park(self, began: float) -> None:
+    def await_self_stop(self, began: float) -> None:
         """Update the store's manifest with the final state when the machine is about to stop itself."""
         again = False
         while last_of(self.folder, self.order.get("attempt")) and (again or time.monotonic() - began < GIVE_UP_S):

@@ -17,10 +17,10 @@ from gpuwarden.remote.runner.look import look
 from gpuwarden.remote.runner.manifest import fetch, list_files
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
-from gpuwarden.remote.runner.park import hear, hold, park, parker
 from gpuwarden.remote.runner.path_mapping import printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.relay import relay
+from gpuwarden.remote.runner.self_stop import hear, hold, self_stop, self_stopper
 from gpuwarden.remote.runner.spool import spool
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
@@ -38,16 +38,16 @@ def serve() -> None:
             reply({"ok": False, "code": "bad_request", "error": f"{type(error).__name__}: {error}"})
 
 
-def start_and_park(folder: str, order: Json) -> Json:
+def start_and_self_stop(folder: str, order: Json) -> Json:
     """Launch or adopt an attempt, and start the self-stop process if the order has one."""
     reply = start(folder, order)
     if reply.get("ok"):
-        park(folder, {"park": order["spec"].get("park"), "attempt": order["attempt"]})
+        self_stop(folder, {"self_stop": order["spec"].get("self_stop"), "attempt": order["attempt"]})
     return reply
 
 
 VERBS: dict[str, Callable[[str, Json], Json | None]] = {
-    "start": start_and_park,
+    "start": start_and_self_stop,
     "allot": allot,
     "supervise": supervise,
     "poll": poll,
@@ -60,13 +60,13 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "bundle": bundle,
     "disclose": disclose,
     "examine": examine,
-    "park": park,
-    "parker": parker,
+    "self_stop": self_stop,
+    "self_stopper": self_stopper,
     "hold": hold,
     "look": look,
     "spool": spool,
 }
-FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
+FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "self_stop", "hold")
 """Verbs that act on behalf of the user, and therefore delay a self-stop."""
 
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.remote.runner import park
+from gpuwarden.remote.runner import self_stop
 from gpuwarden.remote.runner.keep_report import GOES_ON
-from gpuwarden.remote.runner.park import Parker, ask
+from gpuwarden.remote.runner.self_stop import SelfStopper, ask
 from runner_kit import call, ended, linux, look, order, sh, until
 from wording import Wording
 
@@ -32,10 +32,10 @@ def says(folder: Path, *, code: int = 0) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", text]
 
 
-def parking(folder: Path, argv: list[str], after_s: float = 0.4, **more: Any) -> dict[str, Any]:
+def with_self_stop(folder: Path, argv: list[str], after_s: float = 0.4, **more: Any) -> dict[str, Any]:
     code = more.pop("code", 0)
     how = {"after_s": after_s, "command": says(folder, code=code), "down_s": 0.05, "retry_s": 0.1, **more}
-    return order(argv, park=how, heartbeat_s=0.2)
+    return order(argv, self_stop=how, heartbeat_s=0.2)
 
 
 def asked(folder: Path) -> int:
@@ -49,12 +49,12 @@ def wait_for(folder: Path, times: int = 1) -> None:
 
 @pytest.mark.slow
 def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:
-    call("start", folder, parking(folder, ["true"]))
+    call("start", folder, with_self_stop(folder, ["true"]))
     ended(folder)
     wait_for(folder)
-    note = json.loads((folder / "parked.json").read_text())
+    note = json.loads((folder / "self_stopped.json").read_text())
     assert note["tries"] >= 1 and look(folder)["state"] == "succeeded"
-    (folder / "park.hold").touch()
+    (folder / "self_stop.hold").touch()
 
 
 @pytest.mark.slow
@@ -70,33 +70,33 @@ def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
         set_forward(1800)
         return asked(folder) > 0
 
-    call("start", folder, parking(folder, ["true"], after_s=3600.0, clock=str(clock), down_s=1.0))
+    call("start", folder, with_self_stop(folder, ["true"], after_s=3600.0, clock=str(clock), down_s=1.0))
     ended(folder)
-    parker = Parker(str(folder), {"park": {"after_s": 3600.0, "clock": str(clock)}, "attempt": 1})
-    before = parker.now()
+    self_stopper = SelfStopper(str(folder), {"self_stop": {"after_s": 3600.0, "clock": str(clock)}, "attempt": 1})
+    before = self_stopper.now()
     set_forward(7200)
-    assert 7200 <= parker.now() - before < 9000
+    assert 7200 <= self_stopper.now() - before < 9000
     until(folder, passes)
-    (folder / "park.hold").touch()
+    (folder / "self_stop.hold").touch()
 
 
 @pytest.mark.slow
 def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
-    call("start", folder, parking(folder, ["true"], code=1))
+    call("start", folder, with_self_stop(folder, ["true"], code=1))
     wait_for(folder, 3)
     assert not (folder / "keep.look").exists(), "there is no artifact store to ask"
-    seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
-    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
+    seen = until(folder, lambda s: any(a["kind"] == "self_stop_failed" for a in s["last_alerts"]))
+    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_stop_failed")
     assert "refused: quota" in alert["text"] and seen["state"] == "succeeded"
-    assert len([a for a in seen["last_alerts"] if a["kind"] == "self_park"]) == 1, "one alert, the newest"
-    (folder / "park.hold").touch()
+    assert len([a for a in seen["last_alerts"] if a["kind"] == "self_stop_failed"]) == 1, "one alert, the newest"
+    (folder / "self_stop.hold").touch()
 
 
 @pytest.mark.slow
 def test_a_machine_that_is_held_stays_on(folder: Path) -> None:
-    call("start", folder, parking(folder, ["true"], after_s=0.6))
+    call("start", folder, with_self_stop(folder, ["true"], after_s=0.6))
     assert call("hold", folder)["ok"] is True
-    until(folder, lambda _: unlocked(folder / "park.lock"))
+    until(folder, lambda _: unlocked(folder / "self_stop.lock"))
     assert not asked(folder)
 
 
@@ -113,41 +113,41 @@ def unlocked(path: Path) -> bool:
 
 @pytest.mark.slow
 def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:
-    call("start", folder, parking(folder, ["true"], after_s=60))
+    call("start", folder, with_self_stop(folder, ["true"], after_s=60))
     ended(folder)
-    until(folder, lambda _: (folder / "park.lock").exists())
+    until(folder, lambda _: (folder / "self_stop.lock").exists())
     assert not [text for text in call("disclose", folder)["processes"] if str(folder) in text]
-    (folder / "park.hold").touch()
+    (folder / "self_stop.hold").touch()
 
 
-def test_a_launch_without_an_order_starts_no_parker(folder: Path) -> None:
+def test_a_launch_without_an_order_starts_no_self_stop_process(folder: Path) -> None:
     call("start", folder, sh("true"))
     ended(folder)
-    assert not (folder / "park.lock").exists()
+    assert not (folder / "self_stop.lock").exists()
 
 
 # ------------------------------------------------------------------------ the decision, with a clock in the hand
 
 
-class Hand(Parker):
+class Hand(SelfStopper):
     """The same decision on a clock that a test moves. The machine's own wall clock may leap as it likes."""
 
     def __init__(self, folder: Path, after_s: float = 100.0, deadline_s: float | None = None) -> None:
         self.at = 1000.0
         spec = {"after_s": after_s, "deadline_s": deadline_s, "command": ["true"]}
-        super().__init__(str(folder), {"park": spec, "attempt": 1})
+        super().__init__(str(folder), {"self_stop": spec, "attempt": 1})
 
     def now(self) -> float:
         return self.at
 
     def sees(self, state: str) -> None:
-        self.look({"state": state, "pid": os.getpid(), "start_ticks": park_mark(), "boot_id": ""})
+        self.look({"state": state, "pid": os.getpid(), "start_ticks": self_stop_mark(), "boot_id": ""})
 
     def comes(self) -> None:
-        os.close(park.hear(self.folder))
+        os.close(self_stop.hear(self.folder))
 
 
-def park_mark() -> str:
+def self_stop_mark() -> str:
     from gpuwarden.remote.runner.process import start_mark
 
     return start_mark(os.getpid())
@@ -175,7 +175,7 @@ def test_the_kept_store_has_the_last_word_before_a_stop(
         if way == "answers" and len(asked) == 3:
             report.write_text(json.dumps({"state": "done", "look": asked[-1]}))
 
-    monkeypatch.setattr(park.time, "sleep", sleep)
+    monkeypatch.setattr(self_stop.time, "sleep", sleep)
     assert hand.last_word() is (way != "comes")
     assert len(asked) == {"answers": 3, "silent": 12, "comes": 2, "failed": 0}[way] and len(set(asked)) <= 1
 
@@ -208,8 +208,8 @@ def test_a_last_word_from_before_the_machine_went_on_stops_it_only_with_a_newer_
         stops.append(look.read_text())
         return "quota"
 
-    monkeypatch.setattr(park.time, "sleep", sleep)
-    monkeypatch.setattr(park, "ask", refused)
+    monkeypatch.setattr(self_stop.time, "sleep", sleep)
+    monkeypatch.setattr(self_stop, "ask", refused)
     hand.stop_machine()
     assert len(stops) == 1 and not stops[0].startswith(GOES_ON)
     answering = way == "answered"
@@ -232,9 +232,9 @@ def test_somebody_who_comes_takes_the_last_word_back(
         hand.at += 10.0
         report.write_text(json.dumps({"state": "done", "look": look.read_text()}))
 
-    monkeypatch.setattr(park.time, "sleep", sleep)
-    reader = park.hear(str(tmp_path))
-    hand.heard_at, hand.mark = 0.0, hand.stamp(park.HEARD)
+    monkeypatch.setattr(self_stop.time, "sleep", sleep)
+    reader = self_stop.hear(str(tmp_path))
+    hand.heard_at, hand.mark = 0.0, hand.stamp(self_stop.HEARD)
     hand.stop_machine()
     os.close(reader)
     assert hand.tries == 0 and look.read_text().startswith(GOES_ON)
@@ -254,10 +254,10 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.one_of(st.none(), st.floats(50.0, 600.0)))
-def test_it_parks_only_after_that_much_silence(
+def test_it_stops_only_after_that_much_idle_time(
     tmp_path: Path, steps: list[tuple[str, float]], late: float | None
 ) -> None:
-    """The end or the deadline, then `after_s` without anybody, whatever the wall clock says: nothing else parks it."""
+    """Only `after_s` without a request after the end or the deadline stops it, whatever the wall clock is."""
     hand = Hand(tmp_path, deadline_s=late)
     over_at: float | None = None
     last = begun = hand.at
@@ -282,7 +282,7 @@ def test_it_parks_only_after_that_much_silence(
 
 def test_a_pull_that_takes_hours_keeps_it_on(hand: Hand) -> None:
     hand.sees("succeeded")
-    reading = park.hear(hand.folder)
+    reading = self_stop.hear(hand.folder)
     hand.sees("succeeded")
     hand.at += 5000
     hand.sees("succeeded")
@@ -303,7 +303,7 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
     hand.sees("succeeded")
     hand.at += 101
     assert hand.due()
-    lock = park.take_lock(str(other))
+    lock = self_stop.take_lock(str(other))
     assert not hand.due()
     os.close(lock)
     assert hand.due()
@@ -311,7 +311,7 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
 
 def test_an_upload_to_a_kept_store_keeps_it_on_while_it_goes_on(hand: Hand) -> None:
     hand.sees("succeeded")
-    lock = park.take_lock(hand.folder, "keep.lock")
+    lock = self_stop.take_lock(hand.folder, "keep.lock")
     for _ in range(5):
         os.utime(hand.folder + "/keep.lock")
         hand.sees("succeeded")
@@ -323,8 +323,8 @@ def test_an_upload_to_a_kept_store_keeps_it_on_while_it_goes_on(hand: Hand) -> N
 
 
 def test_an_upload_that_only_fails_keeps_no_machine_on(hand: Hand) -> None:
-    """The keeper has its lock through a day of tries; the parker counts from the last byte that the store took."""
-    lock = park.take_lock(hand.folder, "keep.lock")
+    """The keeper has its lock during a day of tries; the time counts from the last byte that the store received."""
+    lock = self_stop.take_lock(hand.folder, "keep.lock")
     hand.sees("succeeded")
     hand.at += 99
     hand.sees("succeeded")
@@ -351,7 +351,7 @@ def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 2}))
     assert not hand.wanted()
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 1}))
-    (tmp_path / "park.hold").touch()
+    (tmp_path / "self_stop.hold").touch()
     assert not hand.wanted()
 
 
@@ -367,7 +367,7 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"tmpfs / tmpfs rw 0 0\n/dev/vda / ext4 rw 0 0\nx {at}/in\\040memory tmpfs rw 0 0\n"
         f"/dev/vdb {at}/in\\040memory/disk ext4 rw 0 0\nx {at}/ram ramfs rw 0 0\n"
     )
-    monkeypatch.setattr(park, "MOUNTS", str(table))
+    monkeypatch.setattr(self_stop, "MOUNTS", str(table))
     return table
 
 
@@ -380,34 +380,34 @@ def test_an_output_in_memory_is_seen_through_its_real_path(
     tmp_path: Path, mounts: Path, output: str, lost: bool
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "ram" / "deep")
-    said = park.lost_by_stop(str(tmp_path), ["work/x", f"{tmp_path}/{output}"])
+    said = self_stop.lost_by_stop(str(tmp_path), ["work/x", f"{tmp_path}/{output}"])
     assert lost == bool(said) and (f"{tmp_path}/{output}" in said) == lost
 
 
 def test_a_working_folder_that_leads_into_memory_is_seen(tmp_path: Path, mounts: Path) -> None:
     (tmp_path / "work").mkdir()
-    assert not park.lost_by_stop(str(tmp_path), ["out"])
+    assert not self_stop.lost_by_stop(str(tmp_path), ["out"])
     (tmp_path / "work" / "out").symlink_to(tmp_path / "ram")
-    assert park.lost_by_stop(str(tmp_path), ["out"])
+    assert self_stop.lost_by_stop(str(tmp_path), ["out"])
 
 
 def test_mounts_that_can_not_be_read_keep_outputs_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.setattr(park, "MOUNTS", str(tmp_path / "none"))
-    wording(park.lost_by_stop(str(tmp_path), ["out"]))
-    assert not park.lost_by_stop(str(tmp_path), [])
+    monkeypatch.setattr(self_stop, "MOUNTS", str(tmp_path / "none"))
+    wording(self_stop.lost_by_stop(str(tmp_path), ["out"]))
+    assert not self_stop.lost_by_stop(str(tmp_path), [])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs memory that is mounted")
 def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -> None:
-    call("start", folder, parking(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))
-    seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
-    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
+    call("start", folder, with_self_stop(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))
+    seen = until(folder, lambda s: any(a["kind"] == "self_stop_failed" for a in s["last_alerts"]))
+    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_stop_failed")
     assert "/dev/shm/gpuwarden-none" in alert["text"]
-    assert not asked(folder) and not (folder / "parked.json").exists()
-    (folder / "park.hold").touch()
+    assert not asked(folder) and not (folder / "self_stopped.json").exists()
+    (folder / "self_stop.hold").touch()
 
 
 # ------------------------------------------------------------------------------------- the platform's own request
@@ -476,7 +476,7 @@ def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: 
 )
 def test_a_key_that_no_header_takes_is_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
-    monkeypatch.setattr(park, "environ_of", lambda _: {"CONTAINER_API_KEY": key})
+    monkeypatch.setattr(self_stop, "environ_of", lambda _: {"CONTAINER_API_KEY": key})
     problem = ask(request(url))
     assert "CONTAINER_API_KEY" in problem and "of-this" not in problem and not Platform.seen
 
@@ -492,12 +492,12 @@ def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytes
 @pytest.mark.slow
 def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
-    monkeypatch.setattr(park, "environ_of", lambda _: {})
+    monkeypatch.setattr(self_stop, "environ_of", lambda _: {})
     assert "CONTAINER_API_KEY" in ask(request(url)) and not Platform.seen
 
 
 @pytest.mark.slow
 def test_the_key_of_the_containers_first_process_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
-    monkeypatch.setattr(park, "environ_of", lambda pid: {"CONTAINER_API_KEY": "first"} if pid == 1 else {})
+    monkeypatch.setattr(self_stop, "environ_of", lambda pid: {"CONTAINER_API_KEY": "first"} if pid == 1 else {})
     assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer first"

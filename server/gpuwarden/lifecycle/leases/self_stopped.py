@@ -1,6 +1,6 @@
 """Determine whether a job's machine stopped itself or may do so, from the ledger and the last poll.
 
-`lifecycle/leases/parking.py` decides whether a machine may stop itself.
+`lifecycle/leases/self_stop.py` decides whether a machine may stop itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord
 
 
-def parked(ctx: Context, job: JobRecord) -> bool:
+def self_stopped(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
     This includes a stop in the platform's console. In all these cases, the declared outputs are on the machine's disk.
     """
-    if job.lease is None or job.handle is None or job.handle.place.park is None:
+    if job.lease is None or job.handle is None or job.handle.place.self_stop_order is None:
         return False
     lease = lease_now(ctx, job.lease)
     if lease.instance is None or lease.instance.state is not InstanceState.STOPPED or lease.state is Lease.STOPPING:
@@ -40,9 +40,9 @@ def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
     return later or any(event is not None and event.seq > seq for event in starts)
 
 
-def may_park(ctx: Context, job: JobRecord) -> bool:
+def may_self_stop(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is running and may stop itself."""
-    if job.lease is None or job.handle is None or job.handle.place.park is None:
+    if job.lease is None or job.handle is None or job.handle.place.self_stop_order is None:
         return False
     instance = lease_now(ctx, job.lease).instance
     return instance is not None and instance.state is InstanceState.RUNNING

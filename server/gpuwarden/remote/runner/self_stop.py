@@ -23,7 +23,7 @@ from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import detached, let_go, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
-HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lock"
+HEARD, HOLD, SELF_STOPPED, KEEPING = "/heard", "/self_stop.hold", "/self_stopped.json", "/keep.lock"
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
@@ -56,10 +56,10 @@ def hold(folder: str, _: Json) -> Json:
     return {"ok": True}
 
 
-def park(folder: str, order: Json) -> Json:
+def self_stop(folder: str, order: Json) -> Json:
     """Start the self-stop process if the order requests one. Starting it twice has no effect."""
-    if order.get("park"):
-        process = detached(folder, "parker", answers=False)
+    if order.get("self_stop"):
+        process = detached(folder, "self_stopper", answers=False)
         try:
             write_all(process.stdin.fileno(), json.dumps(order).encode("ascii"))
         finally:
@@ -67,25 +67,27 @@ def park(folder: str, order: Json) -> Json:
     return {"ok": True}
 
 
-def parker(folder: str, order: Json) -> None:
+def self_stopper(folder: str, order: Json) -> None:
     """Stop the machine after the idle time. Exit if there is a hold or another attempt uses the run folder."""
     import fcntl
 
-    fd = os.open(folder + "/park.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        folder + "/self_stop.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+    )
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
     os.chdir("/")
     let_go()
-    Parker(folder, order).run()
+    SelfStopper(folder, order).run()
 
 
-class Parker:
+class SelfStopper:
     """The self-stop process of one job. Times are seconds on the monotonic clock."""
 
     def __init__(self, folder: str, order: Json) -> None:
-        spec = order["park"]
+        spec = order["self_stop"]
         self.folder, self.spec, self.order = folder, spec, order
         self.after, self.deadline = float(spec["after_s"]), spec.get("deadline_s")
         self.clock = str(spec.get("clock") or "")
@@ -243,13 +245,13 @@ class Parker:
     def note(self, body: Json) -> None:
         """Record the stop request in a file that is read after the next start of the machine."""
         try:
-            write_atomic(self.folder + PARKED, json.dumps(body).encode("ascii"))
+            write_atomic(self.folder + SELF_STOPPED, json.dumps(body).encode("ascii"))
         except OSError:
             pass  # a full disk must not prevent the self-stop
 
     def alert(self, text: str) -> None:
         """Report a failure in alerts.jsonl, and in the status file if no supervisor is running."""
-        line = {"at": time.time(), "kind": "self_park", "subject": "", "step": None, "text": text[:300]}
+        line = {"at": time.time(), "kind": "self_stop_failed", "subject": "", "step": None, "text": text[:300]}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(self.folder + "/alerts.jsonl", flags, 0o600)
@@ -260,7 +262,7 @@ class Parker:
                 return
             status = read_status(self.folder)
             if status is not None:
-                others = [row for row in status.get("last_alerts") or [] if row.get("kind") != "self_park"]
+                others = [row for row in status.get("last_alerts") or [] if row.get("kind") != "self_stop_failed"]
                 write_status(self.folder, {**status, "last_alerts": [*others, line][-8:]})
             os.close(lock)
         except (OSError, Problem, AttributeError):

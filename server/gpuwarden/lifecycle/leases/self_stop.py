@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from gpuwarden.backends.base import Parking
+from gpuwarden.backends.base import SelfStopping
 from gpuwarden.core.clock import ShiftedClock
 from gpuwarden.core.errors import NotSupported, Refused, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Park, Place, SelfStop, Unknown
+from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Place, SelfStop, SelfStopOrder, Unknown
 from gpuwarden.ledger.events import (
     EndingObjected,
     EndingOrdered,
-    ParkingArmed,
-    ParkingOrdered,
     ResumeIntent,
+    SelfStopArmed,
+    SelfStopOrdered,
     StartRefused,
     VerbSent,
 )
@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import Bound
 from gpuwarden.lifecycle.leases.budgets import over_caps
 from gpuwarden.lifecycle.leases.meter import lease_now, look
-from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
@@ -43,7 +43,7 @@ FETCH_H: Final = 1.0
 """The number of hours for which a restarted machine is assumed to be billed until its outputs are pulled."""
 
 
-def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
+def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:
     """Return the self-stop order for a job at its acceptance; None if the policy does not allow self-stop.
 
     A machine stops itself only after the grace period of automatic teardown has passed.
@@ -52,15 +52,15 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
     if after_s <= 0 or any(notice.question for notice in in_force.notices):
         return None
-    return ParkingOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=in_force.digest)
+    return SelfStopOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=in_force.digest)
 
 
-def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
+def self_stop_allowed(ctx: Context, job_id: str) -> SelfStopOrdered | None:
     """Return the self-stop order that applies to a job's machine.
 
     Return None after a hold, or if the policy in force does not allow self-stop or can't be read.
     """
-    ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
+    ordered = ctx.ledger.last(f"job/{job_id}", SelfStopOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
     with contextlib.suppress(WardenError):
         if ordered is not None and objected is None and ctx.policy.teardown.self_stop_minutes > 0:
@@ -68,27 +68,27 @@ def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
     return None
 
 
-def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
+def self_stop_order(ctx: Context, job: JobRecord, place: Place) -> SelfStopOrder | None:
     """Return the self-stop instructions for a job's runner; None if a stop could lose files.
 
     Interruptible machines get no instructions, because an outbid machine can't be distinguished from a self-stopped
     one.
     """
-    ordered, profile = allowed_to_park(ctx, job.id), ctx.profile(job.spec.platform)
+    ordered, profile = self_stop_allowed(ctx, job.id), ctx.profile(job.spec.platform)
     facts = profile.unattended
     if ordered is None or facts is None or facts.self_stop is not True or facts.by is None or job.spec.interruptible:
         return None
     if not all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs)):
         return None
-    by = SelfStop(command=place.self_stop) if place.root else facts.by
-    if place.root and not place.self_stop:
+    by = SelfStop(command=place.self_stop_command) if place.root else facts.by
+    if place.root and not place.self_stop_command:
         return None  # the stop command for a real machine must never run on the local machine
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
     outputs = () if place.root else job.outputs
     clock = str(ctx.clock.file.absolute()) if place.root and isinstance(ctx.clock, ShiftedClock) else ""
     by = by.model_copy(update={"url": url})
-    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by, outputs=outputs, clock=clock)
+    return SelfStopOrder(after_s=ordered.after_s, deadline_s=late_s, by=by, outputs=outputs, clock=clock)
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
@@ -104,25 +104,25 @@ async def wake(ctx: Context, job_id: str) -> None:
     the caps, and Unreachable while the machine is starting or if it can't be started.
     """
     job = read_job(ctx.ledger, job_id)
-    if job.lease is None or job.handle is None or job.handle.place.park is None:
+    if job.lease is None or job.handle is None or job.handle.place.self_stop_order is None:
         return
     async with ctx.lock(job_id):
         answer = await look(ctx, job.lease)  # its state may have changed since the last poll
         machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
         woken = ctx.ledger.last(subject, ResumeIntent)
-        later = (ctx.ledger.last(subject, ParkingArmed), ctx.ledger.last(subject, VerbSent))  # a stop cancels a start
+        later = (ctx.ledger.last(subject, SelfStopArmed), ctx.ledger.last(subject, VerbSent))  # a stop cancels a start
         starts = woken is not None and all(event is None or event.seq < woken.seq for event in later)
         up = machine is not None and machine.state is InstanceState.RUNNING
-        if machine is not None and (parked(ctx, job) or (starts and not up)):
+        if machine is not None and (self_stopped(ctx, job) or (starts and not up)):
             await _start(ctx, job, machine)
             starts = True
         if not starts:
             return
         handle = read_job(ctx.ledger, job_id).handle  # its address may have changed
         backend = ctx.backend(job.handle.backend)
-        if handle is not None and isinstance(backend, Parking) and allowed_to_park(ctx, job_id) is not None:
+        if handle is not None and isinstance(backend, SelfStopping) and self_stop_allowed(ctx, job_id) is not None:
             await backend.arm(handle, job.attempt)
-        ctx.ledger.add(subject, ParkingArmed())
+        ctx.ledger.add(subject, SelfStopArmed())
 
 
 async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
@@ -175,10 +175,10 @@ async def hold(ctx: Context, job_id: str) -> bool:
     Return False if the machine has no self-stop. Raises an error if the machine can't be reached.
     """
     job = read_job(ctx.ledger, job_id)
-    if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):
+    if job.handle is None or job.handle.place.self_stop_order is None or job.lease is None or self_stopped(ctx, job):
         return False
     backend = ctx.backend(job.handle.backend)
-    if not isinstance(backend, Parking):
+    if not isinstance(backend, SelfStopping):
         raise NotSupported("this backend can't cancel a machine's self-stop")
     await backend.hold(job.handle)
     return True

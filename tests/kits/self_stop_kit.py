@@ -13,7 +13,7 @@ from teardown_kit import House
 HOUR = 3600.0
 
 
-class Parked(House):
+class SelfStopHouse(House):
     """A house whose policy allows self-stop after half an hour."""
 
     def __init__(self, home: Path, processes: Processes, order: str = "off", minutes: float = 30) -> None:
@@ -28,11 +28,11 @@ class Parked(House):
         job = await self.started(**changes)
         self.backend.write(self.handle(job), "model", b"weights")
         self.backend.end(self.handle(job))
-        self.parks()
+        self.self_stops()
         self.clock.advance(hours * HOUR)
         return job
 
-    def parks(self) -> None:
+    def self_stops(self) -> None:
         for record in records(self.cloud):
             self.cloud.self_stop(record.id)
 

@@ -21,15 +21,15 @@ from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.ledger.events import (
     LeaseCameBack,
-    ParkingOrdered,
     ResumeIntent,
+    SelfStopOrdered,
     StartRefused,
 )
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.leases.expirations import SET_BY_PLATFORM, clocks_of
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.parking import hold, park_at, parked, wake
+from gpuwarden.lifecycle.leases.self_stop import hold, self_stop_order, self_stopped, wake
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
@@ -39,21 +39,21 @@ from gpuwarden.lifecycle.teardown.orders import Objection, object_to
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
-from parking_kit import HOUR, Parked
 from pretend_machines import Processes
+from self_stop_kit import HOUR, SelfStopHouse
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def house(tmp_path: Path, processes: Processes) -> Parked:
-    return Parked(tmp_path / "home", processes)
+def house(tmp_path: Path, processes: Processes) -> SelfStopHouse:
+    return SelfStopHouse(tmp_path / "home", processes)
 
 
 @pytest.fixture
-def ordered(tmp_path: Path, processes: Processes) -> Parked:
-    return Parked(tmp_path / "home", processes, "terminate")
+def ordered(tmp_path: Path, processes: Processes) -> SelfStopHouse:
+    return SelfStopHouse(tmp_path / "home", processes, "terminate")
 
 
 # --------------------------------------------------------------------------------------------------- who may decide
@@ -62,36 +62,38 @@ def ordered(tmp_path: Path, processes: Processes) -> Parked:
 def test_only_the_policy_file_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     field = next(f for f in policy_fields() if f.path == "teardown.self_stop_minutes")
     assert field.by_variable is None and TeardownPolicy().self_stop_minutes == 0
-    monkeypatch.setenv("GPUWARDEN_ENDING_SELF_PARK_MINUTES", "5")
+    monkeypatch.setenv("GPUWARDEN_TEARDOWN_SELF_STOP_MINUTES", "5")
     assert load_config().policy.teardown.self_stop_minutes == 0
 
 
-async def test_it_is_off_by_default(house: Parked) -> None:
+async def test_it_is_off_by_default(house: SelfStopHouse) -> None:
     house.ctx.policy = WEALTHY
     job = await house.started()
-    assert house.handle(job).place.park is None and house.ctx.ledger.last(f"job/{job}", ParkingOrdered) is None
+    assert (
+        house.handle(job).place.self_stop_order is None and house.ctx.ledger.last(f"job/{job}", SelfStopOrdered) is None
+    )
 
 
-async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) -> None:
+async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: SelfStopHouse) -> None:
     job, digest = await house.started(), house.ctx.in_force.digest
     house.ctx.policy = WEALTHY
-    assert house.handle(job).place.park is not None
-    said = house.ctx.ledger.last(f"job/{job}", ParkingOrdered)
+    assert house.handle(job).place.self_stop_order is not None
+    said = house.ctx.ledger.last(f"job/{job}", SelfStopOrdered)
     assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, digest)
 
 
 async def test_the_grace_of_automatic_teardown_passes_before(tmp_path: Path, processes: Processes) -> None:
-    house = Parked(tmp_path / "home", processes, "terminate", minutes=1)
-    park = house.handle(await house.started()).place.park
-    assert park is not None and park.after_s == 10 * 60 + 300
+    house = SelfStopHouse(tmp_path / "home", processes, "terminate", minutes=1)
+    self_stop = house.handle(await house.started()).place.self_stop_order
+    assert self_stop is not None and self_stop.after_s == 10 * 60 + 300
 
 
-async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked) -> None:
+async def test_another_policy_than_the_recorded_one_allows_nothing(house: SelfStopHouse) -> None:
     doubted = replace(house.ctx.in_force, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
     house.ctx.source = lambda: doubted
-    from gpuwarden.lifecycle.leases.parking import parking_for
+    from gpuwarden.lifecycle.leases.self_stop import self_stop_for
 
-    assert parking_for(house.ctx, None) is None
+    assert self_stop_for(house.ctx, None) is None
 
 
 # ------------------------------------------------------------------------------------------ what the profile says
@@ -102,31 +104,31 @@ async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked
     [("vastai", True), ("autodl", True), ("runpod", False), ("lambda", False), ("paperspace", False),
      ("prime-intellect", False)],
 )  # fmt: skip
-async def test_only_where_the_facts_say_so(house: Parked, platform: str, allowed: bool) -> None:
+async def test_only_where_the_facts_say_so(house: SelfStopHouse, platform: str, allowed: bool) -> None:
     house.opens(platform=f"rehearsal/{platform}")
-    park = house.handle(await house.started()).place.park
-    assert (park is not None) == allowed
-    if park is not None:
-        assert park.by.command and not park.by.url, "what stops a real machine is never run on this one"
-        assert park.deadline_s == 3600 + 600
+    self_stop = house.handle(await house.started()).place.self_stop_order
+    assert (self_stop is not None) == allowed
+    if self_stop is not None:
+        assert self_stop.by.command and not self_stop.by.url, "what stops a real machine is never run on this one"
+        assert self_stop.deadline_s == 3600 + 600
     machine = records(house.cloud)[0].id
     with contextlib.nullcontext() if allowed else pytest.raises(NotSupported):  # the rehearsal obeys the same fact
         house.cloud.self_stop(machine)
 
 
-async def test_the_real_platforms_own_way_is_for_real_machines(house: Parked) -> None:
+async def test_the_real_platforms_own_way_is_for_real_machines(house: SelfStopHouse) -> None:
     job = read_job(house.ctx.ledger, await house.started())
     assert job.place is not None
     real = job.place.model_copy(update={"root": "", "instance_id": "77"})
-    park = park_at(house.ctx, job, real)
-    assert park is not None and not park.by.command
-    assert park.by.url.endswith("/instances/77/") and park.by.key == "CONTAINER_API_KEY"
-    assert park.order["outputs"] == ["out"], "the runner looks where they are before it stops anything"
-    nowhere = job.place.model_copy(update={"self_stop": ()})
-    assert park_at(house.ctx, job, nowhere) is None
+    self_stop = self_stop_order(house.ctx, job, real)
+    assert self_stop is not None and not self_stop.by.command
+    assert self_stop.by.url.endswith("/instances/77/") and self_stop.by.key == "CONTAINER_API_KEY"
+    assert self_stop.order["outputs"] == ["out"], "the runner looks where they are before it stops anything"
+    nowhere = job.place.model_copy(update={"self_stop_command": ()})
+    assert self_stop_order(house.ctx, job, nowhere) is None
 
 
-async def test_an_output_that_a_stop_loses_keeps_it_on(house: Parked) -> None:
+async def test_an_output_that_a_stop_loses_keeps_it_on(house: SelfStopHouse) -> None:
     profile = house.ctx.profile(house.platform)
     dies = profile.storage[0].model_copy(
         update={
@@ -137,30 +139,32 @@ async def test_an_output_that_a_stop_loses_keeps_it_on(house: Parked) -> None:
     )
     lossy = profile.model_copy(update={"storage": (*profile.storage, dies)})
     with patch.object(house.ctx, "profile", lambda _: lossy):
-        assert house.handle(await house.started(outputs=("out", "/scratch/x"))).place.park is None
+        assert house.handle(await house.started(outputs=("out", "/scratch/x"))).place.self_stop_order is None
 
 
 @pytest.mark.parametrize("platform", ["vastai", "autodl"])
 @pytest.mark.parametrize("output", ["/dev/shm/out", "/run/out", "/var/run/out"])
-async def test_an_output_in_memory_keeps_it_on(house: Parked, platform: str, output: str) -> None:
+async def test_an_output_in_memory_keeps_it_on(house: SelfStopHouse, platform: str, output: str) -> None:
     house.opens(platform=f"rehearsal/{platform}")
-    assert house.handle(await house.started(outputs=("out", output))).place.park is None
+    assert house.handle(await house.started(outputs=("out", output))).place.self_stop_order is None
 
 
-async def test_an_interruptible_machine_never_parks(house: Parked) -> None:
-    assert house.handle(await house.started(interruptible=True)).place.park is None
+async def test_an_interruptible_machine_never_stops_itself(house: SelfStopHouse) -> None:
+    assert house.handle(await house.started(interruptible=True)).place.self_stop_order is None
 
 
 # ------------------------------------------------------------------------------------------- back after nine hours
 
 
-async def test_a_parked_machine_is_read_as_stopped_and_the_job_is_not_launched_again(house: Parked) -> None:
+async def test_a_self_stopped_machine_is_read_as_stopped_and_the_job_is_not_launched_again(
+    house: SelfStopHouse,
+) -> None:
     job = await house.asleep()
     kinds = [*await house.round(), *await house.round(), *await house.round()]
     record = read_job(house.ctx.ledger, job)
-    assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED) and parked(house.ctx, record)
+    assert (record.state, record.reason) == (Job.UNKNOWN, Code.SELF_STOPPED) and self_stopped(house.ctx, record)
     assert record.lease is not None and read_lease(house.ctx.ledger, record.lease).state is Lease.STOPPED
-    assert kinds.count("parked") == 1 and not {"unknown", "preempted"} & set(kinds)
+    assert kinds.count("self_stopped") == 1 and not {"unknown", "preempted"} & set(kinds)
     assert house.starts() == 0, "without an order nobody starts it"
     assert house.backend.launched == [(job, 1)]
     rest = (await check(house.ctx, job)).next_steps
@@ -168,7 +172,7 @@ async def test_a_parked_machine_is_read_as_stopped_and_the_job_is_not_launched_a
     house.holds()
 
 
-async def test_status_shows_it(house: Parked, wording: Wording) -> None:
+async def test_status_shows_it(house: SelfStopHouse, wording: Wording) -> None:
     job = await house.asleep()
     await house.round()
     await house.round()
@@ -180,7 +184,7 @@ async def test_status_shows_it(house: Parked, wording: Wording) -> None:
     wording(row.note)
 
 
-async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> None:
+async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: SelfStopHouse) -> None:
     job = await house.asleep()
     await house.round()
     await pull(house.ctx, job)
@@ -195,7 +199,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> Non
 
 
 @pytest.mark.slow
-async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: Parked) -> None:
+async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     for _ in range(24):
         await ordered.round(60)
@@ -209,7 +213,7 @@ async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: Parked)
 
 
 @pytest.mark.slow
-async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(ordered: Parked) -> None:
+async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     before, ordered.ctx.policy = (
         ordered.ctx.policy,
@@ -225,19 +229,19 @@ async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(order
     ordered.holds()
 
 
-async def test_a_machine_is_not_told_to_park_once_the_policy_lets_none(house: Parked) -> None:
+async def test_a_machine_gets_no_self_stop_order_once_the_policy_forbids_it(house: SelfStopHouse) -> None:
     checked = await submit(house.ctx, house.spec())
     kill = patch("gpuwarden.lifecycle.submission.submit.advance", side_effect=KeyboardInterrupt)
     with kill, pytest.raises(KeyboardInterrupt):
         await submit(house.ctx, house.spec(), receipt=checked.receipt)
-    (accepted,) = house.ctx.ledger.events(kind=ParkingOrdered)
+    (accepted,) = house.ctx.ledger.events(kind=SelfStopOrdered)
     job = accepted.subject.removeprefix("job/")
     house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
     await house.after(1, job)
-    assert (await house.after(11, job)).job.state is Job.RUNNING and house.handle(job).place.park is None
+    assert (await house.after(11, job)).job.state is Job.RUNNING and house.handle(job).place.self_stop_order is None
 
 
-async def test_two_watches_start_it_once(ordered: Parked) -> None:
+async def test_two_watches_start_it_once(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     other = open_house(ordered.ctx.home, ordered.clock, policy=ordered.ctx.policy)
     other._backends, other._providers = ordered.ctx._backends, ordered.ctx._providers
@@ -249,7 +253,7 @@ async def test_two_watches_start_it_once(ordered: Parked) -> None:
 
 
 @pytest.mark.slow
-async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Parked) -> None:
+async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: SelfStopHouse) -> None:
     ordered.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=2),)))
     job = await ordered.asleep()
     for _ in range(32):
@@ -261,18 +265,18 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Park
 
 
 @pytest.mark.slow
-async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
+async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: SelfStopHouse) -> None:
     ending = ordered.ctx.policy.teardown.model_copy(update={"background_gb": 1e-9})
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"teardown": ending})
     await ordered.asleep()
     for _ in range(24):
         await ordered.round(1800)
         await ordered.watcher.keeper.round()
-        ordered.parks()
+        ordered.self_stops()
     assert ordered.starts() == 2 and ordered.state() == "stopped"
 
 
-async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked, wording: Wording) -> None:
+async def test_a_refused_start_is_an_error_with_what_to_do(house: SelfStopHouse, wording: Wording) -> None:
     job = await house.asleep()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=99),)))
     with pytest.raises(Unreachable) as refused:
@@ -283,7 +287,7 @@ async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked, wordin
     assert house.ctx.ledger.last(f"lease/{lease}", StartRefused) is not None
 
 
-async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> None:
+async def test_a_start_above_what_a_person_allowed_is_refused(house: SelfStopHouse) -> None:
     job = await house.asleep(timeout_s=7200)
     await house.round()
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
@@ -291,7 +295,7 @@ async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> 
     assert accepted.worst_cost is not None
     dear = replace(lease_now(house.ctx, str(accepted.lease)), cost=accepted.worst_cost)
     with (
-        patch("gpuwarden.lifecycle.leases.parking.lease_now", lambda *_: dear),
+        patch("gpuwarden.lifecycle.leases.self_stop.lease_now", lambda *_: dear),
         pytest.raises(Refused, match="per_job_usd"),
     ):
         await pull(house.ctx, job)
@@ -301,7 +305,7 @@ async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> 
 
 
 @pytest.mark.parametrize("leap", [-30 * 86_400.0, 30 * 86_400.0])
-async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: Parked, leap: float) -> None:
+async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: SelfStopHouse, leap: float) -> None:
     job = await ordered.started()
     ordered.clock.advance(leap)
     for _ in range(5):
@@ -311,10 +315,10 @@ async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: Parked, 
     assert ordered.backend.launched == [(job, 1)]
 
 
-async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: Parked) -> None:
-    """Nobody can tell it from one that parked, so it is started for a look, and then the job resumes as ever."""
+async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: SelfStopHouse) -> None:
+    """It looks like a self-stopped machine, so it is started for a poll, and then the job resumes."""
     job = await house.started()
-    house.parks()
+    house.self_stops()
     house.clock.advance(HOUR)
     await house.round()
     with pytest.raises((Unreachable, Conflict)):
@@ -326,7 +330,7 @@ async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: Park
     assert read_job(house.ctx.ledger, job).state is Job.RUNNING
 
 
-async def test_giving_up_a_parked_job_leaves_its_disk(house: Parked) -> None:
+async def test_giving_up_a_self_stopped_job_leaves_its_disk(house: SelfStopHouse) -> None:
     job = await house.asleep()
     await house.round()
     rest = (await cancel(house.ctx, job)).next_steps
@@ -336,17 +340,17 @@ async def test_giving_up_a_parked_job_leaves_its_disk(house: Parked) -> None:
     assert house.starts() == 1
 
 
-async def test_the_users_own_stop_is_not_a_park(house: Parked) -> None:
+async def test_the_users_own_stop_is_not_a_self_stop(house: SelfStopHouse) -> None:
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
-    assert house.state() == "stopped" and not parked(house.ctx, read_job(house.ctx.ledger, job))
+    assert house.state() == "stopped" and not self_stopped(house.ctx, read_job(house.ctx.ledger, job))
     with pytest.raises(Unreachable):
         await pull(house.ctx, job)
     assert house.starts() == 0
 
 
-async def test_a_start_that_was_lost_undoes_no_later_stop(house: Parked) -> None:
-    """The start is lost once and nobody arms the parker; the machine comes up and a person has it stopped."""
+async def test_a_start_that_was_lost_undoes_no_later_stop(house: SelfStopHouse) -> None:
+    """The start is lost once and no self-stop process starts; the machine comes up and the user has it stopped."""
     job = await house.asleep()
     await house.round()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=1),)))
@@ -366,26 +370,28 @@ async def test_a_start_that_was_lost_undoes_no_later_stop(house: Parked) -> None
     assert house.starts() == starts and house.state() == "stopped"
 
 
-async def test_a_person_who_objects_keeps_it_on(house: Parked) -> None:
+async def test_a_person_who_objects_keeps_it_on(house: SelfStopHouse) -> None:
     job = await house.started()
     assert object_to(house.ctx, job, "command line", "test") is Objection.HELD and await hold(house.ctx, job)
     assert house.backend.held == [job]
-    assert park_at(house.ctx, read_job(house.ctx.ledger, job), house.handle(job).place) is None, "a relaunch too"
+    assert self_stop_order(house.ctx, read_job(house.ctx.ledger, job), house.handle(job).place) is None, (
+        "a relaunch too"
+    )
 
 
-async def test_a_failure_to_park_is_an_alert(house: Parked) -> None:
+async def test_a_failed_self_stop_is_an_alert(house: SelfStopHouse) -> None:
     job = await house.ended()
     real = house.backend._observe
 
     def failing(handle: object) -> object:
         from gpuwarden.core.models import RunnerAlert
 
-        told = RunnerAlert(kind="self_park", text="this machine could not stop itself: exit code 1")
+        told = RunnerAlert(kind="self_stop_failed", text="this machine could not stop itself: exit code 1")
         return real(handle).model_copy(update={"alerts": (told,)})  # type: ignore[arg-type]
 
     house.backend._observe = failing  # type: ignore[method-assign, assignment]
     kinds = await house.round()
-    assert "self_park" in kinds and house.state() == "running"
+    assert "self_stop_failed" in kinds and house.state() == "running"
     assert read_job(house.ctx.ledger, job).state is Job.SUCCEEDED
 
 
@@ -396,7 +402,7 @@ async def test_a_failure_to_park_is_an_alert(house: Parked) -> None:
 async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rests_on_it(
     tmp_path: Path, processes: Processes, keeps: bool
 ) -> None:
-    house = Parked(tmp_path / "home", processes, "terminate", minutes=600)
+    house = SelfStopHouse(tmp_path / "home", processes, "terminate", minutes=600)
     house.ctx.policy = house.ctx.policy.model_copy(
         update={"teardown": house.ctx.policy.teardown.model_copy(update={"grace_minutes": 1440})}
     )
@@ -416,12 +422,12 @@ async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rest
     assert not [clock for clock in clocks if clock.trigger == SET_BY_PLATFORM]
 
 
-async def test_a_machine_without_an_end_date_has_none(house: Parked) -> None:
+async def test_a_machine_without_an_end_date_has_none(house: SelfStopHouse) -> None:
     await house.started()
     assert records(house.cloud)[0].ends_at is None
 
 
-async def test_came_back_is_still_an_alert_when_nobody_started_it(house: Parked) -> None:
+async def test_came_back_is_still_an_alert_when_nobody_started_it(house: SelfStopHouse) -> None:
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
     house.cloud.start(records(house.cloud)[0].id)
@@ -434,7 +440,7 @@ async def test_came_back_is_still_an_alert_when_nobody_started_it(house: Parked)
 
 
 @pytest.mark.slow
-async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) -> None:
+async def test_a_real_machine_stops_itself_and_a_pull_starts_it(tmp_path: Path) -> None:
     """The shipped runner, its own process, the rehearsal's real processes: no part of it is pretended."""
     clock = SystemClock()
     ending = TeardownPolicy(self_stop_minutes=0.8 / 60)
@@ -452,10 +458,10 @@ async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) 
         await clock.sleep(0.05)
     await list_instances(ctx)
     record = read_job(ctx.ledger, job)
-    assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED)
+    assert (record.state, record.reason) == (Job.UNKNOWN, Code.SELF_STOPPED)
     assert not next(iter(cloud.truths().values())).processes
     whole = False
-    while not whole:  # a busy machine may park again before the copy begins, or in the middle of it
+    while not whole:  # a busy machine may stop itself again before the copy begins, or in the middle of it
         with contextlib.suppress(WardenError):
             pulled = await pull(ctx, job)
             whole = not (pulled.missing or pulled.received.problems)
