@@ -45,7 +45,13 @@ def whole(value: Any) -> int | None:
 
 def number(value: Any) -> float | None:
     """Return the value if it is a finite number, otherwise None."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # an integer beyond the range of a float
+        return None
+    return found if math.isfinite(found) else None
 
 
 def total(usage: Any, *keys: str) -> int | None:
