@@ -52,7 +52,7 @@ SMALL_LINES = 30
 SMALL_LIMIT = 0.08
 _WORD = re.compile(r"[A-Za-z']+")
 _YAML = re.compile(r"(?s)\A---\n(.*?)^---$|^```yaml gotcha\n(.*?)^```$", re.MULTILINE)
-_NOT_PROSE = re.compile(r"(?s)^ *```.*?^ *```$|<!-- generated:\w+ -->.*?<!-- /generated -->|`[^`\n]+`", re.MULTILINE)
+_NOT_PROSE = re.compile(r"(?s)^ *```.*?^ *```$|<!-- generated:[\w-]+ -->.*?<!-- /generated -->|`[^`\n]+`", re.MULTILINE)
 
 
 def main() -> int:

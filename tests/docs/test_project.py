@@ -79,25 +79,10 @@ def test_the_picture_loads_nothing_and_gives_nothing_away() -> None:
     assert not re.search(r"/(?:home|root|Users|tmp|work|private)/|\b\d\d:\d\d\b", picture())
 
 
-# Most pages were written before these were counted. A ceiling comes down when pages are rewritten, and never goes up.
-CEILINGS = {
-    "what, as a noun": 32.0,
-    "where, for if": 12.0,
-    "says, said": 9.0,
-    "a person": 2.5,
-    "nobody, somebody": 5.5,
-    "is seen": 0.4,
-}
-
-
 @pytest.mark.slow
 def test_pages_keep_to_plain_words() -> None:
     counts = vocabulary(list(chosen(PAGES, ".md")))
-    over = [
-        (name, value)
-        for name, value, limit in counts
-        if value > CEILINGS.get(name.removesuffix(", per 10,000 words"), limit)
-    ]
+    over = [(name, value) for name, value, limit in counts if value > limit]
     assert over == [], "`python tools/readability.py --markdown --list MEASURE` shows the places"
 
 

@@ -349,7 +349,7 @@ def test_nothing_survives_on_an_unknown_fact_or_an_absent_tier(p: Profile, path:
 
 # ------------------------------------------------------------------------------------------------- prose and tables
 
-SECTIONS = ["What it is", "Storage", "Meter", "Interruptions", "Surface to the user"]
+SECTIONS = ["Overview", "Storage", "Meter", "Interruptions", "Deadlines and tips"]
 FACT_IN_PROSE = re.compile(r"[$€¥]|\d\s*(?:%|s|h|d|min|sec|seconds?|minutes?|hours?|days?|weeks?|months?|[KMGT]i?B)\b")
 
 
