@@ -367,8 +367,12 @@ class Place(Frozen):
     user: str | None = None
     host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
-    self_stop_command: tuple[str, ...] = Field((), validation_alias=AliasChoices("self_stop_command", "self_stop"))
-    self_stop_order: SelfStopOrder | None = Field(None, validation_alias=AliasChoices("self_stop_order", "park"))
+    self_stop_command: tuple[str, ...] = Field(
+        default=(), validation_alias=AliasChoices("self_stop_command", "self_stop")
+    )
+    self_stop_order: SelfStopOrder | None = Field(
+        default=None, validation_alias=AliasChoices("self_stop_order", "park")
+    )
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:

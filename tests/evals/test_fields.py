@@ -1,0 +1,14 @@
+"""Fields of untrusted records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from evals.transcripts.fields import number
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), 10**400])
+def test_only_a_finite_number_is_a_number(value: Any) -> None:
+    assert number(value) is None
+    assert number(3) == 3.0
