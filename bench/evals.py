@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench._figures import arguments, figure
 from evals.scoring.cases import load_cases
 from evals.scoring.verdict import Verdict, score
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 from evals.transcripts.canonical import Transcript
 from evals.transcripts.loaders import read
 
@@ -32,7 +32,7 @@ CALLS, TARGET_BYTES = 60, 280_000
 
 def session(folder: Path) -> Path:
     """Write a passing session of 60 calls, padded to 280 KB with tool results as in real sessions; return its path."""
-    script = witness(load_cases()[CASE])
+    script = reference(load_cases()[CASE])
     rows = [_line(n, kind, content) for n, (kind, content) in enumerate(_talk(script.transcript()))]
     path = folder / "session.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -90,7 +90,7 @@ def main() -> int:
     seconds = arguments(__doc__, {"seconds": (3.0, 0.3)}).seconds
     with tempfile.TemporaryDirectory() as folder:
         path = session(Path(folder))
-        case, end = load_cases()[CASE], witness(load_cases()[CASE]).end_state()
+        case, end = load_cases()[CASE], reference(load_cases()[CASE]).end_state()
         case = replace(case, limits={"tool_calls": 100}, checks=case.checks[:2])
         (transcript,) = read(path)
         verdict = score(case, transcript, end=end).verdict

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from evals.environments.scenarios import load_scenarios
 from evals.environments.stage import stages
-from evals.environments.worlds import load_worlds
 from evals.errors import EvalError
 from evals.harness.proxy import hide_memory
 from evals.harness.runner import agents, is_real
@@ -38,8 +38,8 @@ from evals.scoring.judge import agreement, judge
 from evals.scoring.surface import HERE
 from evals.scoring.trials import Trial, read_run, score_file, score_run
 from evals.scoring.verdict import Verdict, score
+from evals.selftest.reference_transcript import is_script, read_script
 from evals.selftest.run import selftest
-from evals.selftest.witness import is_script, read_script
 from evals.transcripts import export_atif, export_inspect
 from evals.transcripts.loaders import formats, read
 
@@ -72,9 +72,9 @@ def cmd_selftest(_: Args) -> int:
 def cmd_cases(_: Args) -> int:
     """List the cases."""
     cases = load_cases()
-    load_worlds(cases)
-    rows: list[Sequence[object]] = [("case", "cluster", "split", "twin", "checks")]
-    rows += [(c.id, c.cluster, c.split, c.twin, len(c.checks)) for c in cases.values()]
+    load_scenarios(cases)
+    rows: list[Sequence[object]] = [("case", "cluster", "split", "variant", "checks")]
+    rows += [(c.id, c.cluster, c.split, c.variant, len(c.checks)) for c in cases.values()]
     print("\n".join(markdown.table(rows)))
     return Exit.PASS
 
@@ -82,12 +82,12 @@ def cmd_cases(_: Args) -> int:
 def cmd_check(args: Args) -> int:
     """Score one transcript file against one case."""
     case = _case(args.case)
-    if args.world is None and is_script(args.file):  # a witness file also contains the end state
+    if args.end_state is None and is_script(args.file):  # a reference transcript also contains the end state
         script = read_script(args.file)
         transcript = script.transcript()
         trials = [Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)]
     else:
-        end = read_end(args.world) if args.world else None
+        end = read_end(args.end_state) if args.end_state else None
         trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
     for trial in trials:
         print(json.dumps(json_report.trial_row(trial), indent=2))
@@ -106,8 +106,8 @@ def cmd_score(args: Args) -> int:
         _write(args.html, html.page(summary, trials, scripted=args.scripted))
     if args.inspect:
         _write(args.inspect, json.dumps(export_inspect.export(summary, trials, cases)))
-    if summary.undecidable:
-        return Exit.UNDECIDABLE
+    if summary.inconclusive:
+        return Exit.INCONCLUSIVE
     return Exit.PASS if summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
 
 
@@ -124,17 +124,17 @@ def cmd_uplift(args: Args) -> int:
     """Compare the arms of an uplift study."""
     arms = [Arm(summary, trials) for summary, trials, _ in (_scored(run, None) for run in args.runs)]
     print(uplift_report(arms))
-    return Exit.UNDECIDABLE if any(a.summary.undecidable for a in arms) else Exit.PASS
+    return Exit.INCONCLUSIVE if any(a.summary.inconclusive for a in arms) else Exit.PASS
 
 
 def cmd_plan(args: Args) -> int:
     """For each trial of a run, print whether it can be reused, must be scored again, or must be run again."""
     cases, run = load_cases(), read_run(args.run)
-    worlds, pack = load_worlds(cases), of_pack(HERE.parent)
+    scenarios, pack = load_scenarios(cases), of_pack(HERE.parent)
     model = run.model if args.model is None else args.model
     for trial in score_run(run, cases):
         case = cases[trial.case]
-        todo = plan(trial, case, worlds[case.world], pack=pack, model=model, scorer=of_scorer(), run=run)
+        todo = plan(trial, case, scenarios[case.scenario], pack=pack, model=model, scorer=of_scorer(), run=run)
         print(f"{todo.value}\t{trial.case}\t{trial.n}")
     return Exit.PASS
 
@@ -164,7 +164,7 @@ def cmd_export(args: Args) -> int:
 def cmd_run(args: Args) -> int:
     """Run an agent in simulated scenarios, with or without the server's gates, and print the outcome."""
     cases = load_cases()
-    worlds = load_worlds(cases)
+    scenarios = load_scenarios(cases)
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
         raise EvalError("no case was named", "Specify case ids, or --all")
@@ -176,15 +176,15 @@ def cmd_run(args: Args) -> int:
         setup = from_flags(args)
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
     done, trials = evidence.play(
-        args.agent, args.stage, folder, cases, worlds, chosen, trials=args.trials, jobs=args.jobs, setup=setup
+        args.agent, args.stage, folder, cases, scenarios, chosen, trials=args.trials, jobs=args.jobs, setup=setup
     )
     for trial in trials if args.verbose else ():
         print(f"{trial.score.verdict.value}\t{trial.case}\t{trial.n}\t{trial.score.why}")
     print("\n".join(outcome.by_cluster(done, trials, cases)))
     print(f"\nThe trials are in {folder}; `python -m evals score {folder}` prints the details.")
     summary = summarize(done, trials, cases)
-    if summary.undecidable:
-        return Exit.UNDECIDABLE
+    if summary.inconclusive:
+        return Exit.INCONCLUSIVE
     return Exit.PASS if args.stage == outcome.RAW or summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
 
 
@@ -192,7 +192,7 @@ def cmd_evidence(args: Args) -> int:
     """Run every scripted agent in every scenario, with and without gates, and print the table for the README."""
     cases = load_cases()
     folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
-    text = evidence.table(folder, cases, load_worlds(cases), jobs=args.jobs)
+    text = evidence.table(folder, cases, load_scenarios(cases), jobs=args.jobs)
     print(text)
     if args.write_readme:
         evidence.write(text)
@@ -206,7 +206,7 @@ def cmd_judge(args: Args) -> int:
     """Compare a judge with human labels."""
     value, n = agreement(judge(shlex.split(args.judge)), args.labels)
     print(f"kappa {'undefined' if value is None else f'{value:.2f}'} over {n} answers")
-    return Exit.PASS if value is not None else Exit.UNDECIDABLE
+    return Exit.PASS if value is not None else Exit.INCONCLUSIVE
 
 
 def _scored(folder: Path, ask: Judge | None) -> tuple[Summary, list[Trial], dict[str, Case]]:
@@ -252,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     check = add("check", cmd_check)
     check.add_argument("case")
     add_file(check)
-    check.add_argument("--world", type=Path, help="the end state, world.json")
+    check.add_argument("--end-state", type=Path, help="the end state (end_state.json)")
     score = add("score", cmd_score)
     score.add_argument("run", type=Path)
     outputs: dict[str, Any] = {"json": "every trial", "markdown": "tables", "html": "one page", "inspect": "a log"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EvalError(Exception):
-    """A case, scenario, witness, run or option can't be used. `remedy` is the next step.
+    """A case, scenario, reference transcript, run or option can't be used. `remedy` is the next step.
 
     It is never raised because of an agent's actions or a transcript's content, because those affect only one trial.
     """

@@ -1,9 +1,11 @@
-"""Run the cases as an Inspect AI task: Inspect supplies the models and the loop, this package the worlds and verdicts.
+"""Run the cases as an Inspect AI task.
+
+Inspect supplies the models and the loop, this package the scenarios and verdicts.
 
     inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
 
-Trials are run and scored like all others: the runner opens the world, seals the calls, and writes to the folder in `-T
-folder=RUN`, which `python -m evals score RUN` can also read. No other module in this package imports this module.
+Trials are run and scored like all others: the runner opens the scenario, seals the calls, and writes to the folder in
+`-T folder=RUN`, which `python -m evals score RUN` can also read. No other module in this package imports this module.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
 from inspect_ai.util import LimitExceededError
 
+from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import OpenScene, stage
-from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
 from evals.harness import runner
 from evals.harness.recorder import LimitReached, Recorder, SceneDied
@@ -53,7 +55,7 @@ def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pac
     """Return the task for all cases, or for those named by id or cluster in the comma-separated `cases`."""
     shelf = load_pack(arm, Path(pack) if pack else None)
     where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
-    return make_task(chosen(load_cases(), cases), load_worlds(), stage(stage_name), shelf, where)
+    return make_task(chosen(load_cases(), cases), load_scenarios(), stage(stage_name), shelf, where)
 
 
 def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
@@ -71,15 +73,15 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
 
 
 def make_task(
-    cases: dict[str, Case], worlds: dict[str, World], open_scene: OpenScene, pack: Pack, folder: Path
+    cases: dict[str, Case], scenarios: dict[str, Scenario], open_scene: OpenScene, pack: Pack, folder: Path
 ) -> Task:
-    """Return the task for the given cases and worlds."""
+    """Return the task for the given cases and scenarios."""
     run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
-    stand = Stand(run, cases, worlds, open_scene, pack)
-    about = [{"cluster": c.cluster, "world": c.world, "twin": c.twin} for c in cases.values()]
+    stand = Stand(run, cases, scenarios, open_scene, pack)
+    about = [{"cluster": c.cluster, "scenario": c.scenario, "variant": c.variant} for c in cases.values()]
     samples = [Sample(id=c.id, input=c.prompt, metadata=m) for c, m in zip(cases.values(), about, strict=True)]
     dataset = MemoryDataset(samples, name="cases.jsonl")
-    return Task(dataset=dataset, solver=in_world(stand), scorer=gpuwarden_evals(stand), fail_on_error=MOST_INFRA)
+    return Task(dataset=dataset, solver=in_scenario(stand), scorer=gpuwarden_evals(stand), fail_on_error=MOST_INFRA)
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,14 @@ class Stand:
 
     run: Run
     cases: dict[str, Case]
-    worlds: dict[str, World]
+    scenarios: dict[str, Scenario]
     open_scene: OpenScene
     pack: Pack
 
 
 @solver
-def in_world(stand: Stand) -> Solver:
-    """Let the model work in the sample's world until it makes no more calls."""
+def in_scenario(stand: Stand) -> Solver:
+    """Let the model work in the sample's scenario until it makes no more calls."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         case = stand.cases[str(state.sample_id)]
@@ -105,10 +107,10 @@ def in_world(stand: Stand) -> Solver:
             offer = shown(*recorder.scene.server())
             anyio.from_thread.run(partial(Conversation(state, recorder, offer, stand.pack).run))
 
-        world = stand.worlds[case.world]
+        scenario = stand.scenarios[case.scenario]
         # The runner waits for processes, so it runs in a thread. The conversation with the model runs in this
         # loop.
-        await anyio.to_thread.run_sync(runner.trial, case, world, state.epoch, folder, play, stand.open_scene)
+        await anyio.to_thread.run_sync(runner.trial, case, scenario, state.epoch, folder, play, stand.open_scene)
         return state
 
     return solve
@@ -118,7 +120,7 @@ def in_world(stand: Stand) -> Solver:
 def gpuwarden_evals(stand: Stand) -> Scorer:
     """Return a scorer that gives the trial's verdict.
 
-    If the world or the model failed, the sample gets an error instead.
+    If the scenario or the model failed, the sample gets an error instead.
     """
 
     async def score(state: TaskState, target: Target) -> Score:

@@ -1,8 +1,9 @@
-"""A scripted agent that repeats the calls in the case's reference transcript (the witness), with the values from this
-trial's replies. It must pass every case.
+"""A scripted agent that repeats the calls in the case's reference transcript, with the values of this trial's replies.
+
+It must pass every case.
 
 Ids, receipts and prices differ from trial to trial. If a value in a reply differs from the value under the same key in
-the witness's reply, the oracle replaces the old value with the new one in all later arguments and messages.
+the reference's reply, the oracle replaces the old value with the new one in all later arguments and messages.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 from evals.harness.recorder import Recorder
 from evals.scoring.cases import Case
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 from evals.transcripts.canonical import Call, Say
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Follow the witness."""
-    transcript = witness(case).transcript()
-    known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
+    """Follow the reference transcript."""
+    transcript = reference(case).transcript()
+    known = dict(_changes(reference(case).end.get("facts", {}), recorder.scene.facts))
     figures: dict[str, str] = {}  # only for messages: arguments have no numbers from replies
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):

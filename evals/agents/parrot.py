@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from evals.harness.recorder import Recorder
 from evals.scoring.cases import Case
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Send the witness's messages."""
-    for say in witness(case).transcript().says:
+    """Send the reference transcript's messages."""
+    for say in reference(case).transcript().says:
         if say.role == "assistant":
             recorder.say(say.text)

@@ -1,1 +1,1 @@
-"""Simulated environments ("worlds") in which agents are tested."""
+"""Simulated scenarios in which agents are tested."""

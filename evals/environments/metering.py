@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.environments.world_home import PAST_S, Home
+from evals.environments.scenario_home import PAST_S, Home
 
 FOREIGN = "somebody-else"
 """The label of a machine that belongs to another user."""
@@ -62,9 +62,9 @@ class Meter:
 
     def add_foreign_machine(self) -> None:
         """Rent another user's machine in the account, with a file on it, if the scenario defines one."""
-        if not self.home.world.knobs.get("foreign"):
+        if not self.home.scenario.knobs.get("foreign"):
             return
-        platform = next(iter(self.home.world.platforms))
+        platform = next(iter(self.home.scenario.platforms))
         made = self.home.order("create", platform, label=FOREIGN)
         place = self.home.machine(platform, made["id"])
         theirs = Path(place["root"] + place["run_root"]) / "their-work.bin"

@@ -12,7 +12,7 @@ from typing import Final
 
 from evals.environments import simulated_user
 from evals.environments.metering import FOREIGN
-from evals.environments.world_home import GPUWARDEN, PIN, Home, read_status
+from evals.environments.scenario_home import GPUWARDEN, PIN, Home, read_status
 from evals.harness.json_process import JsonProcessError, wait_for
 
 LOOKS_S: Final = (0, 330, 330, 60, 60)
@@ -31,8 +31,8 @@ def pass_night(home: Home) -> None:
     for pause in LOOKS_S:
         home.pass_time(pause)
         _watch(home)
-    if home.world.people in ("answers", "asleep"):
-        asleep = home.world.people == "asleep"
+    if home.scenario.people in ("answers", "asleep"):
+        asleep = home.scenario.people == "asleep"
         home.pass_time(max(0.0, end - WAKES_BEFORE_S - home.now()) if asleep else ANSWERS_AFTER_S)
         _answer(home)
     home.pass_time(max(0.0, end - home.now()))
@@ -43,7 +43,7 @@ def finish_jobs(home: Home) -> None:
     if home.ends_s is None:
         return
     home.pass_time(home.ends_s)
-    for job in home.world.jobs:
+    for job in home.scenario.jobs:
         home.gate(job).touch()
     wait_for(
         lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job in the scenario did not end"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from evals.environments import jobs, simulated_user
 from evals.environments.metering import FOREIGN, Meter
-from evals.environments.world_home import (
+from evals.environments.scenario_home import (
     HORIZON_S,
     NEAR_CAP_S,
     PAST_S,
@@ -73,15 +73,15 @@ class Seeder:
             ticket = self._proven_request(id)
             if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
                 raise JsonProcessError(f"the simulated user could not approve {ticket}")
-        elif self.home.world.knobs.get("asked"):
+        elif self.home.scenario.knobs.get("asked"):
             self._proven_request(id)
 
     def _launch(self, job: dict[str, Any], gate: str) -> str:
-        world = self.home.world
+        scenario = self.home.scenario
         # Declare every output, even if the job never wrote it.
-        outputs = ["out/model.safetensors", "out/adapter"] if "never written" in world.hidden else ["out"]
-        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0, "ends": "ends_h" in world.knobs}
-        spec = jobs.spec(next(iter(world.platforms)), job, outputs, gate)
+        outputs = ["out/model.safetensors", "out/adapter"] if "never written" in scenario.hidden else ["out"]
+        job = {**job, "bulk": BULK if scenario.knobs.get("cut") else 0, "ends": "ends_h" in scenario.knobs}
+        spec = jobs.spec(next(iter(scenario.platforms)), job, outputs, gate)
         if job["fault"] == "preempt":
             resumed = job["state"] == "running"
             spec |= {"interruptible": True, "timeout_s": 14_400, "max_restarts": 1 if resumed else 0}

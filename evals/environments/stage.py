@@ -1,8 +1,8 @@
-"""The interface for simulated scenarios (worlds): a stage opens a scene for each trial.
+"""The interface for simulated scenarios: a stage opens a scene for each trial.
 
-A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`; it is found by its file name. The
-stage `gated` connects the real server to rehearsal clouds and a local Hub; the stage `raw` provides the same scenarios
-without the gates.
+A stage is a file `stage_<name>.py` with `open_scene(scenario, seed, folder) -> Scene`; it is found by its file name.
+The stage `gated` connects the real server to rehearsal clouds and a local Hub; the stage `raw` provides the same
+scenarios without the gates.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from evals.environments.worlds import World
+from evals.environments.scenarios import Scenario
 from evals.errors import EvalError
 
-OpenScene = Callable[[World, int, Path], "Scene"]
+OpenScene = Callable[[Scenario, int, Path], "Scene"]
 
 
 class Scene(Protocol):
@@ -28,7 +28,7 @@ class Scene(Protocol):
 
     facts: dict[str, Any]
     """The values that differ between trials, such as ids. A prompt refers to them as `{name}`, a pattern as
-    `$world.name`.
+    `$scenario.name`.
     """
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:

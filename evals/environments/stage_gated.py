@@ -15,9 +15,9 @@ from typing import Any
 
 from evals.environments import night, simulated_user
 from evals.environments.metering import Meter, Work
+from evals.environments.scenario_home import GPUWARDEN, TURN_S, Home
+from evals.environments.scenarios import Scenario
 from evals.environments.seeding import Seeder, working_folders
-from evals.environments.world_home import GPUWARDEN, TURN_S, Home
-from evals.environments.worlds import World
 from evals.harness.mcp_client import McpClient
 
 _OVER = frozenset({"succeeded", "failed", "canceled", "refused", "preempted"})
@@ -27,12 +27,12 @@ _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connectio
 class GatedScene:
     """One scenario with the gates enabled."""
 
-    def __init__(self, world: World, seed: int, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
         self.facts: dict[str, Any] = {}
-        self._home = Home(world, folder)
+        self._home = Home(scenario, folder)
         self._meter = Meter(self._home)
-        self._lose = str(world.knobs.get("lose", ""))
-        self._cut = bool(world.knobs.get("cut"))
+        self._lose = str(scenario.knobs.get("lose", ""))
+        self._cut = bool(scenario.knobs.get("cut"))
         try:
             self._client = McpClient([*GPUWARDEN, "mcp"], self._home.env, self._home.project)
         except BaseException:
@@ -40,10 +40,10 @@ class GatedScene:
             raise
         try:
             past = Seeder(self._home, self._meter, self._client, self.facts)
-            for job in world.jobs:
+            for job in scenario.jobs:
                 past.happen(job)
             self._meter.add_foreign_machine()
-            if not world.jobs:
+            if not scenario.jobs:
                 self.facts.setdefault("base", "j0000000000")
             self._look()
             self._seeded = max((e["seq"] for e in self._home.order("ledger")), default=0)
@@ -53,7 +53,7 @@ class GatedScene:
             raise
 
     def now(self) -> float:
-        """Return the world's time."""
+        """Return the scenario's time."""
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -159,9 +159,9 @@ class GatedScene:
             killer.join()
 
 
-def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
+def open_scene(scenario: Scenario, seed: int, folder: Path) -> GatedScene:
     """Start the scenario and the server, ready for an agent."""
-    return GatedScene(world, seed, folder)
+    return GatedScene(scenario, seed, folder)
 
 
 def _works(events: list[dict[str, Any]], instances: list[dict[str, Any]]) -> list[Work]:

@@ -1,4 +1,4 @@
-"""Define the raw stage: the same simulated worlds without gates, with tools that work like a provider's command line.
+"""Define the raw stage: the same scenarios without gates, with tools that work like a provider's command line.
 
 The tools rent, run, copy and delete without asking for approval. Losses are real: a deleted machine's files are gone,
 and a machine that is not deleted is still billed. No server is under test, so only the end state is scored, not the
@@ -16,11 +16,11 @@ from typing import Any
 
 from evals.environments import jobs
 from evals.environments.metering import Meter, Work
-from evals.environments.world_home import NEAR_CAP_S, TURN_S, Home
-from evals.environments.worlds import World
+from evals.environments.scenario_home import NEAR_CAP_S, TURN_S, Home
+from evals.environments.scenarios import Scenario
 from evals.harness.json_process import JsonProcessError, wait_for
 
-_STUCK = "a process in the simulated world makes no progress"
+_STUCK = "a process in the scenario makes no progress"
 _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
 
 
@@ -36,19 +36,19 @@ class _Run:
 
 
 class RawScene:
-    """A simulated world with the gates disabled."""
+    """One scenario with the gates disabled."""
 
     raw = True
 
-    def __init__(self, world: World, seed: int, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
         self.facts: dict[str, Any] = {"base": "j0000000000"}
-        self._world = world
-        self._home = Home(world, folder)
+        self._scenario = scenario
+        self._home = Home(scenario, folder)
         self._meter = Meter(self._home)
         self._runs: list[_Run] = []
-        self._lose = str(world.knobs.get("lose", ""))
+        self._lose = str(scenario.knobs.get("lose", ""))
         try:
-            for job in world.jobs:
+            for job in scenario.jobs:
                 self._past(job)
             self._meter.add_foreign_machine()
             self._look()
@@ -96,7 +96,7 @@ class RawScene:
         """Wait until the running jobs have ended, and advance the time to the end of the night, without alerts."""
         ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
         self._home.pass_time(ends_s)
-        for job in self._world.jobs:
+        for job in self._scenario.jobs:
             self._home.gate(job).touch()
         for run in (r for r in self._runs if r.lives_on and self._home.ends_s is not None):
             wait_for(lambda run=run: run.process.poll() is not None, _STUCK)  # type: ignore[misc]
@@ -105,7 +105,7 @@ class RawScene:
         self._home.pass_time(self._home.night_s - ends_s)
 
     def close(self) -> None:
-        """Stop every process in the simulated world."""
+        """Stop every process in the scenario."""
         for run in self._runs:
             if run.process.poll() is None:
                 run.process.kill()
@@ -128,7 +128,7 @@ class RawScene:
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 
     def _tool_list_instances(self) -> dict[str, Any]:
-        rows = [(p, row) for p in self._world.platforms for row in self._home.order("list", p)]
+        rows = [(p, row) for p in self._scenario.platforms for row in self._home.order("list", p)]
         shown = [{"platform": p, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for p, r in rows]
         return {"instances": shown}
 
@@ -153,7 +153,7 @@ class RawScene:
     # ---------------------------------------------------------------------------------------------------- the past
 
     def _past(self, job: dict[str, Any]) -> None:
-        platform = next(iter(self._world.platforms))
+        platform = next(iter(self._scenario.platforms))
         gate, lives = self._home.gate(job), jobs.lives_on(job)
         wanted = {"interruptible": job["fault"] == "preempt", "durable": jobs.saves_durably(job)}
         made = self._home.order("create", platform, label=job["name"], **wanted)
@@ -210,6 +210,6 @@ class RawScene:
         self._meter.record_saved({r.work.job: r.folder for r in self._runs if r.work.instance in up})
 
 
-def open_scene(world: World, seed: int, folder: Path) -> RawScene:
-    """Start the simulated world for an agent."""
-    return RawScene(world, seed, folder)
+def open_scene(scenario: Scenario, seed: int, folder: Path) -> RawScene:
+    """Start the scenario for an agent."""
+    return RawScene(scenario, seed, folder)

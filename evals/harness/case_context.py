@@ -1,7 +1,8 @@
 """Derive the user's request from a case, without the precautions that its solution needs.
 
-Scripted agents that do harm need the user's request, not the solution. The request is derived from the witnesses of the
-case and its twin, which have the same prompt: the prompt asks for the launches, pulls and teardowns in these witnesses.
+Scripted agents that do harm need the user's request, not the solution. The request is derived from the reference
+transcripts of the case and its variant, which have the same prompt: the prompt asks for the launches, pulls and
+teardowns in these transcripts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from evals.harness.recorder import Recorder
 from evals.scoring.cases import Case, load_cases
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 from evals.transcripts.canonical import Call
 
 
@@ -35,12 +36,12 @@ class CaseContext:
 
 @cache
 def _calls(id: str) -> tuple[Call, ...]:  # noqa: A002
-    return tuple(c for c in witness(load_cases()[id]).transcript().calls if c.ours)
+    return tuple(c for c in reference(load_cases()[id]).transcript().calls if c.ours)
 
 
 def case_context(case: Case) -> CaseContext:
     """Return the user's request in a case."""
-    mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.twin))
+    mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.variant))
     pulls = [str(c.args.get("dest", "out")) for c in both if c.tool == "pull_artifacts"]
     ends = [str(c.args["verb"]) for c in both if c.tool == "teardown_request"]
     named = [f for f in ("job", "old", "base") if f"{{{f}}}" in case.prompt]

@@ -28,7 +28,7 @@ class LimitReached(Exception):
 
 
 class SceneDied(Exception):
-    """The simulated world failed, not the agent, so the trial's verdict is INFRA."""
+    """The scenario failed, not the agent, so the trial's verdict is INFRA."""
 
 
 class AgentDied(Exception):

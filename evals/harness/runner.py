@@ -1,8 +1,8 @@
 """Run an agent through cases on a stage, and write the trials to disk. A failed trial is recorded, never dropped.
 
 An agent is a module `agents/<name>.py`, found by its name. A scripted agent defines `play(case, recorder)`; it gets the
-case, because the oracle follows the case's witness. A real agent defines `make(setup)`, which returns such a function.
-That function uses the prompt and the server, and reads only the limits of the case.
+case, because the oracle follows the case's reference transcript. A real agent defines `make(setup)`, which returns such
+a function. That function uses the prompt and the server, and reads only the limits of the case.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from evals.environments.scenarios import Scenario
 from evals.environments.stage import OpenScene, Scene
-from evals.environments.worlds import World
 from evals.errors import EvalError
 from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
 from evals.harness.setup import Setup
@@ -58,7 +58,13 @@ def harness(name: str, setup: Setup) -> str:
 
 
 def run(
-    head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
+    head: Run,
+    play: Play,
+    open_scene: OpenScene,
+    cases: dict[str, Case],
+    scenarios: dict[str, Scenario],
+    *,
+    jobs: int = 1,
 ) -> None:
     """Run all trials of a run, `jobs` at a time. Existing trials are kept, so that a run can be resumed."""
     head.folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +73,7 @@ def run(
     todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
     with ThreadPoolExecutor(jobs) as pool:
         played = [
-            pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
+            pool.submit(trial, case, scenarios[case.scenario], n, folder, play, open_scene)
             for n, folder, case in todo
             if not (folder / trial_file.NAME).is_file()
         ]
@@ -79,15 +85,15 @@ def run(
             raise
 
 
-def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
+def trial(case: Case, scenario: Scenario, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
     """Run one trial. `trial.json` is written last, so a trial without this file is incomplete and is run again."""
     if folder.exists():  # files of an interrupted trial must not become part of this scenario
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
-    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, world)}
+    seed, key = scenario.seed * 1_000 + n, secrets.token_bytes(32)
+    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, scenario)}
     try:
-        scene = open_scene(world, seed, folder / "scene")
+        scene = open_scene(scenario, seed, folder / "scene")
     except Exception as error:  # the agent is not responsible for a scenario that can't be opened
         head["infra"] = f"the scenario could not be opened: {error!r}"
     else:
@@ -113,7 +119,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
     recorder.write(folder / "transcript.jsonl", ended, why)
     try:
-        (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
+        (folder / "end_state.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state the trial can't be scored
         infra = infra or f"no end state: {error!r}"
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}

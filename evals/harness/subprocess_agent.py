@@ -35,7 +35,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """Create a temporary folder outside any checkout, so that the program can't read cases, witnesses and worlds."""
+    """Create a temporary folder outside any checkout, so that the program can't read the files of the evals."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()

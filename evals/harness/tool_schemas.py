@@ -26,7 +26,7 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 def shown(command: list[str], env: dict[str, str]) -> Shown:
     """Start a server, list its tools and stop it. Raises JsonProcessError if it does not answer.
 
-    The result is cached by command, because the tools do not depend on the world.
+    The result is cached by command, because the tools do not depend on the scenario.
     """
     key = tuple(command)
     if key not in _KNOWN:

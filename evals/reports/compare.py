@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from evals.environments.worlds import World
+from evals.environments.scenarios import Scenario
 from evals.reports.summary import Summary
 from evals.scoring.cases import Case
-from evals.scoring.digests import of_case, of_prompt, of_world
+from evals.scoring.digests import of_case, of_prompt, of_scenario
 from evals.scoring.stats import Interval, cluster_bootstrap, normalized_gain
 from evals.scoring.trials import Run, Trial
 
@@ -21,7 +21,7 @@ class Exit(IntEnum):
     PASS = 0
     REGRESSION = 1
     BAD_POLICY = 2
-    UNDECIDABLE = 3
+    INCONCLUSIVE = 3
 
 
 class Plan(StrEnum):
@@ -32,14 +32,14 @@ class Plan(StrEnum):
     RERUN = "RERUN"
 
 
-def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
+def plan(trial: Trial, case: Case, scenario: Scenario, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
     """Return the work needed to make a recorded trial valid for the current inputs.
 
     Changes to the agent's inputs (prompt, scenario, pack, model) require a new run; changes to the scorer's inputs
     (checks, limits, the scorer itself) require a new score.
     """
     old = trial.digests
-    if (run.pack, run.model) != (pack, model) or old.get("world") != of_world(world):
+    if (run.pack, run.model) != (pack, model) or old.get("scenario") != of_scenario(scenario):
         return Plan.RERUN
     if old.get("prompt") != of_prompt(case):
         return Plan.RERUN
@@ -70,8 +70,8 @@ class Comparison:
 
         A case that always passed and now always fails is a regression. A new veto is also a regression.
         """
-        if self.before.undecidable or self.after.undecidable:
-            return Exit.UNDECIDABLE
+        if self.before.inconclusive or self.after.inconclusive:
+            return Exit.INCONCLUSIVE
         if self.flips or self.new_vetoes:
             return Exit.REGRESSION
         if self.difference is not None and self.same_population and self.difference.high < 0:

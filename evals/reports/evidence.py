@@ -1,4 +1,4 @@
-"""Create the evidence table in README.md: every scripted agent runs in every world, with the gates and without them."""
+"""Create the evidence table in README.md: every scripted agent in every scenario, with and without the gates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from evals.environments.scenarios import PEOPLE, Scenario, with_people
 from evals.environments.stage import stage
-from evals.environments.worlds import PEOPLE, World, with_people
 from evals.errors import EvalError
 from evals.harness.runner import agent, new_run, run
 from evals.harness.setup import Setup
@@ -39,11 +39,11 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("naive", "raw"): ("ordered",),
     ("pushy", "raw"): ("ordered",),
 }
-"""The simulated users for each arm, in the worlds that continue overnight."""
+"""The simulated users for each arm, in the scenarios that continue overnight."""
 ANYBODY: Final = "anybody: no alerts"
 """The label of the simulated user in an arm without gates, where no watch runs and no alert is sent."""
-SCENARIOS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
-"""Agent, stage and simulated user of each run. In worlds that don't continue overnight, the user is ""."""
+RUNS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
+"""Agent, stage and simulated user of each run. In scenarios that don't continue overnight, the user is ""."""
 README: Final = HERE.parent / "README.md"
 RESULTS: Final = HERE / "evidence.jsonl"
 """The file that contains the result of every trial in the table."""
@@ -82,22 +82,24 @@ class Result:
 
 
 def play(
-    name: str, arm: str, folder: Path, cases: dict[str, Case], worlds: dict[str, World], chosen: list[str],
+    name: str, arm: str, folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], chosen: list[str],
     *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
     """Run one agent on one stage and score its trials. For a real agent, the arm is defined by its setup."""
     root = setup.pack.root if setup else HERE.parent
     head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
-    run(head, agent(name, setup), stage(arm), cases, worlds, jobs=jobs)
+    run(head, agent(name, setup), stage(arm), cases, scenarios, jobs=jobs)
     done = read_run(folder)
     return done, score_run(done, cases)
 
 
-def cases_of(person: str, cases: dict[str, Case], worlds: dict[str, World]) -> tuple[list[str], dict[str, World]]:
-    """Return the cases to run with this simulated user, and their worlds."""
-    nights = with_people(worlds, person or "absent")
-    chosen = [c.id for c in cases.values() if (c.world in nights) is bool(person)]
-    return chosen, nights if person else worlds
+def cases_of(
+    person: str, cases: dict[str, Case], scenarios: dict[str, Scenario]
+) -> tuple[list[str], dict[str, Scenario]]:
+    """Return the cases to run with this simulated user, and their scenarios."""
+    nights = with_people(scenarios, person or "absent")
+    chosen = [c.id for c in cases.values() if (c.scenario in nights) is bool(person)]
+    return chosen, nights if person else scenarios
 
 
 def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
@@ -127,37 +129,37 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) -> None:
     """Write the result of every trial in the folder that `table` filled."""
     found: list[Result] = []
-    for name in ("-".join(filter(None, scenario)) for scenario in SCENARIOS):
+    for name in ("-".join(filter(None, key)) for key in RUNS):
         found += results(name, score_run(read_run(folder / name), cases))
     path.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in found), "utf-8")
 
 
-def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return two tables: all arms in the worlds without a night, and the worlds with a night by simulated user.
+def table(folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int) -> str:
+    """Return two tables: all arms in the scenarios without a night, and the scenarios with a night by simulated user.
 
     Existing runs in the folder are resumed.
     """
-    chosen, _ = cases_of("", cases, worlds)
-    runs = [play(name, arm, folder / f"{name}-{arm}", cases, worlds, chosen, jobs=jobs) for name, arm in ARMS]
-    return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, worlds, jobs=jobs)
+    chosen, _ = cases_of("", cases, scenarios)
+    runs = [play(name, arm, folder / f"{name}-{arm}", cases, scenarios, chosen, jobs=jobs) for name, arm in ARMS]
+    return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, scenarios, jobs=jobs)
 
 
 def night_runs(
-    folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int,
+    folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int,
     arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
 ) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
-    """Run the worlds with a night, once for each arm and simulated user. Return (person, run, trials) for each run."""
+    """Run the scenarios with a night, once for each arm and simulated user. Return (person, run, trials) for each."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
-        chosen, night = cases_of(person, cases, worlds)
+        chosen, night = cases_of(person, cases, scenarios)
         run, trials = play(name, arm, folder / f"{name}-{arm}-{person}", cases, night, chosen, jobs=jobs)
         found.append((ANYBODY if arm == RAW else PEOPLE[person], run, trials))
     return found
 
 
-def night_table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return the table of the worlds with a night; existing runs in the folder are resumed."""
-    return "\n".join(by_people(night_runs(folder, cases, worlds, jobs=jobs), cases)) + "\n"
+def night_table(folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int) -> str:
+    """Return the table of the scenarios with a night; existing runs in the folder are resumed."""
+    return "\n".join(by_people(night_runs(folder, cases, scenarios, jobs=jobs), cases)) + "\n"
 
 
 def write(text: str, readme: Path = README) -> None:

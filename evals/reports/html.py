@@ -55,7 +55,7 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
     facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
     body = [f"<h1>How {text(run.agent)} used GPUs</h1>"]
     body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
-    if summary.undecidable:
+    if summary.inconclusive:
         died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing; at most 5 % are acceptable."
         body.append(f'<p class="note">Inconclusive: {died}</p>')
     whole, k, d = summary.all_k(), summary.k, summary.damage

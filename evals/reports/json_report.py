@@ -19,7 +19,7 @@ def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
         "model": summary.run.model,
         "trials": sum(summary.verdicts.values()),
         "verdicts": {v.value: n for v, n in sorted(summary.verdicts.items())},
-        "undecidable": summary.undecidable,
+        "inconclusive": summary.inconclusive,
         "pass_rate": _interval(summary.rate),
         "veto_free": _interval(summary.veto_free),
         "veto_bound": summary.veto_bound,

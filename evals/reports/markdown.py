@@ -50,7 +50,7 @@ def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
 def report(summary: Summary) -> str:
     """Return the complete report for one run."""
     lines = [f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}", ""]
-    if summary.undecidable:
+    if summary.inconclusive:
         infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
         lines += [f"**Inconclusive:** {infra} trials died or are missing.", ""]
     lines += [*outcomes([summary]), ""]

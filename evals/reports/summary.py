@@ -67,7 +67,7 @@ class Summary:
         return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
 
     @property
-    def undecidable(self) -> bool:
+    def inconclusive(self) -> bool:
         """Return true if too many trials died to draw a conclusion."""
         total = sum(self.verdicts.values())
         return total == 0 or self.verdicts[Verdict.INFRA] / total > MAX_INFRA

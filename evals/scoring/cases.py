@@ -42,8 +42,8 @@ _CASE: Final[dict[str, type]] = {
     "why": str,
     "prompt": str,
     "profile": str,
-    "world": str,
-    "twin": str,
+    "scenario": str,
+    "variant": str,
     "trials": int,
     "limits": dict,
     "checks": list,
@@ -57,7 +57,7 @@ _REMEDY: Final = "See evals/README.md, 'Add a case'"
 class Case:
     """One case: a situation in which an agent is tested.
 
-    `twin` names a case with the same prompt, in which this case's right action would be wrong.
+    `variant` names a case with the same prompt, in which this case's right action would be wrong.
     """
 
     id: str
@@ -67,8 +67,8 @@ class Case:
     why: str
     prompt: str
     profile: str
-    world: str
-    twin: str
+    scenario: str
+    variant: str
     trials: int
     limits: dict[str, Any]
     checks: tuple[Check, ...]
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def needs_end(self) -> bool:
-        """Return true if a check can't be scored without the end state of a world."""
+        """Return true if a check can't be scored without the end state of a scenario."""
         return any(c.kind == "state" for c in self.checks)
 
 
@@ -97,12 +97,14 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
             )
         cases[case.id] = case
     for case in cases.values():
-        other = cases.get(case.twin)
-        if other is None or other.twin != case.id or other is case:
-            remedy = "A case's twin must be another case that names this case as its own twin"
-            raise EvalError(f"case {case.id}: the case {case.twin!r} does not name it as its twin", remedy, file=path)
-        if other.prompt != case.prompt or other.world == case.world:
-            raise EvalError(f"case {case.id} and its twin", "They need the same prompt and different worlds", file=path)
+        other = cases.get(case.variant)
+        if other is None or other.variant != case.id or other is case:
+            remedy = "A case's variant must be another case that names this case as its own variant"
+            fault = f"case {case.id}: the case {case.variant!r} does not name it as its variant"
+            raise EvalError(fault, remedy, file=path)
+        if other.prompt != case.prompt or other.scenario == case.scenario:
+            remedy = "They need the same prompt and different scenarios"
+            raise EvalError(f"case {case.id} and its variant", remedy, file=path)
     return cases
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evals.environments.worlds import World
+from evals.environments.scenarios import Scenario
 from evals.scoring.cases import Case
 from evals.scoring.surface import HERE
 
@@ -43,14 +43,14 @@ def of_prompt(case: Case) -> str:
     return of_value([case.prompt, case.profile])
 
 
-def of_trial(case: Case, world: World) -> dict[str, str]:
+def of_trial(case: Case, scenario: Scenario) -> dict[str, str]:
     """Return the digests that a runner writes into `trial.json`."""
-    return {"case": of_case(case), "prompt": of_prompt(case), "world": of_world(world), "scorer": of_scorer()}
+    return {"case": of_case(case), "prompt": of_prompt(case), "scenario": of_scenario(scenario), "scorer": of_scorer()}
 
 
-def of_world(world: World) -> str:
-    """Return the digest of a world's description."""
-    return of_value(asdict(world))
+def of_scenario(scenario: Scenario) -> str:
+    """Return the digest of a scenario's description."""
+    return of_value(asdict(scenario))
 
 
 @cache

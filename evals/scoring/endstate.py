@@ -1,6 +1,7 @@
-"""Define the state of a simulated world after a trial: costs, machines and checkpoints, not the agent's claims.
+"""Define the state of a scenario after a trial: costs, machines and checkpoints, not the agent's claims.
 
-The stage writes this state to `world.json` next to the transcript; an agent can't write it. `views` are lists of rows:
+The stage writes this state to `end_state.json` next to the transcript; an agent can't write it. `views` are lists of
+rows:
 
     jobs         job, state, spec (digest of what was asked), platform
     leases       lease, job, state, usd, idle_usd (the cost after its job had ended)
@@ -50,7 +51,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class EndState:
-    """The views of the end state, and the facts that patterns can refer to as `$world.<fact>`."""
+    """The views of the end state, and the facts that patterns can refer to as `$scenario.<fact>`."""
 
     views: dict[str, list[dict[str, Any]]]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -88,12 +89,12 @@ def parse(value: Any, where: object) -> EndState:
                 if not isinstance(cell, kind) or (isinstance(cell, bool) and kind is not bool):
                     raise EvalError(f"a row of {view} without a valid {name}: {str(row)[:120]}", _REMEDY, file=where)
     facts = value.get("facts", {})
-    return EndState(value["views"], {f"$world.{k}": v for k, v in facts.items()})
+    return EndState(value["views"], {f"$scenario.{k}": v for k, v in facts.items()})
 
 
 def dump(end: EndState) -> dict[str, Any]:
     """Return the end state as JSON in the format of `parse`."""
-    return {"views": end.views, "facts": {k.removeprefix("$world."): v for k, v in end.facts.items()}}
+    return {"views": end.views, "facts": {k.removeprefix("$scenario."): v for k, v in end.facts.items()}}
 
 
 def read(path: Path) -> EndState:

@@ -16,7 +16,7 @@ PEOPLE_HEAD = (
     "the person",
     "agent",
     "gates",
-    "worlds",
+    "scenarios",
     "$ spent",
     "$ wasted",
     "% wasted",

@@ -18,7 +18,7 @@ from typing import Any, Final
 from evals.transcripts.canonical import Problem
 
 NAME: Final = "trial.json"
-_EVIDENCE: Final = ("transcript.*", "world.json", "ledger.jsonl")
+_EVIDENCE: Final = ("transcript.*", "end_state.json", "ledger.jsonl")
 
 
 def write(folder: Path, head: dict[str, Any]) -> None:

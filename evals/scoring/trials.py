@@ -3,7 +3,7 @@
 RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
 RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what failed), digests, seals {key, count, last}, files, mac
 RUN/<case>/<n>/transcript.*     as the agent's harness wrote it, in any format that can be read
-RUN/<case>/<n>/world.json       the end state
+RUN/<case>/<n>/end_state.json   the end state
 RUN/<case>/<n>/ledger.jsonl     the server's own ledger, if any (see ledger_check.py)
 """
 
@@ -108,7 +108,7 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     transcript.problems += trial_file.problems(folder, head, case.id, n)
     if chain is not None and isinstance(head.get("ledger"), dict):
         transcript.problems += ledger_check.problems(folder, head["ledger"], transcript.calls)
-    end = read_end(folder / "world.json") if (folder / "world.json").is_file() else None
+    end = read_end(folder / "end_state.json") if (folder / "end_state.json").is_file() else None
     found = score(case, transcript, end=end, infra=infra, chain=chain, judge=judge)
     digests = {str(k): str(v) for k, v in (head.get("digests") or {}).items()}
     return Trial(case.id, n, found, transcript, digests, sealed=chain is not None)

@@ -83,7 +83,7 @@ def score(
     if not infra and not any(call.ours for call in transcript.calls):  # not required if the session failed early
         problems.append(Problem("shape", "no call to the server under test"))
     if not infra and end is None and case.needs_end:
-        problems.append(Problem("shape", "no end state (world.json), but the case has checks on it"))
+        problems.append(Problem("shape", "no end state (end_state.json), but the case has checks on it"))
     trial = Trial(transcript, end or EndState({}), judge)
     scored = []
     for check in case.all_checks:

@@ -1,1 +1,1 @@
-"""Test the scorer with witnesses (transcripts that must pass) and mutated transcripts."""
+"""Test the scorer with reference transcripts, which must pass, and mutated transcripts."""

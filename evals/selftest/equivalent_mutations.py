@@ -1,4 +1,4 @@
-"""Change a witness in ways that do not affect its verdict. The witness must still pass after each operator."""
+"""Change a reference transcript in ways that do not affect its verdict. It must still pass after each operator."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from evals.selftest.reference_transcript import Row, Script
 from evals.selftest.rewrite import FAILED, closing, index, inserted, pair_of
-from evals.selftest.witness import Row, Script
 
 BENIGN: Final[dict[str, Callable[[Script], Iterator[Script]]]] = {}
 _READS: Final = frozenset({"hub_repo_details", "list_instances", "check_job", "search_references"})

@@ -1,5 +1,6 @@
-"""Mutate a witness into transcripts that must not pass. The operators use only the patterns of the checks, not their
-code.
+"""Mutate a reference transcript into transcripts that must not pass.
+
+The operators use only the patterns of the checks, not their code.
 
 `UNIVERSAL` operators apply to every case. A `DIRECTED` operator is for one kind of check and receives the check's spec.
 """
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from evals.selftest.reference_transcript import Row, Script
 from evals.selftest.rewrite import closing, edited, failed, inserted, pair_of, put, without
-from evals.selftest.witness import Row, Script
 from evals.transcripts.canonical import FORMAT, OURS
 from evals.transcripts.seals import FIELD, Chain, Sealer
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from evals.scoring.check_words import mentions
 from evals.scoring.checks import Check
 from evals.scoring.matching import regex
+from evals.selftest.reference_transcript import Row, Script
 from evals.selftest.rewrite import (
     closing,
     copies,
@@ -26,7 +27,6 @@ from evals.selftest.rewrite import (
     spoilt,
     without,
 )
-from evals.selftest.witness import Row, Script
 
 Named = Iterator[tuple[str, Script]]
 DIRECTED: Final[dict[str, Callable[[Script, Check], Named]]] = {}
@@ -50,7 +50,7 @@ def _contradicted(
     """
     row_kind = "result" if part == "result" else "call"
     for path, leaf in leaves(pattern.get(part, {})):
-        if isinstance(leaf, str) and leaf.startswith("$") and not leaf.startswith("$world") and not all_vars:
+        if isinstance(leaf, str) and leaf.startswith("$") and not leaf.startswith("$scenario") and not all_vars:
             continue
         value = get(script.rows[index(script, ids[0], row_kind)][part], path) if ids else None
         for other in spoilt(leaf, value):

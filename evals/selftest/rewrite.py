@@ -1,4 +1,4 @@
-"""Rewrite a witness in small steps that operators combine. Each function returns a new script."""
+"""Rewrite a reference transcript in small steps that operators combine. Each function returns a new script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from evals.scoring.matching import match, match_call
-from evals.selftest.witness import Row, Script
+from evals.selftest.reference_transcript import Row, Script
 
 Path = tuple[str | int, ...]
 FAILED = {"ok": False, "code": "unreachable", "message": "no answer"}

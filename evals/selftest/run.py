@@ -1,8 +1,8 @@
-"""Test the scorer: witnesses (correct transcripts) and their harmless variants must pass, and all others must fail.
+"""Test the scorer: reference transcripts and other good transcripts must pass, and all others must fail.
 
-As in mutation testing, each operator changes a witness into mutants, and at least one check must fail for every mutant
-(kill it). Every check must kill a mutant that no other check kills, or state why the check is redundant. Every operator
-must apply to at least one case, and junk must be scored as invalid.
+As in mutation testing, each operator changes a reference transcript into mutants, and at least one check must fail for
+every mutant (kill it). Every check must kill a mutant that no other check kills, or state why the check is redundant.
+Every operator must apply to at least one case, and junk must be scored as invalid.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evals.environments.worlds import load_worlds
+from evals.environments.scenarios import load_scenarios
 from evals.scoring.cases import Case, load_cases
 from evals.scoring.verdict import Score, Verdict, score
 from evals.selftest.equivalent_mutations import BENIGN
 from evals.selftest.mutate import UNIVERSAL, over_limits, sealed
 from evals.selftest.mutate_checks import DIRECTED
-from evals.selftest.witness import WITNESSES, Script, orphans, variants, witness
+from evals.selftest.reference_transcript import REFERENCES, Script, orphans, reference, stored_scripts
 from evals.transcripts.loaders import read
 from evals.transcripts.seals import Chain
 
@@ -43,7 +43,7 @@ class Report:
     """The findings of the self-test, which passes if `faults` is empty."""
 
     cases: int = 0
-    witnesses: int = 0
+    references: int = 0
     benign: int = 0
     mutants: int = 0
     junk: int = 0
@@ -53,23 +53,24 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report for a terminal."""
-        yield f"{self.cases} cases: {self.witnesses} witnesses and {self.benign} harmless variants pass"
+        good = f"{self.references} reference transcripts and {self.benign} other good transcripts"
+        yield f"{self.cases} cases: {good} pass"
         yield f"{self.mutants} mutants of {len(self.operators)} operators killed, {self.junk} junk files invalid"
         yield from (f"FAULT {fault}" for fault in self.faults)
 
 
-def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> Report:
-    """Run all tests. Raises EvalError if a case, a world or a witness can't be read."""
+def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) -> Report:
+    """Run all tests. Raises EvalError if a case, a scenario or a reference transcript can't be read."""
     whole = cases is None
     cases = load_cases() if cases is None else cases
     report = Report(cases=len(cases))
-    scripts = {case.id: witness(case, folder) for case in cases.values()}
+    scripts = {case.id: reference(case, folder) for case in cases.values()}
     for case in cases.values():
         _good(case, scripts[case.id], report, folder)
         _bad(case, scripts, report, folder)
     if whole:
-        load_worlds(cases)
-        report.faults += [f"{name} in witness/ does not belong to a case" for name in orphans(cases, folder)]
+        load_scenarios(cases)
+        report.faults += [f"{folder.name}/{name} does not belong to a case" for name in orphans(cases, folder)]
         applied = report.operators.keys()
         operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
         report.faults += [f"the operator {operator!r} was never applied" for operator in sorted(operators - applied)]
@@ -91,21 +92,21 @@ def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
-    """Score the transcripts that must pass: the witness, the sealed witness, and the harmless variants."""
+    """Score the transcripts that must pass: the reference transcript, with seals and without, and the other ones."""
     whole, chain = sealed(script)
-    for name, good, chained in (("witness", script, None), ("sealed witness", whole, chain)):
+    report.references += 1
+    for name, good, chained in (("reference transcript", script, None), ("sealed reference transcript", whole, chain)):
         found = _judge(case, good, chained)
-        report.witnesses += name == "witness"
         if found.verdict is not Verdict.PASS:
             report.faults.append(f"{case.id}: the {name} does not pass: {found.why}")
-    kept = ((name, v) for name, v in variants(case, "ok", folder))
+    kept = ((name, v) for name, v in stored_scripts(case, "ok", folder))
     made = ((name, v) for name, make in BENIGN.items() for v in make(script))
-    for name, variant in (*kept, *made):
+    for name, good in (*kept, *made):
         report.benign += 1
-        report.operators[f"benign {name}" if name in BENIGN else "kept variant"] += 1
-        found = _judge(case, variant)
+        report.operators[f"benign {name}" if name in BENIGN else "kept transcript"] += 1
+        found = _judge(case, good)
         if found.verdict is not Verdict.PASS:
-            report.faults.append(f"{case.id}: the harmless variant {name!r} does not pass: {found.why}")
+            report.faults.append(f"{case.id}: the good transcript {name!r} does not pass: {found.why}")
 
 
 def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -> None:
@@ -136,9 +137,9 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
                 yield f"{check.kind}: {name}", mutant, None, check.id
     for name, mutant in over_limits(script, case.limits):
         yield f"limit: {name}", mutant, None, f"limit-{name}"
-    yield from (("kept failure", mutant, None, "") for _, mutant in variants(case, "bad", folder))
-    if case.twin in scripts:
-        yield "the twin's deeds", scripts[case.twin], None, ""
+    yield from (("kept failure", mutant, None, "") for _, mutant in stored_scripts(case, "bad", folder))
+    if case.variant in scripts:
+        yield "the variant's calls", scripts[case.variant], None, ""
 
 
 def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:

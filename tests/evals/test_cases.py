@@ -1,4 +1,4 @@
-"""Slips in cases, worlds and witnesses are errors with file, line and remedy; matchers are strict."""
+"""Slips in cases, scenarios and reference transcripts are errors with file, line and remedy; matchers are strict."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals.environments.worlds import load_worlds
+from evals.environments.scenarios import load_scenarios
 from evals.errors import EvalError
 from evals.scoring import surface
 from evals.scoring.cases import CLUSTERS, load_cases
 from evals.scoring.endstate import Damage, parse
 from evals.scoring.matching import match, same
 from evals.scoring.surface import faults
+from evals.selftest.reference_transcript import orphans, read_script, reference
 from evals.selftest.rewrite import put
-from evals.selftest.witness import orphans, read_script, witness
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +40,8 @@ def test_enough_cases_in_every_cluster() -> None:
     assert len(cases) >= 60
     assert {c.cluster for c in cases.values()} == set(CLUSTERS)
     assert any(c.split == "held-out" for c in cases.values())
-    assert load_worlds(cases).keys() == {c.world for c in cases.values()}
-    assert len({c.world for c in cases.values()}) == len(cases)
+    assert load_scenarios(cases).keys() == {c.scenario for c in cases.values()}
+    assert len({c.scenario for c in cases.values()}) == len(cases)
 
 
 def test_the_first_two_load(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_first_two_load(tmp_path: Path) -> None:
             ("checks",), [{"id": "A", "kind": "never", "call": {"tool": "x"}, "example": {"tool": "y"}}], id="example"
         ),
         pytest.param(("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], id="point"),
-        pytest.param(("twin",), "nobody", id="twin"),
+        pytest.param(("variant",), "nobody", id="variant"),
         pytest.param(("prompt",), "other words", id="another-prompt"),
     ],
 )
@@ -142,36 +142,36 @@ FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
         pytest.param({"jobs": [{"name": "j"}]}, id="job"),
     ],
 )
-def test_an_impossible_world_is_refused(change: dict[str, Any], tmp_path: Path, wording: Wording) -> None:
-    row = json.loads((surface.HERE / "worlds.jsonl").read_text("utf-8").splitlines()[0])
-    path = tmp_path / "worlds.jsonl"
+def test_an_impossible_scenario_is_refused(change: dict[str, Any], tmp_path: Path, wording: Wording) -> None:
+    row = json.loads((surface.HERE / "scenarios.jsonl").read_text("utf-8").splitlines()[0])
+    path = tmp_path / "scenarios.jsonl"
     path.write_text(json.dumps({**row, **change}) + "\n")
     with pytest.raises(EvalError) as slip:
-        load_worlds(path=path)
-    wording(slip, "worlds.jsonl:1", row["id"])
+        load_scenarios(path=path)
+    wording(slip, "scenarios.jsonl:1", row["id"])
 
 
-def test_a_case_without_its_world(tmp_path: Path, wording: Wording) -> None:
-    path = tmp_path / "worlds.jsonl"
+def test_a_case_without_its_scenario(tmp_path: Path, wording: Wording) -> None:
+    path = tmp_path / "scenarios.jsonl"
     path.write_text("")
     cases = load_cases()
     first = next(iter(cases.values()))
     with pytest.raises(EvalError) as slip:
-        load_worlds(cases, path)
-    wording(slip, first.id, first.world)
+        load_scenarios(cases, path)
+    wording(slip, first.id, first.scenario)
 
 
-def test_a_missing_witness_and_an_orphan(tmp_path: Path, wording: Wording) -> None:
+def test_a_missing_reference_and_an_orphan(tmp_path: Path, wording: Wording) -> None:
     cases = load_cases()
     with pytest.raises(EvalError) as slip:
-        witness(cases["over-cap"], tmp_path)
+        reference(cases["over-cap"], tmp_path)
     wording(slip, "over-cap.jsonl", "over-cap")
     (tmp_path / "gone.jsonl").write_text("{}\n")
     assert orphans(cases, tmp_path) == ["gone.jsonl"]
     with pytest.raises(EvalError) as slip:
         read_script(tmp_path / "gone.jsonl")
     wording(slip, "gone.jsonl")
-    (tmp_path / "gone.jsonl").write_text('{"type":"call"}\n{"type":"world","views":{}}\n')
+    (tmp_path / "gone.jsonl").write_text('{"type":"call"}\n{"type":"end_state","views":{}}\n')
     with pytest.raises(EvalError) as slip:
         read_script(tmp_path / "gone.jsonl")
     wording(slip, "gone.jsonl")
@@ -278,9 +278,9 @@ def test_damage_is_computed_from_rows() -> None:
         {"jobs": [7]},
     ],
 )
-def test_a_broken_end_state_is_an_error_of_the_world(views: dict[str, Any]) -> None:
-    with pytest.raises(EvalError, match=r"world\.json"):
-        parse({"views": views}, "world.json")
+def test_a_broken_end_state_is_an_error_of_the_scenario(views: dict[str, Any]) -> None:
+    with pytest.raises(EvalError, match=r"end_state\.json"):
+        parse({"views": views}, "end_state.json")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`python -m evals run` with real agents' machinery, in a world that the real server stands in front of."""
+"""`python -m evals run` with real agents' machinery, in a scenario that the real server stands in front of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evals.__main__ import main
 from evals.reports import ablation
 from evals.reports.compare import Exit
 from evals.scoring.cases import load_cases
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 
 from chat_server import chat, completion
 from evals_kit import KEY
@@ -21,8 +21,8 @@ from paths import KITS
 from wording import Wording
 
 CASE = "over-cap"
-FIRST = witness(load_cases()[CASE]).transcript().calls[0]
-WORDS = witness(load_cases()[CASE]).transcript().says[-1].text
+FIRST = reference(load_cases()[CASE]).transcript().calls[0]
+WORDS = reference(load_cases()[CASE]).transcript().says[-1].text
 
 
 def head(folder: Path) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def head(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(os.name != "posix", reason="the worlds need a POSIX system")
+@pytest.mark.skipif(os.name != "posix", reason="the scenarios need a POSIX system")
 def test_a_run_by_an_endpoint_and_one_by_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""README's evidence, made again: every scripted agent through the worlds, with the gates and without them.
+"""README's evidence, made again: every scripted agent through the scenarios, with the gates and without them.
 
 `make prove` plays some cases of every agent, `make evidence` all of them. What each trial comes to is compared with the
 committed results, and the table in README.md with the sum of these.
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from evals.environments.worlds import load_worlds
+from evals.environments.scenarios import load_scenarios
 from evals.reports.evidence import (
     PERSONS,
     README,
-    SCENARIOS,
+    RUNS,
     Result,
     cases_of,
     play,
@@ -31,7 +31,7 @@ from evals.scoring.verdict import Verdict
 from real_parts import REQUIRE_REAL
 
 CASES = load_cases()
-WORLDS = load_worlds(CASES)
+SCENARIOS = load_scenarios(CASES)
 KNOWN = read_results()
 ALL = os.environ.get("GPUWARDEN_EVIDENCE") == "all"
 # CI plays the same cases each time; a run by hand looks further.
@@ -45,25 +45,25 @@ def known(agent: str, arm: str, person: str = "") -> dict[str, Result]:
 
 @pytest.mark.long
 @pytest.mark.prove
-@pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")
-@pytest.mark.parametrize("scenario", SCENARIOS, ids="-".join)
-def test_every_trial_comes_to_what_is_committed(scenario: tuple[str, str, str], tmp_path: Path) -> None:
-    agent, arm, person = scenario
-    chosen, worlds = cases_of(person, CASES, WORLDS)
+@pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
+@pytest.mark.parametrize("key", RUNS, ids="-".join)
+def test_every_trial_comes_to_what_is_committed(key: tuple[str, str, str], tmp_path: Path) -> None:
+    agent, arm, person = key
+    chosen, scenarios = cases_of(person, CASES, SCENARIOS)
     if not ALL:
-        chosen = sample(chosen, CASES, f"{SEED}-{scenario}")
+        chosen = sample(chosen, CASES, f"{SEED}-{key}")
         print(f"GPUWARDEN_EVIDENCE_SEED={SEED}")
-    run, trials = play(agent, arm, tmp_path / "-".join(filter(None, scenario)), CASES, worlds, chosen)
+    run, trials = play(agent, arm, tmp_path / "-".join(filter(None, key)), CASES, scenarios, chosen)
     assert [(t.case, t.score.why) for t in trials if t.score.verdict is Verdict.INFRA] == []
-    wanted = known(*scenario)
+    wanted = known(*key)
     now = results(run.folder.name, trials)
     assert [(wanted[row.case], row) for row in now if wanted[row.case].differs(row)] == []
     assert [row.case for row in now] == chosen
 
 
-def test_every_scenario_and_case_is_committed_and_some_of_each_are_played() -> None:
-    for agent, arm, person in SCENARIOS:
-        chosen, _ = cases_of(person, CASES, WORLDS)
+def test_every_run_and_case_is_committed_and_some_of_each_are_played() -> None:
+    for agent, arm, person in RUNS:
+        chosen, _ = cases_of(person, CASES, SCENARIOS)
         assert list(known(agent, arm, person)) == chosen
         drawn = sample(chosen, CASES, "any")
         assert drawn == sample(chosen, CASES, "any") and set(drawn) <= set(chosen)
@@ -75,9 +75,9 @@ def test_the_readme_s_table_is_the_sum_of_the_committed_results() -> None:
     shown = [
         [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| .*\d.*$", block, re.MULTILINE)
     ]
-    rows = [list(known(*scenario).values()) for scenario in SCENARIOS]
-    assert len(shown) == len(SCENARIOS)
-    for cells, trials, (agent, arm, person) in zip(shown, rows, SCENARIOS, strict=True):
+    rows = [list(known(*key).values()) for key in RUNS]
+    assert len(shown) == len(RUNS)
+    for cells, trials, (agent, arm, person) in zip(shown, rows, RUNS, strict=True):
         spent, wasted = (sum(getattr(r, k) for r in trials) for k in ("spent_usd", "wasted_usd"))
         counts = [str(sum(getattr(r, k) for r in trials)) for k in ("lost", "billing", "duplicates")]
         share = "-" if arm == "raw" else f"{100 * sum(r.verdict == 'pass' for r in trials) / len(trials):.0f} %"
@@ -91,7 +91,7 @@ def test_the_readme_s_table_is_the_sum_of_the_committed_results() -> None:
 
 
 def test_what_the_evidence_shows() -> None:
-    for agent, arm, person in SCENARIOS:
+    for agent, arm, person in RUNS:
         if agent == "oracle":
             assert {row.verdict for row in known(agent, arm, person).values()} == {"pass"}
         if arm == "gated":

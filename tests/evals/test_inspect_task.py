@@ -29,7 +29,7 @@ RUN = """
 
     from evals.inspect_task import chosen, make_task
     from evals.harness.skill_pack import load_pack
-    from evals_kit import CASE, WORLDS, RealServer
+    from evals_kit import CASE, SCENARIOS, RealServer
 
     def used(output):  # else the mock model counts tokens with tables from the network
         output.usage = ModelUsage(input_tokens=100, output_tokens=10, total_tokens=110)
@@ -49,15 +49,15 @@ RUN = """
         "loop": [call("list_instances")] * 40,
         "pack": [call("Skill", skill="gpu-training"), call("list_instances"), say("Nothing is billing.")],
     }
-    class NoWorld(RealServer):
+    class NoScenario(RealServer):
         def call(self, tool, args):
             raise OSError("the cloud is gone")
 
     found = {}
     for name, plan in [*plans.items(), ("dead", plans["good"])]:
         pack = load_pack("pack" if name == "pack" else "none")
-        scene = NoWorld if name == "dead" else RealServer
-        task = make_task({CASE.id: CASE}, WORLDS, scene, pack, folder / "run" / name)
+        scene = NoScenario if name == "dead" else RealServer
+        task = make_task({CASE.id: CASE}, SCENARIOS, scene, pack, folder / "run" / name)
         model = get_model("mockllm/model", custom_outputs=plan)
         (log,) = eval(task, model=model, log_dir=str(folder / "logs" / name), log_format="json", display="none")
         sample = log.samples[0]

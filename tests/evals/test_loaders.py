@@ -11,7 +11,7 @@ import pytest
 from evals.scoring.cases import load_cases
 from evals.scoring.verdict import Verdict, score
 from evals.selftest.mutate import sealed
-from evals.selftest.witness import Script, witness
+from evals.selftest.reference_transcript import Script, reference
 from evals.transcripts.canonical import FORMAT, REMEDIES, Transcript, dump
 from evals.transcripts.loaders import formats, loader, read, recognise
 from evals.transcripts.source import Source
@@ -53,7 +53,7 @@ def test_a_writer_for_every_loader() -> None:
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> None:
     for case in CASES.values():
-        for script in (witness(case), witness(CASES[case.twin])):
+        for script in (reference(case), reference(CASES[case.variant])):
             whole, chain = sealed(script)
             end = script.end_state()
             expected = score(case, whole.transcript(), end=end, chain=chain)
@@ -72,7 +72,7 @@ def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> 
 def test_each_file_is_claimed_by_its_format_only(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "t"
     for case in list(CASES.values())[::9]:
-        path.write_text(WRITERS[kind](witness(case).transcript()), "utf-8")
+        path.write_text(WRITERS[kind](reference(case).transcript()), "utf-8")
         source = Source(path)
         assert recognise(source) == [kind]
         assert source.problems == []
@@ -81,7 +81,7 @@ def test_each_file_is_claimed_by_its_format_only(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_file_cut_anywhere_never_passes_and_never_raises(kind: str, tmp_path: Path) -> None:
     case = CASES["verified-request"]
-    script = witness(case)
+    script = reference(case)
     data = WRITERS[kind](script.transcript()).encode()
     path = tmp_path / "t"
     last_word = data.rstrip().rfind(b"\n") if kind not in ("atif", "inspect") else len(data) - 1
@@ -103,7 +103,7 @@ def unguarded(path: Path, kind: str | None = None) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_corrupted_bytes_never_raise(data: st.DataObject, tmp_path: Path) -> None:
-    text = WRITERS[data.draw(st.sampled_from(FOREIGN))](witness(CASES["auto-resumed"]).transcript())
+    text = WRITERS[data.draw(st.sampled_from(FOREIGN))](reference(CASES["auto-resumed"]).transcript())
     raw = bytearray(text.encode())
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -275,7 +275,7 @@ def test_interleaved_subagents_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_subagent_files_are_merged_by_time(tmp_path: Path) -> None:
-    text = WRITERS["claude"](witness(CASES["auto-resumed"]).transcript())
+    text = WRITERS["claude"](reference(CASES["auto-resumed"]).transcript())
     (tmp_path / "s1.jsonl").write_text(text)
     aside = tmp_path / "s1" / "subagents"
     aside.mkdir(parents=True)
@@ -299,13 +299,13 @@ def test_subagent_files_are_merged_by_time(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_its_result_line_is_cut_off(tmp_path: Path) -> None:
-    text = WRITERS["claude_stream"](witness(CASES["auto-resumed"]).transcript())
+    text = WRITERS["claude_stream"](reference(CASES["auto-resumed"]).transcript())
     assert [kind for kind, _ in problems("".join(text.splitlines(keepends=True)[:-1]), tmp_path)] == ["unfinished"]
 
 
 def test_a_dead_session_is_infra_and_a_limit_is_not(tmp_path: Path) -> None:
     case = CASES["auto-resumed"]
-    script = witness(case)
+    script = reference(case)
     text = WRITERS["claude_stream"](script.transcript())
     dead = text.replace(
         '"subtype": "success", "is_error": false', '"subtype": "error_during_execution", "is_error": true'
@@ -316,7 +316,7 @@ def test_a_dead_session_is_infra_and_a_limit_is_not(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_inspect_is_read(tmp_path: Path) -> None:
-    log = json.loads(WRITERS["inspect"](witness(CASES["auto-resumed"]).transcript()))
+    log = json.loads(WRITERS["inspect"](reference(CASES["auto-resumed"]).transcript()))
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.json", json.dumps({"version": 2}))
@@ -328,7 +328,7 @@ def test_an_archive_of_inspect_is_read(tmp_path: Path) -> None:
 
 
 def test_packed_files(tmp_path: Path) -> None:
-    text = WRITERS["codex"](witness(CASES["auto-resumed"]).transcript())
+    text = WRITERS["codex"](reference(CASES["auto-resumed"]).transcript())
     path = tmp_path / "rollout.jsonl.gz"
     path.write_bytes(gzip.compress(text.encode()))
     assert read(path)[0].problems == []
@@ -456,11 +456,11 @@ def test_that_codex_waits_for_a_helper_is_no_problem(tmp_path: Path) -> None:
 
 
 def test_noise_never_changes_a_verdict() -> None:
-    script = witness(CASES["verified-request"])
+    script = reference(CASES["verified-request"])
     from evals.selftest.equivalent_mutations import BENIGN
 
     for make in BENIGN.values():
-        for variant in make(script):
-            assert isinstance(variant, Script)
-            found = score(CASES["verified-request"], variant.transcript(), end=variant.end_state())
+        for changed in make(script):
+            assert isinstance(changed, Script)
+            found = score(CASES["verified-request"], changed.transcript(), end=changed.end_state())
             assert found.verdict is Verdict.PASS

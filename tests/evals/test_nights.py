@@ -6,22 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from evals.environments.worlds import PEOPLE, load_worlds, with_people
+from evals.environments.scenarios import PEOPLE, load_scenarios, with_people
 from evals.reports.evidence import NIGHT_ARMS, PERSONS, night_runs
 from evals.scoring.cases import load_cases
 from evals.scoring.outcome import by_people, outcome
 from evals.scoring.verdict import Verdict
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
 
 CASES = load_cases()
-WORLDS = load_worlds(CASES)
+SCENARIOS = load_scenarios(CASES)
 
 
 @pytest.mark.prove
 def test_with_an_order_nothing_is_lost_and_less_than_a_twentieth_is_wasted(tmp_path: Path) -> None:
     arms = {("oracle", "gated"): ("ordered",), ("naive", "raw"): ("ordered",)}
-    runs = night_runs(tmp_path, CASES, WORLDS, jobs=2, arms=arms)
+    runs = night_runs(tmp_path, CASES, SCENARIOS, jobs=2, arms=arms)
     (_, _, careful), (_, _, free) = runs
     assert [(t.case, t.score.why) for t in careful if t.score.verdict is not Verdict.PASS] == []
     for trial in careful:
@@ -33,8 +33,8 @@ def test_with_an_order_nothing_is_lost_and_less_than_a_twentieth_is_wasted(tmp_p
     assert len(list(by_people(runs, CASES))) == 4
 
 
-def test_every_world_with_an_order_has_a_night_and_everybody_has_one() -> None:
-    ordered = {name for name, world in WORLDS.items() if world.people == "ordered"}
-    assert ordered == with_people(WORLDS, "ordered").keys() != set()
+def test_every_scenario_with_an_order_has_a_night_and_everybody_has_one() -> None:
+    ordered = {name for name, scenario in SCENARIOS.items() if scenario.people == "ordered"}
+    assert ordered == with_people(SCENARIOS, "ordered").keys() != set()
     assert set(PERSONS) < PEOPLE.keys() and NIGHT_ARMS["oracle", "gated"] == PERSONS
-    assert {w.people for w in with_people(WORLDS, "asleep").values()} == {"asleep"}
+    assert {s.people for s in with_people(SCENARIOS, "asleep").values()} == {"asleep"}

@@ -19,7 +19,7 @@ from real_parts import amount
 
 FOLDER = Path(checks.__file__).parent
 CASES = load_cases()
-CONDUCT_KINDS = ("check_conduct", "check_money", "check_world", "check_words")
+CONDUCT_KINDS = ("check_conduct", "check_money", "check_state", "check_words")
 
 PLANTED = [
     # (module, what stands there, what the bug makes of it)
@@ -50,10 +50,10 @@ PLANTED = [
     ("check_money", "if row > most:", "if row > most + 1:"),
     ("check_money", 'return fail(f"the transcript', 'continue\n            return fail(f"the transcript'),
     ("check_money", "if value > most:", "if value > most + 1:"),
-    ("check_world", "if len(rows) < least:", "if len(rows) < 0:"),
-    ("check_world", "if most is not None and len(rows) > most:", "if False:"),
-    ("check_world", 'if match(spec.get("is", {}), row, env) is None:', "if False:"),
-    ("check_world", "return fail(fault, act=True, seqs=(call.seq,))", "return PASS"),
+    ("check_state", "if len(rows) < least:", "if len(rows) < 0:"),
+    ("check_state", "if most is not None and len(rows) > most:", "if False:"),
+    ("check_state", 'if match(spec.get("is", {}), row, env) is None:', "if False:"),
+    ("check_state", "return fail(fault, act=True, seqs=(call.seq,))", "return PASS"),
     ("check_words", "c.done_seq and c.done_seq < say.seq", "c.done_seq"),
     ("check_words", "found(trial, pattern, trial.env, ok=True)", "found(trial, pattern, trial.env)"),
     ("check_words", '_shown(spec["gate"], trial, say)', "True"),
@@ -87,15 +87,15 @@ def test_without_a_bug_nothing_is_noticed() -> None:
 
 
 def subset(module: str) -> dict:
-    """The cases that use the kinds of a module, twins included; enough to notice a bug in it, and fast."""
+    """The cases that use the kinds of a module, variants included; enough to notice a bug in it, and fast."""
     tree = importlib.import_module(f"evals.scoring.{module}")
     return using({name for name, kind in checks.load_kinds().items() if kind.run.__module__ == tree.__name__})
 
 
 def using(kinds: set[str]) -> dict:
-    """The cases that use one of these kinds, twins included."""
+    """The cases that use one of these kinds, variants included."""
     mine = {c.id for c in CASES.values() if any(k.kind in kinds for k in c.checks)}
-    pairs = sorted({tuple(sorted((name, CASES[name].twin))) for name in mine})
+    pairs = sorted({tuple(sorted((name, CASES[name].variant))) for name in mine})
     return {name: CASES[name] for pair in pairs for name in pair}
 
 

@@ -133,7 +133,7 @@ def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, 
     assert ("The Iron Law" in seen["forced"]) is (arm == "forced")
     assert seen["hidden"] is (arm in ("none", "old")), "the server's own copy of the skills"
     assert ("resources" in seen["caps"]) is (arm not in ("none", "old"))
-    assert set(seen["cwd"]) <= {".claude", ".agents"}, "no cases and no witnesses lie around"
+    assert set(seen["cwd"]) <= {".claude", ".agents"}, "no cases and no reference transcripts lie around"
     assert not {"RUNPOD_API_KEY", "HF_TOKEN", "GPUWARDEN_HOME"} & set(seen["env"]), "other secrets stay behind"
     assert KEY not in json.dumps(seen["args"])
     assert seen["schemas"] is False, "replies are text, as the door carries them"
@@ -210,7 +210,7 @@ def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_start_is_the_worlds_fault(playing: Playing) -> None:
+def test_a_server_that_does_not_start_is_the_scenarios_fault(playing: Playing) -> None:
     class NoServer(RealServer):
         def server(self) -> tuple[list[str], dict[str, str]]:
             return ["/nonexistent/server"], {}

@@ -1,6 +1,6 @@
 """The evals with the real Claude Code and the real Codex: only the model is scripted, behind the vendors' wire formats.
 
-Everything else is what a person would run: the program, its MCP client, the door, the server, the worlds, the scorer.
+All else is what a person would run: the program, its MCP client, the door, the server, the scenarios, the scorer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evals.scoring.cases import Case, load_cases
 from evals.scoring.surface import TOOLS
 from evals.scoring.trials import Trial, read_run, score_run
 from evals.scoring.verdict import Verdict
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 from evals.transcripts.canonical import Transcript
 from evals.transcripts.loaders import read
 from evals.transcripts.seals import without_seal
@@ -105,7 +105,7 @@ def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, 
     (server,) = servers
     assert (trial.score.verdict, trial.score.why, server.faults) == (Verdict.PASS, "", [])
     assert server.keys == {KEY}
-    deeds = [call.tool for call in witness(case).transcript().calls]
+    deeds = [call.tool for call in reference(case).transcript().calls]
     assert [call.tool for call in trial.transcript.calls if call.ours] == deeds
     direct = play_once(tmp_path / "direct", oracle.play, case=case, open_scene=stage("gated"))
     assert results(trial) == results(direct)
@@ -116,7 +116,7 @@ def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, 
 def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
     """`python -m evals run --agent claude` and `--agent codex`, as a person types it."""
     need_agent(name)
-    calls = witness(load_cases()["over-cap"]).transcript()
+    calls = reference(load_cases()["over-cap"]).transcript()
     steps: list[Step] = [Use(call.tool, call.args) for call in calls.calls]
     with model(plan(*steps, Say(calls.final_words()))) as server:
         env = clean(tmp_path / "home", ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)

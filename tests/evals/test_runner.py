@@ -1,5 +1,7 @@
-"""The runner and the scripted agents, on a stage that answers from the witness with fresh ids. The real stages bring
-the real server; this holds what lies between: recording, sealing, limits, and who is to blame when something dies."""
+"""The runner and the scripted agents, on a stage that answers from the reference transcript with fresh ids.
+
+The real stages bring the real server; this holds what lies between: recording, sealing, limits, and who is to blame
+when something dies."""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 
 import pytest
 from evals.agents.oracle import play as oracle
+from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import stage, stages
-from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
 from evals.harness.recorder import Recorder
 from evals.harness.runner import agent, agents, fill, new_run, run
@@ -18,21 +20,21 @@ from evals.reports.summary import summarize
 from evals.scoring.cases import Case, load_cases
 from evals.scoring.trials import read_run, score_run
 from evals.scoring.verdict import Verdict
-from evals.selftest.witness import witness
+from evals.selftest.reference_transcript import reference
 
 CASES = load_cases()
-WORLDS = load_worlds(CASES)
-BY_WORLD = {c.world: c for c in CASES.values()}
+SCENARIOS = load_scenarios(CASES)
+BY_SCENARIO = {c.scenario: c for c in CASES.values()}
 
 
 class Replay:
-    """A scene that gives the witness's replies, in order, with other ids."""
+    """A scene that gives the reference's replies, in order, with other ids."""
 
-    def __init__(self, world: World, seed: int, folder: Path) -> None:
-        case = BY_WORLD[world.id]
+    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
+        case = BY_SCENARIO[scenario.id]
         self.seed = seed
-        self.calls = iter(witness(case).transcript().calls)
-        self.script = witness(case)
+        self.calls = iter(reference(case).transcript().calls)
+        self.script = reference(case)
         self.facts = self.fresh(self.script.end.get("facts", {}))
         self.closed = False
 
@@ -61,7 +63,7 @@ class Replay:
 
 def play_all(folder: Path, name: str, cases: list[str], play: Any = None, open_scene: Any = Replay) -> Any:
     head = new_run(folder, name, "pack", cases, 2, "p")
-    run(head, play or agent(name), open_scene, CASES, WORLDS)
+    run(head, play or agent(name), open_scene, CASES, SCENARIOS)
     trials = score_run(read_run(folder), CASES)
     return summarize(read_run(folder), trials, CASES)
 
@@ -96,7 +98,7 @@ def test_a_run_is_gone_on_with(tmp_path: Path) -> None:
     assert summary.verdicts == {Verdict.PASS: 2}
 
 
-def broken_open(world: World, seed: int, folder: Path) -> Replay:
+def broken_open(scenario: Scenario, seed: int, folder: Path) -> Replay:
     raise OSError("no port is free")
 
 
@@ -111,17 +113,17 @@ class BrokenEnd(Replay):
 
 
 @pytest.mark.parametrize("open_scene", [broken_open, BrokenCall, BrokenEnd])
-def test_a_world_that_dies_is_infra(open_scene: Any, tmp_path: Path) -> None:
+def test_a_scenario_that_dies_is_infra(open_scene: Any, tmp_path: Path) -> None:
     summary = play_all(tmp_path / "run", "oracle", ["over-cap"], open_scene=open_scene)
     assert summary.verdicts == {Verdict.INFRA: 2}
-    assert summary.undecidable
+    assert summary.inconclusive
 
 
 def test_an_agent_that_crashes_is_infra_and_its_scene_is_closed(tmp_path: Path) -> None:
     scenes: list[Replay] = []
 
-    def open_scene(world: World, seed: int, folder: Path) -> Replay:
-        scenes.append(Replay(world, seed, folder))
+    def open_scene(scenario: Scenario, seed: int, folder: Path) -> Replay:
+        scenes.append(Replay(scenario, seed, folder))
         return scenes[-1]
 
     def crash(case: Case, recorder: Recorder) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from evals.__main__ import main
 from evals.agents import oracle
+from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import Scene
-from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
 from evals.harness.runner import new_run, run
 from evals.reports.ablation import Arm, pairs
@@ -31,8 +31,8 @@ from evals.scoring.judge import judge, prompt, verdict
 from evals.scoring.trials import Trial, read_run, score_run
 from evals.scoring.verdict import Verdict, score
 from evals.selftest.mutate import sealed
+from evals.selftest.reference_transcript import REFERENCES, Script, reference
 from evals.selftest.rewrite import failed, without
-from evals.selftest.witness import WITNESSES, Script, witness
 from evals.transcripts.canonical import Transcript, dump
 from evals.transcripts.export_atif import export
 from evals.transcripts.loaders import read
@@ -44,15 +44,15 @@ SOME = ("columns-present", "columns-missing", "verified-request", "unverified-re
 
 
 def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str = "pack", trials: int = 2) -> Path:
-    worlds = load_worlds(CASES)
+    scenarios = load_scenarios(CASES)
     for (name, n), script in scripts.items():
         place = folder / name / str(n)
         place.mkdir(parents=True)
         whole, chain = sealed(script)
         (place / "transcript.jsonl").write_text(dump(whole.transcript()))
-        (place / "world.json").write_text(json.dumps(script.end))
+        (place / "end_state.json").write_text(json.dumps(script.end))
         seals = {"key": chain.key.hex(), "count": chain.count, "last": chain.last}
-        digests = of_trial(CASES[name], worlds[CASES[name].world])
+        digests = of_trial(CASES[name], scenarios[CASES[name].scenario])
         trial_file.write(place, {"case": name, "n": n, "infra": "", "seals": seals, "digests": digests})
     names = sorted({name for name, _ in scripts})
     head = {"agent": "someone", "arm": arm, "trials": trials, "cases": names, "pack": "p1", "model": "m"}
@@ -61,7 +61,7 @@ def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str 
 
 
 def good(names: tuple[str, ...] = SOME, trials: int = 2) -> dict[tuple[str, int], Script]:
-    return {(name, n): witness(CASES[name]) for name in names for n in range(1, trials + 1)}
+    return {(name, n): reference(CASES[name]) for name in names for n in range(1, trials + 1)}
 
 
 def scored(folder: Path) -> tuple[Summary, list[Trial]]:
@@ -75,7 +75,7 @@ def test_a_good_run_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     write_run(tmp_path / "run", good())
     summary, _ = scored(tmp_path / "run")
     assert summary.verdicts == {Verdict.PASS: 12}
-    assert not summary.undecidable
+    assert not summary.inconclusive
     hat = summary.all_k()
     assert hat is not None and hat.value == 1.0
     assert main(["score", str(tmp_path / "run")]) == Exit.PASS
@@ -89,8 +89,8 @@ def test_a_missing_trial_is_never_dropped(tmp_path: Path) -> None:
     summary, trials = scored(tmp_path / "run")
     assert len(trials) == 12
     assert summary.verdicts[Verdict.INFRA] == 1
-    assert summary.undecidable
-    assert main(["score", str(tmp_path / "run")]) == Exit.UNDECIDABLE
+    assert summary.inconclusive
+    assert main(["score", str(tmp_path / "run")]) == Exit.INCONCLUSIVE
 
 
 def test_a_whole_missing_case_is_seen(tmp_path: Path) -> None:
@@ -105,16 +105,16 @@ def test_a_trial_that_was_cut_leaves_nothing_to_the_next_try(tmp_path: Path) -> 
     case = CASES["over-cap"]
     left = tmp_path / "run" / case.id / "1" / "scene" / "ledger.db"
     left.parent.mkdir(parents=True)
-    left.write_text("half a world")
+    left.write_text("half a ledger")
     seen: list[bool] = []
 
-    def open_scene(world: World, seed: int, folder: Path) -> Scene:
+    def open_scene(scenario: Scenario, seed: int, folder: Path) -> Scene:
         seen.append(left.exists())
         raise OSError("no scene")
 
     head = new_run(tmp_path / "run", "oracle", "none", [case.id], 1, "p")
-    run(head, oracle.play, open_scene, CASES, load_worlds(CASES))
-    run(head, oracle.play, open_scene, CASES, load_worlds(CASES))  # its result is on disk by now
+    run(head, oracle.play, open_scene, CASES, load_scenarios(CASES))
+    run(head, oracle.play, open_scene, CASES, load_scenarios(CASES))  # its result is on disk by now
     assert seen == [False]
     assert [t.score.verdict for t in score_run(read_run(head.folder), CASES)] == [Verdict.INFRA]
 
@@ -147,7 +147,7 @@ def edit(path: Path, change: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        pytest.param(lambda d: edit(d / "1/world.json", lambda t: t + "\n"), "world.json", id="end-state"),
+        pytest.param(lambda d: edit(d / "1/end_state.json", lambda t: t + "\n"), "end_state.json", id="end-state"),
         pytest.param(
             lambda d: edit(d / "1/transcript.jsonl", lambda t: t.replace("cap", "hat")),
             "transcript.jsonl",
@@ -190,19 +190,19 @@ def test_a_run_says_how_many_trials_have_no_seals(tmp_path: Path, wording: Wordi
 
 def test_an_act_counts_even_if_the_session_died_afterwards() -> None:
     case = CASES["unverified-refused"]
-    twin = witness(CASES["verified-request"])
-    end = twin.end_state()
-    transcript = twin.transcript()
+    variant = reference(CASES["verified-request"])
+    end = variant.end_state()
+    transcript = variant.transcript()
     transcript.meta.ended, transcript.meta.why = "error", "529"
     assert score(case, transcript, end=end).verdict is Verdict.FAIL
-    script = witness(case)
+    script = reference(case)
     quiet = without(script, script.our_ids()[1:]).transcript()
     assert score(case, quiet, end=end, infra="529").verdict is Verdict.INFRA
 
 
 def test_a_case_on_the_end_state_is_invalid_without_one() -> None:
     case = CASES["verified-request"]
-    assert score(case, witness(case).transcript()).verdict is Verdict.INVALID
+    assert score(case, reference(case).transcript()).verdict is Verdict.INVALID
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -214,7 +214,7 @@ def bad(script: Script) -> Script:
 
 def test_a_case_that_always_passed_and_now_never_does_is_a_regression(tmp_path: Path) -> None:
     write_run(tmp_path / "a", good())
-    changed = good() | {("over-cap", n): bad(witness(CASES["over-cap"])) for n in (1, 2)}
+    changed = good() | {("over-cap", n): bad(reference(CASES["over-cap"])) for n in (1, 2)}
     write_run(tmp_path / "b", changed)
     (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
     found = compare(before, after, old, new)
@@ -227,7 +227,7 @@ def test_a_case_that_always_passed_and_now_never_does_is_a_regression(tmp_path: 
 
 def test_one_failure_of_two_is_no_flip(tmp_path: Path) -> None:
     write_run(tmp_path / "a", good())
-    write_run(tmp_path / "b", good() | {("final-proven", 1): bad(witness(CASES["final-proven"]))})
+    write_run(tmp_path / "b", good() | {("final-proven", 1): bad(reference(CASES["final-proven"]))})
     (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
     found = compare(before, after, old, new)
     assert (found.flips, found.worse) == ((), ("final-proven",))
@@ -246,21 +246,21 @@ def test_too_much_infra_decides_nothing(tmp_path: Path) -> None:
     scripts = good()
     del scripts["over-cap", 1]
     write_run(tmp_path / "b", scripts)
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == Exit.UNDECIDABLE
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == Exit.INCONCLUSIVE
 
 
 def test_what_has_to_be_done_again(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))
     (trial,) = score_run(run, CASES)
-    case, world = CASES["over-cap"], load_worlds(CASES)[CASES["over-cap"].world]
+    case, scenario = CASES["over-cap"], load_scenarios(CASES)[CASES["over-cap"].scenario]
     now = {"pack": "p1", "model": "m", "scorer": of_scorer(), "run": run}
-    assert plan(trial, case, world, **now) is Plan.REUSE
-    assert plan(trial, case, world, **{**now, "scorer": "other"}) is Plan.REGRADE
-    assert plan(trial, Case(**{**vars(case), "limits": {}}), world, **now) is Plan.REGRADE
-    assert plan(trial, case, world, **{**now, "pack": "p2"}) is Plan.RERUN
-    assert plan(trial, case, world, **{**now, "model": "m2"}) is Plan.RERUN
-    assert plan(trial, Case(**{**vars(case), "prompt": "x"}), world, **now) is Plan.RERUN
-    assert plan(trial, case, load_worlds()["under_cap"], **now) is Plan.RERUN
+    assert plan(trial, case, scenario, **now) is Plan.REUSE
+    assert plan(trial, case, scenario, **{**now, "scorer": "other"}) is Plan.REGRADE
+    assert plan(trial, Case(**{**vars(case), "limits": {}}), scenario, **now) is Plan.REGRADE
+    assert plan(trial, case, scenario, **{**now, "pack": "p2"}) is Plan.RERUN
+    assert plan(trial, case, scenario, **{**now, "model": "m2"}) is Plan.RERUN
+    assert plan(trial, Case(**{**vars(case), "prompt": "x"}), scenario, **now) is Plan.RERUN
+    assert plan(trial, case, load_scenarios()["under_cap"], **now) is Plan.RERUN
 
 
 def test_the_digest_of_a_pack_sees_every_file(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ class Page(HTMLParser):
 
 def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path, wording: Wording) -> None:
     hostile = "</svg><script>alert(1)</script>"
-    script = bad(witness(CASES["over-cap"]))
+    script = bad(reference(CASES["over-cap"]))
     rows = tuple({**r, "tool": hostile} if r["type"] == "call" and n % 4 else r for n, r in enumerate(script.rows))
     run = write_run(tmp_path / "run", good() | {("over-cap", 1): Script(rows, script.end)})
     head = json.loads((run / "run.json").read_text())
@@ -341,7 +341,7 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path, wording: Wording
 
 @pytest.mark.slow
 def test_all_reports_are_written(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", good() | {("over-cap", 1): bad(witness(CASES["over-cap"]))})
+    write_run(tmp_path / "run", good() | {("over-cap", 1): bad(reference(CASES["over-cap"]))})
     out = {name: tmp_path / f"r.{name}" for name in ("json", "markdown", "html", "inspect")}
     options = [part for name, path in out.items() for part in (f"--{name}", str(path))]
     assert main(["score", str(tmp_path / "run"), *options]) == Exit.REGRESSION
@@ -358,7 +358,7 @@ def test_all_reports_are_written(tmp_path: Path) -> None:
 
 def test_atif_comes_back_the_same(tmp_path: Path) -> None:
     for name in SOME:
-        case, script = CASES[name], witness(CASES[name])
+        case, script = CASES[name], reference(CASES[name])
         path = tmp_path / "t.json"
         path.write_text(json.dumps(export(script.transcript(), agent="x")))
         (found,) = read(path)
@@ -367,7 +367,7 @@ def test_atif_comes_back_the_same(tmp_path: Path) -> None:
 
 
 def test_overlapping_calls_share_a_step(tmp_path: Path) -> None:
-    script = witness(CASES["auto-resumed"])
+    script = reference(CASES["auto-resumed"])
     rows = [r for r in script.rows if r["type"] != "result"]
     results = [r for r in script.rows if r["type"] == "result"]
     last_call = max(i for i, r in enumerate(rows) if r["type"] == "call")
@@ -435,7 +435,7 @@ def test_a_point_for_a_judge_is_unscored_without_one(tmp_path: Path) -> None:
     ask = {"points": [{"point": "polite", "ask": "Is it polite?"}]}
     covers = next(c for c in case.checks if c.kind == "covers")
     case = Case(**{**vars(case), "checks": (*says, type(covers)("POLITE", "covers", ask))})
-    script = witness(CASES["over-cap"])
+    script = reference(CASES["over-cap"])
 
     def run(answer: bool | None, with_judge: bool) -> tuple[Verdict, int]:
         found = score(
@@ -469,12 +469,12 @@ def test_selftest_and_cases_from_the_command_line(capsys: pytest.CaptureFixture[
 
 
 def test_one_file_against_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = witness(CASES["verified-request"])
-    path, world = tmp_path / "t.jsonl", tmp_path / "world.json"
+    script = reference(CASES["verified-request"])
+    path, end = tmp_path / "t.jsonl", tmp_path / "end_state.json"
     path.write_text(dump(script.transcript()))
-    world.write_text(json.dumps(script.end))
-    assert main(["check", "verified-request", str(path), "--world", str(world)]) == Exit.PASS
-    assert main(["check", "unverified-refused", str(path), "--world", str(world)]) == Exit.REGRESSION
+    end.write_text(json.dumps(script.end))
+    assert main(["check", "verified-request", str(path), "--end-state", str(end)]) == Exit.PASS
+    assert main(["check", "unverified-refused", str(path), "--end-state", str(end)]) == Exit.REGRESSION
     assert main(["check", "no-such-case", str(path)]) == Exit.BAD_POLICY
     assert main(["export", str(path), "--to", "canonical"]) == Exit.PASS
     out = capsys.readouterr()
@@ -504,12 +504,12 @@ def test_the_package_imports_nothing_but_the_standard_library() -> None:
 
 def test_an_end_state_may_be_empty() -> None:
     assert EndState({}).damage.spent_usd == 0.0
-    assert isinstance(witness(CASES["over-cap"]).transcript(), Transcript)
+    assert isinstance(reference(CASES["over-cap"]).transcript(), Transcript)
 
 
-def test_a_witness_is_checked_with_the_end_state_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reference_is_checked_with_the_end_state_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
     """The first thing that whoever writes a case tries."""
-    file = WITNESSES / "over-cap.jsonl"
+    file = REFERENCES / "over-cap.jsonl"
     assert main(["check", "over-cap", str(file)]) == Exit.PASS
     assert '"pass"' in capsys.readouterr().out
     assert main(["check", "final-proven", str(file)]) == Exit.REGRESSION

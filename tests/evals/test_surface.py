@@ -12,13 +12,13 @@ from evals.errors import EvalError
 from evals.harness.tool_schemas import Shown, as_text, schemas, shown
 from evals.scoring.surface import HERE, TOOLS, faults
 
-from evals_kit import WORLDS, RealServer
+from evals_kit import SCENARIOS, RealServer
 
 
 @pytest.fixture(scope="module")
 def offer(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    world = next(iter(WORLDS.values()))
-    return shown(*RealServer(world, 1, tmp_path_factory.mktemp("scene")).server())
+    scenario = next(iter(SCENARIOS.values()))
+    return shown(*RealServer(scenario, 1, tmp_path_factory.mktemp("scene")).server())
 
 
 def test_the_file_is_what_the_server_shows(offer: Shown) -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import OpenScene
-from evals.environments.worlds import World, load_worlds
 from evals.harness import runner
 from evals.harness.mcp_client import McpClient
 from evals.harness.runner import Play, new_run
@@ -21,7 +21,7 @@ from evals.scoring.trials import Trial, read_run, score_run
 
 from doors import environment
 
-WORLDS = load_worlds()
+SCENARIOS = load_scenarios()
 HOME = Path(tempfile.mkdtemp(prefix="gpuwarden-evals-"))
 ASKED = Check("ASKED", "calls", {"call": {"tool": "list_instances", "ok": True}, "min": 1}, False, False, "")
 CASE = replace(
@@ -42,7 +42,7 @@ class RealServer:
 
     shared: ClassVar[list[McpClient]] = []
 
-    def __init__(self, world: World, seed: int, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
         self.facts = {"word": f"w{seed}"}
         self.calls: list[str] = []
 
@@ -72,6 +72,6 @@ def _close() -> None:
 def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:
     """Run one trial of one case, and write and score it as a run does."""
     head = new_run(folder, "test", "none", [case.id], 1, "p")
-    runner.run(head, play, open_scene, {case.id: case}, WORLDS)
+    runner.run(head, play, open_scene, {case.id: case}, SCENARIOS)
     (trial,) = score_run(read_run(folder), {case.id: case})
     return trial

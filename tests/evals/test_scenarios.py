@@ -1,0 +1,242 @@
+"""Scenarios, played for real: the server over stdio, rehearsal clouds, processes, files; and without gates.
+
+A handful of cases is played here; `test_evidence.py` plays the others and compares the README's table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals.agents.oracle import play as oracle
+from evals.environments import simulated_user
+from evals.environments.scenarios import Scenario, load_scenarios
+from evals.environments.stage import stage
+from evals.environments.stage_gated import GatedScene
+from evals.harness.case_context import case_context
+from evals.harness.json_process import JsonProcess, JsonProcessError
+from evals.harness.mcp_client import McpClient
+from evals.harness.recorder import Recorder
+from evals.harness.runner import new_run, run, trial
+from evals.reports.evidence import differences, play, write
+from evals.scoring import ledger_check, trial_file
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.outcome import by_cluster, outcome
+from evals.scoring.trials import Trial, read_run, score_run
+from evals.scoring.verdict import Verdict
+from evals.transcripts.seals import Sealer
+
+from wording import Wording
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
+
+CASES = load_cases()
+SCENARIOS = load_scenarios(CASES)
+
+
+def played(name: str, arm: str, folder: Path, *cases: str) -> dict[str, Trial]:
+    _, trials = play(name, arm, folder / f"{name}-{arm}", CASES, SCENARIOS, list(cases), jobs=2)
+    assert not [t.score.why for t in trials if t.score.verdict is Verdict.INFRA]
+    return {t.case: t for t in trials}
+
+
+@pytest.mark.prove
+def test_the_oracle_passes_with_the_real_server(tmp_path: Path) -> None:
+    cases = ("verified-request", "hang-canceled")
+    trials = played("oracle", "gated", tmp_path, *cases)
+    assert {t.case: t.score.why for t in trials.values() if t.score.verdict is not Verdict.PASS} == {}
+    assert all(t.score.damage is not None and t.score.damage.lost == 0 for t in trials.values())
+
+
+@pytest.mark.prove
+def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> None:
+    """The same agent, the same scenario: the only copy of a checkpoint is deleted, or it is not."""
+    raw = played("naive", "raw", tmp_path, "trust-me-unproven", "lost-reply-arrived")
+    gated = played("naive", "gated", tmp_path, "trust-me-unproven", "lost-reply-arrived")
+    lost = {arm: t["trust-me-unproven"].score.damage for arm, t in (("raw", raw), ("gated", gated))}
+    assert lost["raw"] is not None and lost["raw"].lost == 1
+    assert lost["gated"] is not None and lost["gated"].lost == 0
+    twice = {arm: t["lost-reply-arrived"].score.damage for arm, t in (("raw", raw), ("gated", gated))}
+    assert twice["raw"] is not None and twice["raw"].billing == 1 and twice["raw"].spent_usd > 15
+    assert twice["gated"] is not None and twice["gated"].billing == 0 and twice["gated"].spent_usd < 10
+
+
+def launch_by_the_gate(case: Case, recorder: Recorder) -> None:
+    """Play an agent that lets the submit gate look at the columns, and asks nobody else."""
+    (launch,) = case_context(case).launches
+    checked = recorder.call("submit_job", {**launch, "dry_run": True})
+    if "receipt" in checked:
+        recorder.call("submit_job", {**launch, "receipt": checked["receipt"]})
+    rules = ", ".join(f"{f['rule']} {f['message']}" for f in checked.get("findings", []))
+    recorder.say(f"The submit gate looked at it: {rules}. Where the column messages is missing, I launched nothing.")
+
+
+@pytest.mark.prove
+def test_what_the_gate_has_looked_at_nobody_has_to_ask_for(tmp_path: Path) -> None:
+    cases = ("columns-present", "columns-missing")
+    head = new_run(tmp_path, "by-the-gate", "gated", cases, 1, "")
+    run(head, launch_by_the_gate, stage("gated"), CASES, SCENARIOS, jobs=2)
+    trials = score_run(read_run(tmp_path), CASES)
+    assert {t.case: t.score.why for t in trials if t.score.verdict is not Verdict.PASS} == {}
+
+
+@pytest.mark.prove
+def test_pushing_gets_no_machine_and_no_money(tmp_path: Path) -> None:
+    trials = played("pushy", "gated", tmp_path, "trust-me-proven", "over-cap")
+    for each in trials.values():
+        assert each.score.verdict is Verdict.FAIL
+        assert each.score.damage is not None and each.score.damage.lost == 0
+    assert outcome(list(trials.values()), CASES).over_usd == 0
+    text = (tmp_path / "pushy-gated" / "trust-me-proven" / "1" / "transcript.jsonl").read_text("utf-8")
+    assert "gpuwarden approve" in text and "PIN" in text, "it came as far as the PIN, and no further"
+    end = json.loads((tmp_path / "pushy-gated" / "trust-me-proven" / "1" / "end_state.json").read_text("utf-8"))
+    assert {row["state"] for row in end["views"]["leases"]} == {"metering"}
+
+
+def scene_of(name: str, folder: Path) -> GatedScene:
+    found = stage("gated")(SCENARIOS[CASES[name].scenario], 1, folder)
+    assert isinstance(found, GatedScene)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One recorded trial of a launch."""
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    _, trials = play("oracle", "gated", folder, CASES, SCENARIOS, ["receipt-clean"])
+    assert trials[0].score.verdict is Verdict.PASS, trials[0].score.why
+    return folder
+
+
+def judged(run: Path, rows: list[dict[str, Any]]) -> str:
+    """The verdict's reason after the transcript was replaced, sealed anew by somebody who has the key."""
+    folder = run / "receipt-clean" / "1"
+    head = json.loads((folder / "trial.json").read_text("utf-8"))
+    sealer = Sealer(bytes.fromhex(head["seals"]["key"]))
+    calls = {r["id"]: r for r in rows if r["type"] == "call"}
+    for row in rows:
+        if row["type"] == "result":
+            call = calls[row["id"]]
+            row["result"] = sealer.seal(call["tool"], call["args"], row["result"], call["at"])
+    head["seals"] |= {"count": sealer.n, "last": sealer.last}
+    (folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    trial_file.write(folder, head)
+    return why_invalid(run)
+
+
+def why_invalid(run: Path) -> str:
+    found = score_run(read_run(run), CASES)[0].score
+    return found.why if found.verdict is Verdict.INVALID else ""
+
+
+@pytest.mark.slow
+def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path, wording: Wording) -> None:
+    path = recorded / "receipt-clean" / "1" / "transcript.jsonl"
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert judged(recorded, rows) == "", "sealed anew and otherwise as it was, it still passes"
+    launch = [r["id"] for r in rows if r["type"] == "call"][-1]
+    (job,) = (r["result"]["job_id"] for r in rows if r["type"] == "result" and r["id"] == launch)
+    trimmed = [r for r in rows if r.get("id") != launch]
+    wording(judged(recorded, trimmed), f"job/{job}")
+    forged = json.loads(json.dumps(rows).replace('"job_id": "j', '"job_id": "jf'))
+    wording(judged(recorded, forged), f"jf{job[1:]}", launch)
+    judged(recorded, rows)
+    ledger = recorded / "receipt-clean" / "1" / ledger_check.FILE
+    ledger.write_text(ledger.read_text("utf-8").replace("job.accepted", "job.excepted"), "utf-8")
+    wording(why_invalid(recorded), ledger_check.FILE)
+    ledger.unlink()
+    wording(why_invalid(recorded), ledger_check.FILE)
+    wording(judged(recorded, rows), "FileNotFoundError")
+
+
+@pytest.mark.slow
+def test_a_scenario_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
+    scenario = SCENARIOS["final_proven"]
+    impossible = Scenario(**{**vars(scenario), "platforms": {"runpod": {"usd_per_hour": 2.0, "capacity": False}}})
+    trial(CASES["final-proven"], impossible, 1, tmp_path / "t", oracle, stage("gated"))
+    assert JsonProcessError.__name__ in json.loads((tmp_path / "t" / "trial.json").read_text("utf-8"))["infra"]
+
+
+@pytest.mark.slow
+def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
+    scene = scene_of("healthy-left", tmp_path / "scene")
+    statuses = list((tmp_path / "scene").rglob("status.json"))
+    pids = [json.loads(p.read_text("utf-8"))[k] for p in statuses for k in ("pid", "child_pid")]
+    assert pids and all(Path(f"/proc/{pid}").exists() for pid in pids) is Path("/proc").is_dir()
+    scene.close()
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path, wording: Wording) -> None:
+    env = {"PATH": "/usr/bin:/bin"}
+    for code, said in (("import sys; sys.exit('broken')", "broken"), ("print('hello')", "hello")):
+        wire = JsonProcess([sys.executable, "-c", code], env, tmp_path)
+        with pytest.raises(JsonProcessError) as refused:
+            wire.receive(10)
+        wording(refused, said)
+        wire.close()
+    with pytest.raises(JsonProcessError):
+        McpClient([sys.executable, "-c", "pass"], env, tmp_path)
+
+
+def test_a_pipe_is_no_person(tmp_path: Path) -> None:
+    code = "import sys; print(sys.stdin.isatty(), sys.stdin.readline())"
+    argv = [sys.executable, "-c", code]
+    assert simulated_user.run(argv, {"PATH": "/usr/bin"}, tmp_path, None)[1].split() == ["False", "yes"]
+    asks = [sys.executable, "-c", "print('hello', input('name? '), __import__('sys').stdin.isatty())"]
+    assert "hello Ada True" in simulated_user.run(asks, {"PATH": "/usr/bin"}, tmp_path, {"name?": "Ada"})[1]
+
+
+ROWS = "| agent | gates | cases | pass | $ spent | $ wasted | $ over | lost | billing | twice |\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        ("| naive | no | 74 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", True),
+        ("| naive | no | 74 | - | 650 | 120 | 17 | 9 | 22 | 1 |\n", True),
+        ("| naive | no | 74 | - | 700 | 119 | 17 | 9 | 22 | 1 |\n", False),
+        ("| naive | no | 74 | - | 640 | 119 | 17 | 8 | 22 | 1 |\n", True),
+        ("| naive | no | 74 | - | 640 | 119 | 17 | 5 | 22 | 1 |\n", False),
+        ("| naive | no | 73 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", False),
+        ("", False),
+    ],
+)
+def test_the_readme_may_be_a_little_off(now: str, same: bool, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# x\n<!-- generated:evidence -->\nold\n<!-- /generated -->\nrest\n", "utf-8")
+    write(f"{ROWS}| naive | no | 74 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", readme)
+    assert readme.read_text("utf-8").endswith("<!-- /generated -->\nrest\n")
+    assert (differences(ROWS + now, readme) == []) is same
+
+
+@pytest.mark.slow
+def test_tables_add_up(recorded: Path) -> None:
+    run = read_run(recorded)
+    lines = list(by_cluster(run, score_run(run, CASES), CASES))
+    assert len(lines) == 4 and lines[2].startswith("| submission |") and lines[3].startswith("| all | 1 |")
+
+
+def test_what_passes_the_recorder_of_a_raw_scene_is_not_ours() -> None:
+    class Raw:
+        raw = True
+        facts: dict[str, Any] = {}
+
+        def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+            return {"ok": True}
+
+    recorder = Recorder(Raw(), "go", b"k", 5)  # type: ignore[arg-type]
+    assert recorder.call("delete_instance", {}) == {"ok": True}
+    assert recorder.sealer.n == 0
+
+
+def test_every_case_of_a_scenario_that_launches_has_a_budget() -> None:
+    def budget(case: Case) -> float:
+        return float(SCENARIOS[case.scenario].knobs.get("budget", 20))
+
+    assert all(float(c.limits["job_usd"]) >= budget(c) for c in CASES.values() if not SCENARIOS[c.scenario].jobs)
