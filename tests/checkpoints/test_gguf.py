@@ -63,6 +63,21 @@ def test_a_part_alone_is_whole(parts: Path) -> None:
         assert verify(part, Level.LOAD).verdict is Verdict.PROVEN
 
 
+def test_the_only_part_of_a_model_lacks_no_other_part(gguf: Any, tmp_path: Path) -> None:
+    reports = []
+    for name, count in (("whole.gguf", None), ("only.gguf", 1)):
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        if count is not None:
+            writer.add_uint16("split.no", 0)
+            writer.add_uint16("split.count", count)
+        writer.add_tensor("blk.0.ffn_up.weight", np.random.default_rng(0).normal(size=(64, 64)).astype("f4"))
+        write(writer)
+        reports.append(verify(tmp_path / name, Level.LOAD))
+    whole, only = reports
+    assert only.verdict is Verdict.PROVEN, seen(only)
+    assert [len(file.unproved) for file in only.files] == [len(file.unproved) for file in whole.files]
+
+
 def test_a_missing_part_refutes_the_set(parts: Path, wording: Wording) -> None:
     (parts / "tiny-00002-of-00003.gguf").unlink()
     wording(seen(verify(parts, Level.STRUCTURE)), "tiny", "00002")

@@ -344,6 +344,34 @@ def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("database", [False, True])
+def test_orbax_without_the_data_of_its_arrays(tmp_path: Path, database: bool) -> None:
+    want("orbax")
+    import orbax.checkpoint as ocp
+
+    state = {"w": np.ones((4, 4), "f4"), "inner": [np.ones(2), {"step": 7}], "none": None, "name": "x"}
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=database)).save(tmp_path / "10", state)
+    healthy = Verdict.PROVEN if database else Verdict.UNKNOWN  # chunks outside a database can't be read
+    assert verify(tmp_path, Level.STRUCTURE).verdict is healthy
+    for chunk in [tmp_path / "10/d"] if database else [tmp_path / "10/w/0.0", tmp_path / "10/inner.0"]:
+        chunk.rename(tmp_path.parent / "aside")
+        assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.REFUTED, chunk
+        (tmp_path.parent / "aside").rename(chunk)
+    if database:
+        (tmp_path / "10/manifest.ocdbt").unlink()
+        assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+@pytest.mark.parametrize("tree", [None, 5, [1], {}, {"a": 1}, {"a": {"value_metadata": [], "key_metadata": [1]}}])
+def test_orbax_metadata_without_an_array_proves_nothing(tmp_path: Path, tree: object) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10/_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": 1}))
+    (tmp_path / "10/_METADATA").write_text(json.dumps({"use_ocdbt": False, "tree_metadata": tree}))
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert report.verdict is (Verdict.UNKNOWN if isinstance(tree, dict) and tree else Verdict.REFUTED)
+
+
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
 

@@ -250,6 +250,15 @@ def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> N
     assert sealer.look() == []
 
 
+def test_a_file_of_an_unsupported_format_is_sealed_with_its_checkpoint(tmp_path: Path) -> None:
+    path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    note = path.with_name("notes.xyz")
+    note.write_bytes(b"\x00\x01")
+    sealer = Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log", key=KEY.encode())
+    assert sealer.look() == ["checkpoint-1"]
+    assert str(note) in seal_log.read(tmp_path / "log", KEY.encode())
+
+
 def test_the_archive_is_small_and_the_same_every_time() -> None:
     assert archive.build() == checker()[1]
     assert len(checker()[1]) < 200_000

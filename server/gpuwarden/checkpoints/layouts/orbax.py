@@ -1,12 +1,14 @@
-"""Check an orbax checkpoint: its commit must be recorded, and the database that its metadata names must exist."""
+"""Check an orbax checkpoint: its commit must be recorded, and the arrays that its metadata lists must have data."""
 
 from __future__ import annotations
 
+from gpuwarden.checkpoints.file_model import some
 from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
 from gpuwarden.checkpoints.tree import Folder
 
 NAME = "orbax"
 _TOP, _ITEM = "_CHECKPOINT_METADATA", "_METADATA"
+_ARRAY_TYPES = ("np.ndarray", "jax.Array", "scalar")
 
 
 def claims(folder: Folder) -> bool:
@@ -15,7 +17,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Read the step from the folder's name; check that the commit time is recorded and that the database exists."""
+    """Read the step from the folder's name; check the commit time, and that each array has data."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
@@ -28,15 +30,48 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
     if not isinstance(item, dict):
         return said
-    if item.get("use_ocdbt") and "manifest.ocdbt" not in folder.files:
-        said.problems.append(f"{_ITEM} refers to a database, but manifest.ocdbt is missing")
+    tree = item.get("tree_metadata")
+    arrays = _arrays(tree)
+    if not isinstance(tree, dict) or not tree:
+        said.problems.append(f"{_ITEM} lists no array")
+    elif not arrays:
+        said.doubts.append(f"{_ITEM} lists no array of a known type")
+    if item.get("use_ocdbt"):
+        said.problems += _database(folder)
+    elif absent := [name for name in arrays if not _stored(folder.folders.get(name))]:
+        said.problems.append(f"the data of {some(absent)} is missing")
+    if not said.problems and not said.doubts:
+        said.proved.append(f"{len(arrays):,} arrays are listed, and their data exists")
+    return said
+
+
+def _arrays(tree: object) -> list[str]:
+    """Return the names of the arrays in the metadata, which are also their folders if there is no database."""
+    found = []
+    for entry in tree.values() if isinstance(tree, dict) else ():
+        keys = entry.get("key_metadata") if isinstance(entry, dict) else None
+        value = entry.get("value_metadata") if isinstance(entry, dict) else None
+        if isinstance(keys, list) and isinstance(value, dict) and value.get("value_type") in _ARRAY_TYPES:
+            found.append(".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys))
+    return found
+
+
+def _database(folder: Folder) -> list[str]:
+    """Return the problems with the item's database and with the parts that the processes wrote."""
+    if "manifest.ocdbt" not in folder.files:
+        return [f"{_ITEM} refers to a database, but manifest.ocdbt is missing"]
+    if "d" not in folder.folders or not folder.folders["d"].files:
+        return ["the database has no data"]
     parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
     empty = [f.path.name for f in parts if "manifest.ocdbt" not in f.files]
-    if empty:
-        said.problems.append(f"{', '.join(empty[:3])} has no manifest.ocdbt")
-    if not said.problems:
-        said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, and their database exists")
-    return said
+    return [f"{some(empty)} has no manifest.ocdbt"] if empty else []
+
+
+def _stored(array: Folder | None) -> bool:
+    """Return true if the folder of an array has metadata and at least one chunk."""
+    if array is None or not {".zarray", "zarr.json"} & set(array.files):
+        return False
+    return len(array.files) > 1 or bool(array.folders)
 
 
 def _content(folder: Folder, found: Findings, name: str) -> object:
