@@ -30,17 +30,18 @@ from gpuwarden.core.models import Beat, Handle, JobSpec, Known, Observation, Pla
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.states import Job
+from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.cli import main
 from gpuwarden.lifecycle import notify
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution import advance
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 from gpuwarden.lifecycle.notify import SECRET, sign
-from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.records import JobRecord, lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
@@ -434,6 +435,61 @@ async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path:
     assert {"+cost_cap", "+day_budget"} <= set(news) and news.count("+cost_cap") == 1
     assert house.seen.stops == 1 and read_job(house.ctx.ledger, house.job).state is Job.CANCELED
     assert promises(house.ctx.ledger, house.cloud) == []
+
+
+@pytest.mark.slow
+async def test_a_cap_is_kept_while_the_platform_is_silent(tmp_path: Path) -> None:
+    house = await House(tmp_path).start(max_cost_usd=0.1)
+    silent = tuple(Fault(kind="lost_request", call=call, count=10_000) for call in ("get", "list"))
+    house.cloud.configure(faults=Faults(faults=silent))
+    for _ in range(400):
+        news = await house.go(0.25)
+        lease = lease_now(house.ctx, lease_ids(house.ctx.ledger)[0])
+        if "+cost_cap" in news:
+            break
+        assert lease.cost is not None and lease.cost < 0.1
+    assert (house.seen.stops, read_job(house.ctx.ledger, house.job).state) == (1, Job.CANCELED)
+    assert lease.estimated and lease.state is Lease.UNVERIFIED
+
+
+@pytest.mark.parametrize("defers", [False, True])
+async def test_outputs_are_copied_between_rounds(house: House, defers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that gives up the lead after each round copies as often as one that keeps it."""
+    leads: list[bool] = []
+    ended = anyio.Event()
+
+    async def copied() -> None:
+        leads.append(house.watcher._lock.is_locked)
+        if leads.count(not defers) == 3:
+            ended.set()
+
+    monkeypatch.setattr(house.watcher.keeper, "round", copied)
+    house.ctx.clock = SystemClock()
+    house.watcher.every_s = 0.01
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: house.watcher.run(lambda _: None, defers=defers))
+        await ended.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def test_two_processes_never_copy_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Watcher(house.ctx)
+    copied = []
+
+    async def first() -> None:
+        copied.append("first")
+        await other.once()
+
+    async def second() -> None:
+        copied.append("second")
+
+    monkeypatch.setattr(house.watcher.keeper, "round", first)
+    monkeypatch.setattr(other.keeper, "round", second)
+    monkeypatch.setattr(other, "leads", lambda: True)
+    await house.watcher.once()
+    assert copied == ["first"]
+    await other.once()
+    assert copied == ["first", "second"]
 
 
 async def test_a_machine_that_answers_no_more_is_asked_less_often_and_told_after_a_while(house: House) -> None:

@@ -311,9 +311,10 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             since=given_back.at if given_back is not None else None,
         )
     unseen = ctx.unseen.get(lease.id, "")
-    if lease.state is Lease.UNVERIFIED or unseen:
+    silent = lease.state is Lease.UNVERIFIED or bool(unseen)
+    since = lease.answers[-1][0] if lease.answers else lease.opened_at
+    if silent:
         why = f" ({line(unseen, 200)})" if unseen else ""
-        since = lease.answers[-1][0] if lease.answers else lease.opened_at
         text = (
             f"{lease.platform} has not reported the machine of {job.id} since {utc(since)}{why}. "
             f"The machine counts as billed, {usd(cost, lease.estimated)} so far. Check the platform's console."
@@ -321,10 +322,12 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
-        text = (
-            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, but {machine} is still billed. "
-            "May it be torn down?"
-        )
+        bills = f"{machine} is still billed"
+        if silent:
+            cost_now = usd(cost, estimated=True)
+            bills = f"{machine} may still be billed ({cost_now}; the platform has not reported it since {utc(since)})"
+        limit = usd(job.spec.max_cost_usd)
+        text = f"{job.id} reached its cost cap of {limit}: {process}, but {bills}. May it be torn down?"
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     woken = ctx.ledger.last(lease.subject, ResumeIntent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +24,7 @@ from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.transitions import over_cap
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
 from gpuwarden.lifecycle.leases.auto_teardown import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
@@ -84,12 +85,17 @@ class Watcher:
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
+    _leading: bool = False
+    """Whether the last round had the lead. With `defers`, the lock is free between two rounds."""
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
         self.fan_outs, self.courier = FanOuts(self.ctx), Courier(self.ctx)
-        # The lock file is never removed: a watch that locks a removed file would not exclude another watch.
-        self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
+        # Lock files are never removed: a watch that locks a removed file would not exclude another watch.
+        locks = private_folder(self.ctx.home / "locks")
+        self._lock, self._copies, self._fetches = (
+            FileLock(locks / f"{name}.lock", mode=0o600) for name in ("watch", "copies", "reports")
+        )
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
         """Run rounds until canceled. Only the leader acts. With `defers`, the leader gives up the lead after each
@@ -100,7 +106,8 @@ class Watcher:
                 tasks.start_soon(self._keep_copies)
                 tasks.start_soon(self._fetch_reports)
                 while True:
-                    report(await (self.round() if self.leads() else self.follow()))
+                    self._leading = self.leads()
+                    report(await (self.round() if self._leading else self.follow()))
                     if defers:
                         self._lock.release()
                     await self.ctx.clock.sleep(self.every_s)
@@ -121,10 +128,9 @@ class Watcher:
         try:
             # First, because otherwise the outputs of a job that has just ended are copied only at the timer's next run.
             await reconcile(self.ctx)
-            await self.keeper.round()
-            await self.fan_outs.round()
+            await _alone(self._copies, self.keeper.round, self.fan_outs.round)
             found = await self.round()
-            await self.reports.round()  # last, because a slow machine must not delay the alerts
+            await _alone(self._fetches, self.reports.round)  # last, because a slow machine must not delay the alerts
             return found
         finally:
             self._lock.release()
@@ -139,10 +145,9 @@ class Watcher:
     async def _keep_copies(self) -> None:
         """Copy and verify outputs, and launch the jobs of fan-outs, concurrently so that no copy delays alerts."""
         while True:
-            if self._lock.is_locked:
+            if self._leading:
                 try:
-                    await self.keeper.round()
-                    await self.fan_outs.round()
+                    await _alone(self._copies, self.keeper.round, self.fan_outs.round)
                 except Exception as error:
                     self.keeper.trouble["copies"] = what_went_wrong(error)
             await self.ctx.clock.sleep(self.every_s)
@@ -152,9 +157,9 @@ class Watcher:
         machines.
         """
         while True:
-            if self._lock.is_locked:
+            if self._leading:
                 try:
-                    await self.reports.round()
+                    await _alone(self._fetches, self.reports.round)
                 except Exception as error:
                     self.reports.trouble["metrics"] = what_went_wrong(error)
             await self.ctx.clock.sleep(min(self.every_s, REPORTS_S))
@@ -163,7 +168,7 @@ class Watcher:
         """Reconcile, find conditions, record the changes and deliver them. Failures are reported, not raised."""
         try:
             now = self.ctx.clock.now()
-            waiting = {job for job, at in self._next.items() if now < at}
+            waiting = {job for job, at in self._next.items() if now < at and not self._at_cap(job)}
             self.ctx.observed.clear()
             trouble = await reconcile(self.ctx, skip=waiting)
             await self._back_off(trouble, waiting)
@@ -200,6 +205,11 @@ class Watcher:
         return since if 0 <= now - last <= allowed_s else now
 
     # --------------------------------------------------------------------------------------------------- back-off
+
+    def _at_cap(self, job_id: str) -> bool:
+        """Return whether a job with a known state reached its cost cap. A silent platform must not delay its end."""
+        job = read_job(self.ctx.ledger, job_id)
+        return job.state is not Job.UNKNOWN and over_cap(self.ctx, job)
 
     async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
         """Double the polling interval of each job that did not respond; check all other jobs in every round."""
@@ -275,3 +285,16 @@ class Watcher:
             news += [record(self.ctx, AlertCleared, key, self._raised[key].text) for key in over]
         self._read()
         return news
+
+
+async def _alone(lock: FileLock, *rounds: Callable[[], Awaitable[None]]) -> None:
+    """Run rounds unless another process is running them now."""
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return
+    try:
+        for each in rounds:
+            await each()
+    finally:
+        lock.release()
