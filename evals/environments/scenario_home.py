@@ -60,7 +60,7 @@ _SPOT: Final = """spot:
   then: stopped
   auto_resume: {auto}
   verified: 2026-08
-  source: https://example.org/the-scenario-says-so
+  source: https://example.org/scenario
 """
 
 

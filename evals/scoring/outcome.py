@@ -13,7 +13,7 @@ from evals.scoring.verdict import Verdict
 
 HEAD = ("cases", "pass", "$ spent", "$ wasted", "$ over budget", "checkpoints lost", "left billing", "duplicate jobs")
 PEOPLE_HEAD = (
-    "the person",
+    "the user",
     "agent",
     "gates",
     "scenarios",

@@ -87,7 +87,7 @@ def test_the_first_two_load(tmp_path: Path) -> None:
             ("checks",), [{"id": "A", "kind": "never", "call": {"tool": "x"}, "example": {"tool": "y"}}], id="example"
         ),
         pytest.param(("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], id="point"),
-        pytest.param(("variant",), "nobody", id="variant"),
+        pytest.param(("variant",), "unknown-case", id="variant"),
         pytest.param(("prompt",), "other words", id="another-prompt"),
     ],
 )

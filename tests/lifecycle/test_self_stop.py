@@ -427,7 +427,7 @@ async def test_a_machine_without_an_end_date_has_none(house: SelfStopHouse) -> N
     assert records(house.cloud)[0].ends_at is None
 
 
-async def test_came_back_is_still_an_alert_when_nobody_started_it(house: SelfStopHouse) -> None:
+async def test_came_back_is_still_an_alert_without_a_requested_start(house: SelfStopHouse) -> None:
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
     house.cloud.start(records(house.cloud)[0].id)

@@ -100,10 +100,14 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
         cost = lease.cost_by(lease.since) if lease.answers else None
     else:
         cost = lease.cost_by(ctx.clock.now(), read_job(ctx.ledger, lease.job_id).price)
-    silent = lease.state is Lease.UNVERIFIED or lease_id in ctx.unseen
-    bill = None if silent or lease.billed is None else lease.billed * (1 + PRICE_CHANGE) + CENT
+    bill = None if silent(ctx, lease) or lease.billed is None else lease.billed * (1 + PRICE_CHANGE) + CENT
     billed = bill is not None and cost is not None and cost <= bill
     return replace(lease, cost=cost, estimated=cost is not None and not billed)
+
+
+def silent(ctx: Context, lease: LeaseRecord) -> bool:
+    """Return whether the platform's last answer about a lease is missing, so that the machine's state is unknown."""
+    return lease.state is Lease.UNVERIFIED or lease.id in ctx.unseen
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:

@@ -33,7 +33,7 @@ from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.expirations import clocks_of
-from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import lease_now, silent
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
@@ -311,9 +311,8 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             since=given_back.at if given_back is not None else None,
         )
     unseen = ctx.unseen.get(lease.id, "")
-    silent = lease.state is Lease.UNVERIFIED or bool(unseen)
     since = lease.answers[-1][0] if lease.answers else lease.opened_at
-    if silent:
+    if silent(ctx, lease):
         why = f" ({line(unseen, 200)})" if unseen else ""
         text = (
             f"{lease.platform} has not reported the machine of {job.id} since {utc(since)}{why}. "
@@ -323,7 +322,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         bills = f"{machine} is still billed"
-        if silent:
+        if silent(ctx, lease):
             cost_now = usd(cost, estimated=True)
             bills = f"{machine} may still be billed ({cost_now}; the platform has not reported it since {utc(since)})"
         limit = usd(job.spec.max_cost_usd)
