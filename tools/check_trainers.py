@@ -26,6 +26,7 @@ from pathlib import Path
 from trainer_checks.releases import Library, Release
 from trainer_checks.uses import MODULES, READ, Use, uses_of
 
+from gpuwarden.static_analysis.bundle import PACKAGE, Bundle, sources_of, with_package
 from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS
 from gpuwarden.static_analysis.signatures.history import history
@@ -48,6 +49,13 @@ def bounds(scripts: Iterable[Path]) -> dict[str, str]:
             if requirement is not None and requirement.name in READ:
                 found[requirement.name] = wanted.partition(";")[0].strip()
     return found
+
+
+def whole(script: Path) -> ast.Module:
+    """Return the syntax tree of a trainer, with the modules of its package."""
+    package = sources_of({p.name: p.read_text(encoding="utf-8") for p in (script.parent / PACKAGE).glob("*.py")})
+    text = script.read_text(encoding="utf-8")
+    return with_package(ast.parse(text), Bundle(text, package))
 
 
 def download(wanted: str, folder: Path, wheels: Path | None) -> Release | None:
@@ -97,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     uses: dict[Use, set[str]] = {}
     for script in scripts:
-        for use in uses_of(ast.parse(script.read_text(encoding="utf-8"))):
+        for use in uses_of(whole(script)):
             uses.setdefault(use, set()).add(script.name)
     wanted = {name: text for name, text in bounds(scripts).items() if name in asked.only}
     with tempfile.TemporaryDirectory() as made:

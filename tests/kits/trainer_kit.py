@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.data import data_dir
+from gpuwarden.static_analysis.shipped_trainers import trainer
 from paths import KITS
 
 TEMPLATE = (
@@ -160,6 +161,13 @@ def picture_rows(method: str, folder: Path) -> list[dict[str, Any]]:
 
 SCRIPTS = data_dir("skills") / "gpu-training" / "scripts"
 FAULTS = KITS / "trainer_faults.py"
+
+
+def shipped(name: str) -> str:
+    """Return a trainer as it is submitted."""
+    return trainer(name).text
+
+
 MORE = {
     "grpo": ["--reward", "answer", "--generations", "2", "--max-completion-length", "8"],
     "rloo": ["--reward", "answer", "--generations", "2", "--max-completion-length", "8"],

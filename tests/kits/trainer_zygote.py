@@ -19,6 +19,7 @@ def run(job: dict[str, object]) -> int:
     argv = job["argv"]
     assert isinstance(argv, list)
     sys.argv = argv
+    sys.path.insert(0, os.path.dirname(argv[0]))  # as `python script.py` does
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ended:

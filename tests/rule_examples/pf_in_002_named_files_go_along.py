@@ -4,9 +4,9 @@ from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.script import read_script
 from rule_kit import submit
-from trainer_kit import SCRIPTS
+from trainer_kit import shipped
 
-SFT = (SCRIPTS / "sft.py").read_text(encoding="utf-8")
+SFT = shipped("sft")
 ROWS = InputFile(path="data/train.jsonl", size=3, sha256="0" * 64)
 
 

@@ -14,7 +14,7 @@ from gpuwarden.rules.catalog import rules_of
 from real_parts import need
 from seeded import CORPUS, GATE, LOST, MACHINE, REHEARSAL, SURVIVES, Case, cases
 from seeded.jobs import ARGS, Jobs, jobs_in, missing, replaced
-from trainer_kit import SCRIPTS
+from trainer_kit import shipped
 
 CASES = {case.name: case for case in cases()}
 # Two that the gate refuses, one that the trainer refuses, and one that it survives.
@@ -37,8 +37,8 @@ def test_a_case_is_decided_before_it_is_run(case: Case) -> None:
     assert how != GATE or what in {rule.id for rule in rules_of("submit")}
     re.compile(case.names)
     assert case.source.startswith("https://github.com/") or (CORPUS.parents[1] / case.source).is_file()
-    for side, folder in (("plain", CORPUS / "plain"), ("text", SCRIPTS)):
-        text = (folder / f"{case.method}.py").read_text(encoding="utf-8")
+    plain = (CORPUS / "plain" / f"{case.method}.py").read_text(encoding="utf-8")
+    for side, text in (("plain", plain), ("text", shipped(case.method))):
         assert not case.fault.get(side) or replaced(text, case.fault[side]) != text
     changed = {part for part in ("args", "spec", "text", "token", "machine", "hub") if case.fault.get(part)}
     assert changed or case.fault.get("plain"), "the fault is put into the plain script at least"
@@ -55,7 +55,7 @@ def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
 @pytest.mark.slow
 def test_what_comes_with_a_package_that_is_not_installed_here_is_on_the_machine_too() -> None:
     need("pillow", importlib.util.find_spec("PIL") is not None)
-    text = (SCRIPTS / "image_classification.py").read_text(encoding="utf-8")
+    text = shipped("image_classification")
     without = replaced(text, [['#   "pillow>=11,<14",  # reads pictures\n', ""]])
     assert "PIL" not in missing(without), "torchvision brings pillow"
     bringers = tuple(f'#   "{name}' for name in ("torchvision", "tensorboard", "trackio"))

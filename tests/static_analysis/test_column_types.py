@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+import trainer_kit
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.repos import Column, Config, Repo, Split, Structure
@@ -22,7 +23,6 @@ from gpuwarden.profiles import load_profile
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.row_layouts import reads
-from trainer_kit import SCRIPTS
 from wording import Wording
 
 TEXT, WHOLE, YES = ({"_type": "Value", "dtype": kind} for kind in ("string", "int64", "bool"))
@@ -130,7 +130,7 @@ def shipped(data: Data) -> list[Finding]:
     """Return the findings for a shipped trainer. Reading one takes most of the time, so that datasets share it."""
     words = ["--model", "Qwen/Qwen2.5-0.5B", "--dataset", "a/b"]
     words += ["--columns", data.columns] if data.columns else []
-    text = (SCRIPTS / f"{data.method}.py").read_text(encoding="utf-8")
+    text = trainer_kit.shipped(data.method)
     return found(text, data.dataset, data.features, *words)
 
 

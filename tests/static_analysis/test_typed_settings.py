@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import pytest
 
-from gpuwarden.static_analysis.script_usage import analyse
+from gpuwarden.static_analysis.bundle import with_package
+from gpuwarden.static_analysis.script import parse_bundle, read_script
+from gpuwarden.static_analysis.script_usage import Push
 from gpuwarden.static_analysis.static_eval import Program
 from gpuwarden.static_analysis.typed_settings import TypedSettings, typed_settings
-from paths import ROOT
+from trainer_kit import shipped
 
-SCRIPTS = ROOT / "skills" / "gpu-training" / "scripts"
 OWN = "def option(default, text, **limits): ...\ndef read_settings(kind, words): ...\n"
 RUN = "settings = read_settings(S, [])\n"
 
 
 def read(text: str, *argv: str, **env: str) -> TypedSettings | None:
-    return typed_settings(Program(ast.parse(text), env, argv))
+    bundle, tree, _ = parse_bundle(text)
+    return typed_settings(Program(with_package(tree, bundle), env, argv))
+
+
+def pushes(text: str, *argv: str) -> tuple[Push, ...]:
+    return read_script(text, {}, argv).uses.pushes
 
 
 def sft(*argv: str, **env: str) -> TypedSettings:
-    found = read((SCRIPTS / "sft.py").read_text("utf-8"), *argv, **env)
+    found = read(shipped("sft"), *argv, **env)
     assert found is not None
     return found
 
@@ -110,11 +115,11 @@ def test_odd_limits_raise_nothing(limits: str) -> None:
 
 @pytest.mark.slow
 def test_an_upload_that_was_added_to_a_copied_trainer_is_seen() -> None:
-    text = (SCRIPTS / "sft.py").read_text("utf-8")
-    assert analyse(Program(ast.parse(text))).pushes == ()
+    text = shipped("sft")
+    assert pushes(text) == ()
     added = text.replace(
         "\nif __name__", "\nHfApi().upload_folder(folder_path='.', repo_id='somebody/else')\n\nif __name__"
     )
-    assert [p.target for p in analyse(Program(ast.parse(added))).pushes] == ["somebody/else"]
-    asked = analyse(Program(ast.parse(text), {}, ["--hub-model-id", "me/mine"])).pushes
+    assert [p.target for p in pushes(added)] == ["somebody/else"]
+    asked = pushes(text, "--hub-model-id", "me/mine")
     assert asked and len(asked) == len({p.line for p in asked})

@@ -69,7 +69,6 @@ TOOLS: dict[str, tuple[str, str]] = {
     "build_messages": ("--list", "have an entry"),
     "build_runtime_wording": ("", "OOM-030 ^MemoryError$"),
     "build_signatures": (f"--wheels {EMPTY} --only none", ""),  # the same
-    "build_trainers": ("--check", ""),
     "check_advice": ("--help", "--wheels"),  # it downloads
     "check_trainers": (f"--wheels {EMPTY} --only trl", "No matching distribution"),
     "corruption_matrix": ("--formats npy", "Against a manifest that was taken before, all"),

@@ -175,7 +175,7 @@ def test_a_release_that_can_not_be_had_is_not_called_sound(tool: ModuleType, tmp
 
 
 def test_every_trainer_uses_something_that_is_compared(tool: ModuleType) -> None:
-    uses = tool.uses_of(ast.parse((ROOT / "skills/gpu-training/scripts/sft.py").read_text(encoding="utf-8")))
+    uses = tool.uses_of(tool.whole(ROOT / "skills/gpu-training/scripts/sft.py"))
     text = set(map(str, uses))
     assert {"trl.SFTConfig(max_length=)", "trl.SFTConfig(gradient_accumulation_steps=)"} <= text
     assert {"transformers.Trainer._save_checkpoint", "transformers.TrainerCallback.on_pre_optimizer_step"} <= text

@@ -197,6 +197,7 @@ def test_a_conversion_without_room_ends_before_it_writes(
     assert spec is not None and spec.loader is not None
     merge = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "shipped_merge", merge)
+    monkeypatch.syspath_prepend(SCRIPTS)
     spec.loader.exec_module(merge)
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(merge.shutil, "disk_usage", lambda path: full)

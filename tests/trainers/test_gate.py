@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import hub_server
 from rulefacts import HF_TOKEN
-from trainer_kit import SCRIPTS
+from trainer_kit import SCRIPTS, shipped
 
 pytestmark = pytest.mark.anyio
 BASE, CHAT = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"
@@ -87,7 +87,7 @@ async def remarks(ctx: Context, platform: str, script: str, flags: list[str]) ->
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("method", FLAGS)
 async def test_a_trainer_passes_its_own_gate_without_a_remark(ctx: Context, method: str, platform: str) -> None:
-    found = await remarks(ctx, platform, (SCRIPTS / f"{method}.py").read_text("utf-8"), FLAGS[method])
+    found = await remarks(ctx, platform, shipped(method), FLAGS[method])
     assert [(f.rule, f.message) for f in found] == []
 
 
@@ -97,6 +97,6 @@ async def test_no_trainer_is_left_out() -> None:
 
 @pytest.mark.slow
 async def test_a_changed_trainer_is_a_new_script(ctx: Context) -> None:
-    text = (SCRIPTS / "sft.py").read_text("utf-8") + "\n# one more line\n"
+    text = shipped("sft") + "\n# one more line\n"
     found = await remarks(ctx, "rehearsal/runpod", text, FLAGS["sft"])
     assert [f.rule for f in found] == ["PF-REL-004"]

@@ -118,7 +118,7 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
     for name in (*LIBRARIES, *NEEDS.get(method, ())):
         need(name, importlib.util.find_spec(name) is not None)
     cloud = rent_cloud(ctx)
-    inputs = project(ctx, SCRIPTS / f"{method}.py", FAULTS)
+    inputs = project(ctx, SCRIPTS / f"{method}.py", SCRIPTS / "gputrain", FAULTS)
     flags = ("--callback", f"{FAULTS.name}:Held")
     spec = job(method, flags, inputs)
     spec = spec.model_copy(update={"env": {**spec.env, "FAULT_STEP": str(HELD_AT)}})
@@ -145,7 +145,9 @@ async def test_a_conversions_whole_life(ctx: Context) -> None:
         pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")
     cloud = rent_cloud(ctx)
     flags = ("--llama-cpp", source, "--llama-cpp-build", build, "--types", "F16,Q4_K_M,Q8_0")
-    job_id = await launch(ctx, job("merge_and_gguf", flags, project(ctx, SCRIPTS / "merge_and_gguf.py")))
+    job_id = await launch(
+        ctx, job("merge_and_gguf", flags, project(ctx, SCRIPTS / "merge_and_gguf.py", SCRIPTS / "gputrain"))
+    )
     await until(ctx, cloud, job_id, lambda s: s.job.state is Job.SUCCEEDED)
     pulled = await ended(ctx, cloud, job_id, Level.LOAD)
     files = {f["type"]: f["tensors"] for f in json.loads((pulled.dest / "out" / "result.json").read_text())["files"]}

@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult
 from gpuwarden.lifecycle.records import read_receipt, receipt_used
-from gpuwarden.lifecycle.submission.inputs import script_in
+from gpuwarden.lifecycle.submission.bundling import script_file
 from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, submit
 
 
@@ -47,7 +47,7 @@ def _check_file(root: Path, issued: ReceiptIssued, base: JobSpec) -> None:
     """Raise Conflict if the script's file has changed since the check."""
     name = line(issued.script_file)
     try:
-        changed = script_in(root, issued.script_file) != base.script
+        changed = script_file(root, issued.script_file) != base.script
     except BadRequest as gone:
         raise Conflict(f"the checked script can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
     if changed:

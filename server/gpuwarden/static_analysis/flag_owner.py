@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.static_analysis.package_checks import Libraries
-from gpuwarden.static_analysis.script import ScriptFacts, parse, read_script
+from gpuwarden.static_analysis.parsing import parse
+from gpuwarden.static_analysis.script import ScriptFacts, read_script
 
 _READS_WORDS = re.compile(r"argv|[Pp]ars|\b(absl|click|fire|typer|tyro|hydra|draccus|cyclopts|docopt|argh|plac)\b")
 

@@ -9,19 +9,19 @@ import ast
 import io
 import re
 import sys
-import threading
 import tokenize
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.static_analysis.bundle import PACKAGE, Bundle, bundled, split, with_package
 from gpuwarden.static_analysis.ecosystem_tables import COLUMNS
 from gpuwarden.static_analysis.grammar_rewriting import Construct
 from gpuwarden.static_analysis.hub_references import flagged_repos, is_repo_id, text_or_none
-from gpuwarden.static_analysis.newer_grammar import NEWEST, described, newer_constructs, newest, parse_newer
+from gpuwarden.static_analysis.newer_grammar import NEWEST, described, newest
+from gpuwarden.static_analysis.parsing import parse
 from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.static_analysis.static_eval import Program, flags
 
@@ -69,11 +69,11 @@ def read_script(
     header = None
     try:
         header = read_header(text)
-        tree, constructs = parse(text)
+        bundle, tree, constructs = parse_bundle(text)
         grammar = newest(constructs)
-        if header is not None and (misfit := _misfit(text, header, grammar)):
+        if header is not None and (misfit := _misfit(bundle.script, header, grammar)):
             return ScriptFacts(header, error=misfit, grammar=grammar)
-        uses = analyse(Program(tree, env, args), files)
+        uses = analyse(Program(with_package(tree, bundle), env, args), files)
     except BadRequest as broken:
         if header is not None and versions_allowed(header)[:1] > [NEWEST]:
             message = (
@@ -85,8 +85,23 @@ def read_script(
         return ScriptFacts(error="the script can't be analyzed: it nests too deeply")
     names = {name.partition(".")[0] for name, _ in uses.imports}
     own = {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
+    own |= {PACKAGE} if bundle.sources else set()
     own |= {path.removeprefix("./").partition("/")[0] for path in uses.local}  # a package that the script downloads
     return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names - own)), grammar=grammar, uses=uses)
+
+
+def parse_bundle(text: str) -> tuple[Bundle, ast.Module, tuple[Construct, ...]]:
+    """Return a script without the package in it, the syntax tree, and the constructs that Python 3.11 does not support.
+
+    The script is returned whole if its package is not in the form that `bundled` writes; for example, if the loader was
+    changed, or if code follows the package. Raises BadRequest for text that can't be parsed.
+    """
+    bundle = split(text)
+    if bundle.sources:
+        tree, constructs = parse(bundle.script)
+        if bundled(bundle.script, tree, bundle.sources) == text:
+            return bundle, tree, constructs
+    return Bundle(text), *parse(text)
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
@@ -198,37 +213,6 @@ def versions_allowed(header: Header) -> list[tuple[int, int]]:
     except InvalidSpecifier:
         return []
     return [v for v in _RELEASES if any(wanted.contains(f"{v[0]}.{v[1]}.{patch}") for patch in _PATCHES)]
-
-
-_ONE_AT_A_TIME = threading.RLock()
-"""In Python 3.11, two threads that parse at once can fail because they share one depth counter."""
-
-
-def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return the syntax tree, for the grammar of any known release, and the constructs that Python 3.11 does not
-    support.
-
-    Raises BadRequest for text that Python can't parse, or that nests too deeply.
-    """
-    text = text.removeprefix("\ufeff")  # Python ignores a byte order mark in a file
-    try:
-        with _ONE_AT_A_TIME, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes cause warnings
-            try:
-                tree = ast.parse(text)
-            except SyntaxError:
-                return parse_newer(text)
-            return tree, newer_constructs(text) if sys.version_info >= (3, 12) else ()
-    except SyntaxError as error:
-        raise BadRequest(
-            f"the script is not valid Python: {error.msg} (line {error.lineno})",
-            "Fix the syntax error in that line.",
-        ) from error
-    except (RecursionError, MemoryError, ValueError) as error:
-        raise BadRequest(
-            "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
-            "Simplify it; a training script does not need such deep nesting.",
-        ) from error
 
 
 def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:

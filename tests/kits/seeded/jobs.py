@@ -32,7 +32,7 @@ from rulefacts import facts_for
 from seeded import CORPUS, GATE, LOST, MACHINE, REHEARSAL, SURVIVES, WELL, Case
 from seeded.machine import AGAIN
 from seeded.supplies import EXPIRED, READER, STRANGER, TOKEN, lines, supply
-from trainer_kit import SCRIPTS, rows_of
+from trainer_kit import rows_of, shipped
 
 STEPS, HOURS = 8, 3
 TOKENS = {"good": TOKEN, "reader": READER, "expired": EXPIRED, "stranger": STRANGER, "none": ""}
@@ -144,7 +144,7 @@ class Jobs:
 
     def submitted(self, case: Case, fault: dict[str, Any]) -> Outcome:
         """Return the gate's refusal of the trainer, or, if it is accepted, the outcome of its run."""
-        text = replaced((SCRIPTS / f"{case.method}.py").read_text(encoding="utf-8"), fault.get("text"))
+        text = replaced(shipped(case.method), fault.get("text"))
         words = [*arguments(ARGS[case.method] | fault.get("args", {}))]
         if blocked := [f for f in self.gate(text, words, fault) if f.blocks]:
             said = "; ".join(f"{f.rule} {f.message} {[dict(step.parameters) for step in f.fix]}" for f in blocked)

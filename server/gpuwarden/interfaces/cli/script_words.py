@@ -111,8 +111,12 @@ def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
 
 
 def read_script_file(path: Path) -> str:
-    """Return a script's text. Raises BadRequest if the file can't be read, is too large or is not UTF-8."""
+    """Return a script's text, with the package `gputrain` if the script imports it.
+
+    Raises BadRequest if the file can't be read, is too large or is not UTF-8.
+    """
     from gpuwarden.core.models import MAX_SCRIPT_BYTES
+    from gpuwarden.lifecycle.submission.bundling import whole_script
 
     try:
         with path.open("rb") as file:
@@ -124,6 +128,6 @@ def read_script_file(path: Path) -> str:
             f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move data into separate files."
         )
     try:
-        return content.decode("utf-8")
+        return whole_script(content.decode("utf-8"), path.parent)
     except UnicodeDecodeError as error:
         raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error

@@ -77,15 +77,16 @@ def show(name: str, as_json: bool) -> int:
 @click.option(
     "--out", "file", type=click.Path(path_type=Path, dir_okay=False), default=None, help="By default NAME.py."
 )
+@click.option("--bundle", is_flag=True, help="Write one file that contains its package.")
 @JSON
 @runs_async
 async def write(
     name: str, model: str, dataset: str, settings: tuple[str, ...], platform: str, push: str, file: Path | None,
-    as_json: bool, **more: Any,
+    bundle: bool, as_json: bool, **more: Any,
 ) -> int:  # fmt: skip
     """Write a template's script, and the command that submits it.
 
-    The script is an exact copy of the shipped one, so the submit gate recognizes its digest and checks the arguments.
+    The package that the script imports, gputrain, is written next to it; `gpuwarden submit` adds it to the script.
     If a model and a dataset are given, both are inspected and the arguments are set accordingly: config, split, column
     names, a chat template.
     """
@@ -106,8 +107,10 @@ async def write(
     filled = await fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=Path.cwd())
     try:
         with target.open("x", encoding="utf-8", newline="") as stream:
-            stream.write(filled.trainer.text)
+            stream.write(filled.trainer.text if bundle else filled.trainer.source)
         target.chmod(0o755)
+        if not bundle:
+            write_package(target.parent)
     except FileExistsError:
         refuse_to_overwrite(target)
     except OSError as error:
@@ -122,6 +125,20 @@ async def write(
         return answer(reply, as_json, "message")
     print_filled(without_secrets(reply))
     return 0
+
+
+def write_package(folder: Path) -> None:
+    """Write the package of the shipped scripts into a folder, unless the folder has one, which the user may have
+    changed.
+    """
+    from gpuwarden.static_analysis.bundle import PACKAGE, shipped_files
+
+    package = folder / PACKAGE
+    if package.exists():
+        return
+    package.mkdir()
+    for name, text in shipped_files().items():
+        (package / name).write_text(text, encoding="utf-8", newline="")
 
 
 def refuse_to_overwrite(file: Path) -> None:

@@ -14,7 +14,8 @@ from gpuwarden.core.sanitize import fence, line, named, quoted
 from gpuwarden.interfaces.results.base import Result
 from gpuwarden.lifecycle.templates.convert import Conversion
 from gpuwarden.lifecycle.templates.fill import Filled
-from gpuwarden.static_analysis.shipped_trainers import ALIASES, FOLDER, Trainer, trainer, trainer_names
+from gpuwarden.static_analysis.bundle import FOLDER
+from gpuwarden.static_analysis.shipped_trainers import ALIASES, Trainer, trainer, trainer_names
 
 TEMPLATES: Final = "gpuwarden://templates/"
 TEMPLATE_URI: Final = f"{TEMPLATES}{{name}}"
@@ -72,8 +73,8 @@ class RepoReply(BaseModel):
 class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform.
 
-    `submit` contains the arguments of submit_job. `file` is the path of the written script; `sha256` is its digest, by
-    which the submit gate recognizes the script.
+    `submit` contains the arguments of submit_job. `file` is the path of the written script; `sha256` is the digest
+    of the submitted script, which contains its package and which the submit gate recognizes.
     """
 
     template: str
@@ -206,7 +207,7 @@ def template_page(found: Trainer) -> str:
         f"Submit it unchanged: submit_job with script `{uri}` and args `{given}`. To get the arguments for a model and "
         f"a dataset on the Hub, read `{uri}?model=OWNER/NAME&dataset=OWNER/NAME&platform=NAME`."
     )
-    whole = f"Full script: skill://{FOLDER}/{found.name}.py (sha256 {found.sha256})."
+    whole = f"To change it, edit skill://{FOLDER}/{found.name}.py, and pass the text as `script`; its package is added."
     head = [f"# Template {found.name}", found.about, f"Rows: {rows}. Required: {', '.join(found.required)}.", *also]
     table = "\n".join(["| setting | default | |", "|---|---|---|", *settings])
     return "\n\n".join([*head, submit, whole, table]) + "\n"

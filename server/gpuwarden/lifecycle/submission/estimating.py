@@ -17,6 +17,7 @@ from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.hub.preflight_facts import hub_facts, read_config
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.submission.bundling import whole_script
 from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.parts import parts_of
 from gpuwarden.static_analysis.estimate.setup import Interval, Run, run_of
@@ -104,6 +105,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     text = _read_text(path)
     if text is None:
         raise NotFound(f"the script {path} can't be read", "Specify the path of a Python script.")
+    text = whole_script(text, path.parent)
     script = read_script(text, {}, args)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")

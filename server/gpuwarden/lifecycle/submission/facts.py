@@ -24,7 +24,6 @@ from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.core.states import Job
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.data import data_dir
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
@@ -34,7 +33,8 @@ from gpuwarden.lifecycle.execution.bootstrap import pin_host_key, probe_host
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs, program_of
+from gpuwarden.lifecycle.submission.bundling import whole_program
+from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.submission.local_modules import local_modules
 from gpuwarden.lifecycle.submission.needs import files_here, needs_of_job
 from gpuwarden.lifecycle.submission.rehearsing import rehearsed
@@ -42,6 +42,7 @@ from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of, unusable_rules
 from gpuwarden.rules.facts import Leak, SubmitFacts
 from gpuwarden.static_analysis.script import ScriptFacts, read_command, read_script
+from gpuwarden.static_analysis.shipped_trainers import shipped_scripts
 
 OWN_VARIABLES = "GPUWARDEN_"
 
@@ -57,7 +58,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         profile = None
     config = cache(partial(HubConfig.from_env, ctx.env))  # imported here, because it imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
-    program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
+    program = whole_program(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
     if elsewhere is None:
         script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
@@ -223,7 +224,7 @@ def _is_proven(ctx: Context, script: str) -> bool:
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
         return True
-    return any(file.read_text("utf-8") == script for file in data_dir("skills").glob("gpu-training/scripts/*.py"))
+    return script in shipped_scripts()
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:

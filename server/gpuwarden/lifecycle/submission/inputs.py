@@ -101,8 +101,11 @@ def below(root: Path, file: Path) -> str:
     return inner.as_posix() if ".." not in inner.parts else ""
 
 
-def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
+def program_of(
+    root: Path, command: Sequence[str], files: Sequence[InputFile]
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return the path, the text and the arguments of the input that a command starts; None if it does not start a
+    Python file.
 
     Raises `BadRequest` if the file changed since it was listed, or is not text.
     """
@@ -116,7 +119,7 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
                 raise BadRequest(
                     f"the input {line(file.path)} changed while it was read", "Retry when it no longer changes."
                 )
-            return decode(raw), tuple(command[n + 1 :])
+            return file.path, decode(raw), tuple(command[n + 1 :])
     return None
 
 

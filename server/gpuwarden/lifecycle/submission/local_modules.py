@@ -12,7 +12,8 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.lifecycle.submission.inputs import real_path, script_in
 from gpuwarden.static_analysis.ecosystem_tables import KNOWN, closure, distributions, listed
-from gpuwarden.static_analysis.script import ScriptFacts, parse
+from gpuwarden.static_analysis.parsing import parse
+from gpuwarden.static_analysis.script import ScriptFacts
 
 MAX_MODULES: Final = 100
 

@@ -139,7 +139,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         }
         from gpuwarden.lifecycle.fan_out.accepting import fan_out
         from gpuwarden.lifecycle.receipts import launch_receipt
-        from gpuwarden.lifecycle.submission.inputs import script_in
+        from gpuwarden.lifecycle.submission.bundling import script_file, whole_script
         from gpuwarden.lifecycle.submission.submit import Submission, submit
 
         if receipt and not (dry_run or rehearse or script or command or grid or seeds):
@@ -152,7 +152,9 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         if script is not None and script.startswith(TEMPLATES):
             given["script"] = trainer(script.removeprefix(TEMPLATES)).text
         elif script is not None and script.endswith(".py") and "\n" not in script:
-            given["script"], file = script_in(ctx.cwd or Path.cwd(), script), script
+            given["script"], file = script_file(ctx.cwd or Path.cwd(), script), script
+        elif script is not None:
+            given["script"] = whole_script(script)
         if grid or seeds:
             if rehearse:
                 raise BadRequest("a fan-out can't be rehearsed; nothing was done", "Rehearse one cell: pass its args.")

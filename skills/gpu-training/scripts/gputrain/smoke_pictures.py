@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.common.smoke import DATA, MODEL, SHORT, Smoke, write_rows
+from gputrain.smoke import DATA, MODEL, SHORT, Smoke, write_rows
 
 SIDE = 32
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

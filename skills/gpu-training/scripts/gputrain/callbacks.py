@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainers.common.launch import signal_asked
-from trainers.common.outcome import Exit, Stop, rank, say
-from trainers.common.settings import Settings
+from gputrain.launch import signal_asked
+from gputrain.outcome import Exit, Stop, rank, say
+from gputrain.settings import Settings
 
 FP16_PATIENCE = 20
 FLAT = 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.common.coco import from_coco
-from trainers.common.outcome import Exit, Stop, rank, say
-from trainers.common.settings import Settings
+from gputrain.coco import from_coco
+from gputrain.outcome import Exit, Stop, rank, say
+from gputrain.settings import Settings
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
 LOOK = 2000

@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import ARGUMENTS, FINAL, RESULT, put_in_place, write_json
-from trainers.common.outcome import Exit, Stop, rank, say
-from trainers.common.settings import Settings
+from gputrain.folder import ARGUMENTS, FINAL, RESULT, put_in_place, write_json
+from gputrain.outcome import Exit, Stop, rank, say
+from gputrain.settings import Settings
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
 PAUSES = (2, 8, 30)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.common.callbacks import Watcher
-from trainers.common.outcome import Exit, Stop, why_not_loaded
-from trainers.common.rows import Data, sample
-from trainers.common.settings import Settings, option
+from gputrain.callbacks import Watcher
+from gputrain.outcome import Exit, Stop, why_not_loaded
+from gputrain.rows import Data, sample
+from gputrain.settings import Settings, option
 
 PICTURES = 500
 RARE, USUAL, NEAR = 2, 10, 0.8

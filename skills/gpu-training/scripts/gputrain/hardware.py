@@ -3,8 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from trainers.common.outcome import Exit, Stop
-from trainers.common.settings import Settings
+from gputrain.outcome import Exit, Stop
+from gputrain.settings import Settings
 
 # (GPU memory in GB, micro-batch), for the model size that references/hardware.md gives for a card of that memory.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))

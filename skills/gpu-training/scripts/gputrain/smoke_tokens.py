@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.common.smoke import DATA, MODEL, SHORT, Smoke, sentences, write_rows
+from gputrain.smoke import DATA, MODEL, SHORT, Smoke, sentences, write_rows
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"

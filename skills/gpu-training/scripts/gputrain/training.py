@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, Varying, own_callbacks
-from trainers.common.folder import (
+from gputrain.callbacks import Finite, Interrupted, Metrics, Reporter, Varying, own_callbacks
+from gputrain.folder import (
     ARGUMENTS,
     BASELINE,
     claim,
@@ -24,13 +24,13 @@ from trainers.common.folder import (
     put_in_place,
     write_json,
 )
-from trainers.common.hardware import AMPERE, HOPPER, Plan, look
-from trainers.common.launch import free_memory_retry, leave_note, need_world, start_processes
-from trainers.common.outcome import Exit, Stop, complain, rank, say
-from trainers.common.results import figures, need_push, push, save_final, write_result
-from trainers.common.rows import Data
-from trainers.common.settings import Settings, read_settings
-from trainers.common.smoke import Smoke, with_inputs
+from gputrain.hardware import AMPERE, HOPPER, Plan, look
+from gputrain.launch import free_memory_retry, leave_note, need_world, start_processes
+from gputrain.outcome import Exit, Stop, complain, rank, say
+from gputrain.results import figures, need_push, push, save_final, write_result
+from gputrain.rows import Data
+from gputrain.settings import Settings, read_settings
+from gputrain.smoke import Smoke, with_inputs
 
 T = TypeVar("T", bound=Settings)
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from trainers.common.hardware import AMPERE, Plan
-from trainers.common.outcome import Exit, Stop, say, why_not_loaded
-from trainers.common.rows import Data, sample
-from trainers.common.settings import Settings, option
+from gputrain.hardware import AMPERE, Plan
+from gputrain.outcome import Exit, Stop, say, why_not_loaded
+from gputrain.rows import Data, sample
+from gputrain.settings import Settings, option
 
 
 @dataclass

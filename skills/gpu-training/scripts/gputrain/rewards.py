@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.common.hardware import Plan
-from trainers.common.outcome import Exit, Stop
-from trainers.common.rows import Data
-from trainers.common.settings import option
-from trainers.common.text import TextSettings, tokens
+from gputrain.hardware import Plan
+from gputrain.outcome import Exit, Stop
+from gputrain.rows import Data
+from gputrain.settings import option
+from gputrain.text import TextSettings, tokens
 
 
 @dataclass

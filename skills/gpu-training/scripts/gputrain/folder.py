@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainers.common.outcome import Exit, Stop, rank, say, why_not_loaded
-from trainers.common.settings import Settings
+from gputrain.outcome import Exit, Stop, rank, say, why_not_loaded
+from gputrain.settings import Settings
 
 RUN = "run.json"
 BASELINE = "baseline.json"

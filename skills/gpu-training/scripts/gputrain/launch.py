@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import write_json
-from trainers.common.hardware import Plan
-from trainers.common.outcome import Exit, Stop, rank, say
-from trainers.common.settings import Settings
+from gputrain.folder import write_json
+from gputrain.hardware import Plan
+from gputrain.outcome import Exit, Stop, rank, say
+from gputrain.settings import Settings
 
 NOTES = "TRAIN_NOTES"
 RESTARTED = "TRAIN_RESTARTED"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from trainers.common.outcome import Exit, Stop, say
+from gputrain.outcome import Exit, Stop, say
 
 ENVIRONMENT = "TRAIN_"
 NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.common.smoke import Smoke
-from trainers.common.smoke_tokens import smoke_rows, write_tokenizer
+from gputrain.smoke import Smoke
+from gputrain.smoke_tokens import smoke_rows, write_tokenizer
 
 
 def turn(role: str, content: str) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainers.common.outcome import Exit, Stop, say
+from gputrain.outcome import Exit, Stop, say
 
 
 def from_coco(folder: Path, annotations: Path) -> Any:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import put_in_place
-from trainers.common.outcome import Exit, Stop, say
-from trainers.common.settings import convert, values_given
+from gputrain.folder import put_in_place
+from gputrain.outcome import Exit, Stop, say
+from gputrain.settings import convert, values_given
 
 ROWS = 48
 NOUNS = ("cat", "dog", "tree", "sun", "one", "two", "three", "four", "five", "six")

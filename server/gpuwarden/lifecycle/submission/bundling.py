@@ -1,0 +1,62 @@
+"""Turn a script that imports the package `gputrain` into one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import InputFile
+from gpuwarden.lifecycle.submission.inputs import program_of, script_in
+from gpuwarden.static_analysis.bundle import IMPORTS, PACKAGE, bundled, shipped_package, sources_of
+from gpuwarden.static_analysis.ecosystem_tables import listed
+from gpuwarden.static_analysis.parsing import parse
+from gpuwarden.static_analysis.script import read_header
+
+
+def whole_script(text: str, folder: Path | None = None) -> str:
+    """Return a script with the package `gputrain`, if it imports the package and its header does not list it.
+
+    The package is the one in the script's folder, if there is one, and otherwise the shipped one. A script that can't
+    be parsed is returned unchanged, because the submit gate reports the error.
+
+    Raises:
+        BadRequest: the package in the folder can't be read.
+
+    """
+    if not IMPORTS.search(text):
+        return text
+    try:
+        tree, _ = parse(text)
+        header = read_header(text)
+    except BadRequest:
+        return text
+    if header is not None and PACKAGE in listed(header.dependencies):
+        return text
+    own = folder is not None and (folder / PACKAGE / "__init__.py").exists()
+    return bundled(text, tree, _package_in(folder) if folder is not None and own else shipped_package())
+
+
+def script_file(root: Path, name: str) -> str:
+    """Return the script in a file in `root`, with the package. Raises BadRequest for another path or a large file."""
+    return whole_script(script_in(root, name), (root / name).parent)
+
+
+def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the text and the arguments of the input that a command starts, with the package if that is an input too.
+
+    The job runs the files as they are; only the analysis needs both in one text. None if the command does not start a
+    Python file. Raises BadRequest if the file changed since it was listed, or is not text.
+    """
+    found = program_of(root, command, files)
+    if found is None:
+        return None
+    path, text, args = found
+    folder = (root / path).parent
+    named = PurePosixPath(path).parent / PACKAGE / "__init__.py"
+    return whole_script(text, folder) if any(f.path == str(named) for f in files) else text, args
+
+
+def _package_in(folder: Path) -> Mapping[str, str]:
+    names = sorted(file.name for file in (folder / PACKAGE).glob("*.py"))
+    return sources_of({name: script_in(folder, f"{PACKAGE}/{name}") for name in names})
