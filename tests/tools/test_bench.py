@@ -78,7 +78,7 @@ TOOLS: dict[str, tuple[str, str]] = {
     "picture": ("demo.svg", ""),
     "public_logs": ("--help", "--mirror"),  # it downloads
     "readability": (f"{ROOT}/bench", "functions"),
-    "rehearse_scripts": ("--only ^classify$ --most 0", "1 scripts as they are: 1 passed"),
+    "rehearse_scripts": ("--only ^classify$ --most 0", "1 unchanged scripts: 1 passed"),
     "score_reports": (f"{ROOT}/tests/corpus/reports/blind-2026-11.jsonl", "in three"),
     "score_skew": (f"{ROOT}/tests/corpus/skew/open.jsonl", "likely right"),
     "seeded_faults": (f"--recorded --at {EMPTY}", "| no fault | 0 |"),

@@ -193,12 +193,8 @@ def test_a_conversion_leaves_the_files_of_another_model_alone(trainers: Trainers
 def test_a_conversion_without_room_ends_before_it_writes(
     trainers: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("shipped_merge", SCRIPTS / "merge_and_gguf.py")
-    assert spec is not None and spec.loader is not None
-    merge = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "shipped_merge", merge)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    spec.loader.exec_module(merge)
+    import merge_and_gguf as merge
+
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(merge.shutil, "disk_usage", lambda path: full)
     settings = merge.GgufSettings(model=str(language_model(tmp_path / "model")), out=str(tmp_path), types="F16")

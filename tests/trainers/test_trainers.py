@@ -14,6 +14,16 @@ from typing import Any
 import anyio
 import pytest
 
+from gputrain import launch
+from gputrain.folder import write_json
+from gputrain.hardware import Plan
+from gputrain.launch import ending, launch_config, start_processes
+from gputrain.outcome import Exit, Stop
+from gputrain.rows import Data
+from gputrain.settings import read_settings
+from gputrain.smoke import Smoke, with_inputs
+from gputrain.text import has_flash_attention
+from gputrain.training import arguments
 from gpuwarden.core.rules import Severity, run_rules
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rules.catalog import rules_of
@@ -21,6 +31,7 @@ from gpuwarden.static_analysis.shipped_trainers import trainer_names
 from hubserver import config, hub_server
 from real_parts import need
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
+from sft import SftSettings
 from trainer_kit import SCRIPTS, shipped
 from wording import Wording
 
@@ -168,16 +179,16 @@ def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, 
     assert "Traceback" not in log
 
 
-def test_a_file_gives_what_flags_give(sft: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gives_what_flags_give(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         "model: m\ndataset: d\neval_dataset:\nreport: [tensorboard, trackio]\ncolumns:\n  question: prompt\n"
     )
-    settings = sft.read_settings(sft.SftSettings, ["--config", str(file)])
+    settings = read_settings(SftSettings, ["--config", str(file)])
     assert (settings.eval_dataset, settings.report, settings.columns) == ("", "tensorboard,trackio", "question=prompt")
     file.write_bytes(b"model: \xff\xfe")
-    with pytest.raises(sft.Stop, match=r"run\.yaml"):
-        sft.read_settings(sft.SftSettings, ["--config", str(file)])
+    with pytest.raises(Stop, match=r"run\.yaml"):
+        read_settings(SftSettings, ["--config", str(file)])
 
 
 def test_a_misspelled_variable_is_mentioned() -> None:
@@ -218,26 +229,14 @@ def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...
 # ------------------------------------------------------------------------------------------------------ smoke runs
 
 
-@pytest.fixture
-def sft(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the shipped trainer as a module."""
-    spec = importlib.util.spec_from_file_location("shipped_sft", SCRIPTS / "sft.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "shipped_sft", module)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    spec.loader.exec_module(module)
-    return module
-
-
-def smoke(sft: Any, *words: str) -> Any:
+def smoke(*words: str) -> Any:
     """Return the settings of a run whose smoke inputs are one empty file."""
 
     def make(folder: Path) -> None:
         (folder / "data.jsonl").touch()
 
-    made = sft.Smoke(make, ("--model", "{}/model", "--dataset", "{}/data.jsonl", "--steps", "8"), trains=False)
-    return sft.read_settings(sft.SftSettings, sft.with_inputs(sft.SftSettings, list(words), made))
+    made = Smoke(make, ("--model", "{}/model", "--dataset", "{}/data.jsonl", "--steps", "8"), trains=False)
+    return read_settings(SftSettings, with_inputs(SftSettings, list(words), made))
 
 
 REAL = {
@@ -248,7 +247,7 @@ REAL = {
 
 @pytest.mark.parametrize("where", ["flags before", "flags behind", "variables", "file"])
 def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
-    sft: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word for name, value in REAL.items() for word in (f"--{name.replace('_', '-')}", value)]
     if where == "variables":
@@ -260,7 +259,7 @@ def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
         (tmp_path / "run.yaml").write_text("".join(f"{name}: {value}\n" for name, value in REAL.items()))
     out = str(tmp_path / "out")
     words = ["--smoke", *words] if where == "flags before" else [*words, "--smoke"]
-    got = smoke(sft, *words, "--out", out, "--steps", "100")
+    got = smoke(*words, "--out", out, "--steps", "100")
     assert (got.model, got.dataset) == (f"{out}/inputs/model", f"{out}/inputs/data.jsonl")
     assert (got.hub_model_id, got.eval_dataset, got.columns, got.chat_template_from) == ("", "", "", "")
     assert got.steps == 100
@@ -269,24 +268,24 @@ def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
 
 @pytest.mark.parametrize(("word", "is_one"), [("1", True), ("YES", True), ("off", False)])
 def test_a_variable_asks_for_a_smoke_run_too(
-    sft: Any, word: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAIN_SMOKE", word)
-    got = smoke(sft, "--model", "m", "--dataset", "d", "--out", str(tmp_path))
+    got = smoke("--model", "m", "--dataset", "d", "--out", str(tmp_path))
     assert got.smoke is is_one and (got.model == "m") is not is_one
-    assert smoke(sft, "--model", "m", "--dataset", "d", "--no-smoke").model == "m"
+    assert smoke("--model", "m", "--dataset", "d", "--no-smoke").model == "m"
     monkeypatch.setenv("TRAIN_SMOKE", "perhaps")
-    with pytest.raises(sft.Stop, match=r"smoke .*'perhaps'"):
-        smoke(sft)
+    with pytest.raises(Stop, match=r"smoke .*'perhaps'"):
+        smoke()
 
 
 @pytest.mark.parametrize("name", [".inputs", "inputs"])
-def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(sft: Any, name: str, tmp_path: Path) -> None:
+def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / name).symlink_to(tmp_path / ("elsewhere" if name == ".inputs" else "nowhere"))
-    with pytest.raises(sft.Stop, match="inputs") as stop:
-        smoke(sft, "--smoke", "--out", str(tmp_path))
-    assert stop.value.code == sft.Exit.ENVIRONMENT and "--out" in stop.value.fix
+    with pytest.raises(Stop, match="inputs") as stop:
+        smoke("--smoke", "--out", str(tmp_path))
+    assert stop.value.code == Exit.ENVIRONMENT and "--out" in stop.value.fix
 
 
 # ------------------------------------------------------------------------------------------------- several processes
@@ -305,22 +304,22 @@ def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(sft: Any, 
         (-9, [0], 1),
     ],
 )
-def test_the_end_of_several_processes_is_one_exit_code(sft: Any, code: int, codes: list[int], ends: int) -> None:
-    assert sft.ending(code, codes) == ends
+def test_the_end_of_several_processes_is_one_exit_code(code: int, codes: list[int], ends: int) -> None:
+    assert ending(code, codes) == ends
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["fsdp2", "deepspeed"])
 def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
-    sft: Any, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("accelerate", importlib.util.find_spec("accelerate") is not None)
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    monkeypatch.setattr(sft, "find_spec", lambda name: True)
+    monkeypatch.setattr(launch, "find_spec", lambda name: True)
     file = tmp_path / "accelerate.json"
-    sft.write_json(file, sft.launch_config(4, sharding, cpu=False))
+    write_json(file, launch_config(4, sharding, cpu=False))
     asked, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "x.py"]))
     assert (asked.num_processes, asked.use_fsdp, asked.use_deepspeed) == (4, sharding == "fsdp2", sharding != "fsdp2")
     if sharding == "deepspeed":
@@ -336,24 +335,24 @@ def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
     [("fsdp2", True), ("deepspeed", True), ("deepspeed", False)],
 )
 def test_sharding_that_can_not_be_is_refused(
-    sft: Any, sharding: str, cpu: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    sharding: str, cpu: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.setattr(sft, "find_spec", lambda name: None)
-    with pytest.raises(sft.Stop) as stop:
-        sft.launch_config(2, sharding, cpu=cpu)
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    with pytest.raises(Stop) as stop:
+        launch_config(2, sharding, cpu=cpu)
     wording(stop, sharding)
 
 
 def test_processes_that_were_started_without_the_sharding_that_is_set_are_refused(
-    sft: Any, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    settings = sft.SftSettings(model="m", dataset="d", sharding="fsdp2")
+    settings = SftSettings(model="m", dataset="d", sharding="fsdp2")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(sft.Stop) as stop:
-        sft.start_processes(settings)
+    with pytest.raises(Stop) as stop:
+        start_processes(settings)
     wording(stop, "fsdp2")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    sft.start_processes(settings)
+    start_processes(settings)
 
 
 # ------------------------------------------------------------------------------------------------------------ fast
@@ -369,16 +368,15 @@ def test_processes_that_were_started_without_the_sharding_that_is_set_are_refuse
     ],
 )
 def test_fast_adds_to_a_card_what_is_known_to_work_there(
-    sft: Any,
     card: str,
     capability: tuple[int, int],
     flash: bool,
     extra: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = sft.Plan(card, 24.0, capability, "bf16" if capability >= (8, 0) else "fp32", 2, 2, 1)
-    plain = sft.arguments(sft.SftSettings(), plan, sft.Data([1], None, {}))
-    fast = sft.arguments(sft.SftSettings(fast=True), plan, sft.Data([1], None, {}))
+    plan = Plan(card, 24.0, capability, "bf16" if capability >= (8, 0) else "fp32", 2, 2, 1)
+    plain = arguments(SftSettings(), plan, Data([1], None, {}))
+    fast = arguments(SftSettings(fast=True), plan, Data([1], None, {}))
     assert plain | extra == fast
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: flash or None)
-    assert sft.has_flash_attention(plan) is (flash and capability >= (8, 0))
+    assert has_flash_attention(plan) is (flash and capability >= (8, 0))

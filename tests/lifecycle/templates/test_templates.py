@@ -22,6 +22,7 @@ from gpuwarden.core.rules import Severity
 from gpuwarden.core.sanitize import QUOTE
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.interfaces.cli import console
+from gpuwarden.interfaces.cli.script_words import read_script_file
 from gpuwarden.interfaces.results.templates import filled_reply
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
@@ -126,7 +127,7 @@ def test_every_shipped_trainer_is_a_template_and_its_file_is_the_shipped_one() -
     assert set(trainer_names()) == {p.stem for p in SCRIPTS.glob("*.py")} - {"check_staleness"}
     for name in trainer_names():
         found = trainer(name)
-        assert found.sha256 == hashlib.sha256(trainer_file(name).read_bytes()).hexdigest()
+        assert found.source == trainer_file(name).read_text()
         assert found.title and found.required
     assert {name for name, _ in ALIASES.values()} <= set(trainer_names())
     assert trainer("ppo").name == trainer("RLHF").name == "rloo"
@@ -286,7 +287,8 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
     assert code == 0
     file = tmp_path / "rloo.py"
     assert reply["file"] == "rloo.py" and "PPO" in reply["explained"]
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == reply["sha256"] == trainer("rloo").sha256
+    assert file.read_text() == trainer("rloo").source and reply["sha256"] == trainer("rloo").sha256
+    assert read_script_file(file) == trainer("rloo").text, "it is submitted with the package beside it"
     assert file.stat().st_mode & 0o111
     assert reply["submit"]["args"][-6:] == ["--steps", "5", "--reward", "answer", "--columns", "solution=answer"]
     assert reply["dataset"]["license"] == "apache-2.0"
@@ -295,6 +297,17 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
     assert code == 2
     wording(reply["message"], "rloo.py")
     assert file.read_text() == "mine"
+    whole = tmp_path / "whole.py"
+    code, reply = run(*words, "--bundle", "--out", str(whole))
+    assert code == 0 and hashlib.sha256(whole.read_bytes()).hexdigest() == reply["sha256"]
+
+
+def test_a_package_that_is_there_is_kept(run: Cli, tmp_path: Path) -> None:
+    (tmp_path / "gputrain").mkdir()
+    (tmp_path / "gputrain" / "__init__.py").write_text("mine = 1\n")
+    assert run("template", "write", "sft")[0] == 0
+    assert [file.name for file in (tmp_path / "gputrain").iterdir()] == ["__init__.py"]
+    assert "#| mine = 1" in read_script_file(tmp_path / "sft.py")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import arranged
-from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
@@ -290,7 +290,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
         for alert in raised:
             if alert.kind != "self_stopped":
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
-        if _machine(night, ordered).state is Lease.STOPPED and night.truth(ordered).state is InstanceState.GONE:
+        if believed(ctx, _machine(night, ordered).id) == "gone":
             night.first("ordered gone", "ordered: its machine is confirmed [green]gone[/], with its disk")
             break
         night.clock.advance(STRIDE_S)
