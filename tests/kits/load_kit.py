@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import psutil
 
 from doors import environment
 from gpuwarden.app import open_context
 from gpuwarden.core.models import JobSpec
+from gpuwarden.interfaces.http.contract.live import MAX_EACH
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.job_tokens import job_token
 from gpuwarden.ledger.events import JobAccepted
@@ -49,16 +51,21 @@ def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tu
     """Run the command until the block ends; yield its process and its port."""
     argv = [sys.executable, "-m", "gpuwarden", "serve", "--no-watch", "--port", str(port), *more]
     process = subprocess.Popen(argv, env=environment(home), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    draining: Thread | None = None
     try:
-        assert process.stderr is not None
         line = process.stderr.readline().decode()
         assert "http://localhost:" in line, line
         found = int(line.partition("localhost:")[2].partition(" ")[0])
+        draining = Thread(target=process.stderr.read)  # a full pipe would stop the server
+        draining.start()
         answers(found)
         yield psutil.Process(process.pid), found
     finally:
         process.terminate()
         process.wait()
+        if draining is not None:
+            draining.join()
         process.stderr.close()
 
 
@@ -131,10 +138,13 @@ def run_load(home: Path, load: Load, *, clients: int, rate: float, seconds: floa
     """Post with a number of clients at a rate for some seconds, and count the stored points afterwards."""
     ctx, jobs = ready(home, clients)
     count = int(rate * seconds)
-    token = TokenStore(ctx.home, ctx.clock).create("load", ["read"], 1)[1]
+    store = TokenStore(ctx.home, ctx.clock)
+    tokens = [store.create(f"load{n}", ["read"], 1)[1] for n in range(1 + streams // MAX_EACH)]
 
     async def life(process: psutil.Process, port: int) -> None:
-        others = [asyncio.create_task(_stream(port, token, jobs[n % len(jobs)], load)) for n in range(streams)]
+        others = [
+            asyncio.create_task(_stream(port, tokens[n // MAX_EACH], jobs[n % len(jobs)], load)) for n in range(streams)
+        ]
         await asyncio.sleep(0.5 if streams else 0)
         await post_all(process, port, home, jobs, rate, count, load)
         for other in others:

@@ -516,6 +516,20 @@ async def test_a_success_is_copied_and_verified_before_anybody_asks(ending_house
     assert ending_house.watcher.keeper.trouble == {}
 
 
+async def test_a_copy_that_is_being_verified_is_not_verified_twice(ending_house: Ordered) -> None:
+    job = await ending_house.ended()
+    ctx, keeper = ending_house.ctx, ending_house.watcher.keeper
+    await pull(ctx, job)
+    held = ctx.ledger.lock(f"verify-{job}")  # as `verify_job` holds it in another process
+    assert held is not None
+    await keeper.round()
+    assert copy_state(ctx, job) is Copy.UNVERIFIED and keeper.trouble == {}
+    held.release()
+    ending_house.clock.advance(60)
+    await keeper.round()
+    assert copy_state(ctx, job) is not Copy.UNVERIFIED
+
+
 async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, background_gb=0.000_000_001)
     job = await house.ended()

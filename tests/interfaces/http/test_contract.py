@@ -335,8 +335,8 @@ async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
         assert steps == [*range(1, count + 1)]
         assert news[live_events.MAX_WAITING]["metrics"]["loss"]["step"] == count
         monkeypatch.setattr(live_events, "MAX_SUBSCRIBERS", 1)
-        with pytest.raises(NoCapacity) as full:
-            live.admit("j1")
+        with pytest.raises(NoCapacity) as full, live.following("j1"):
+            pass
         wording(full)
 
 
@@ -352,17 +352,16 @@ async def test_one_token_takes_its_share_of_streams_only(
         wording(full)
         with live.following("j1", who="b"):
             pass
-    live.admit("j1", "a")
-
-
-async def test_a_stream_that_ends_leaves_nothing_behind(ctx: Context) -> None:
-    live = Live(ctx)
-    stream = _lines(live, "j1", None)
-    assert await anext(stream) == "retry: 2000\n\n"
-    first = await anext(stream)
-    assert first.startswith("event: state\ndata: {")
-    await stream.aclose()  # type: ignore[attr-defined]
+    with live.following("j1", who="a"):
+        pass
     assert live._subscribers == []
+
+
+async def test_a_stream_begins_with_the_state(ctx: Context) -> None:
+    with Live(ctx).following("j1") as one:
+        stream = _lines(one)
+        assert await anext(stream) == "retry: 2000\n\n"
+        assert (await anext(stream)).startswith("event: state\ndata: {")
 
 
 async def test_following_needs_a_job_and_the_right_to_read(server: Serving) -> None:

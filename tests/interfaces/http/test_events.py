@@ -20,6 +20,7 @@ from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.http import running
 from gpuwarden.interfaces.http.contract import events as contract
+from gpuwarden.interfaces.http.contract import live
 from gpuwarden.interfaces.http.contract.live import MAX_WAITING, Live
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.job_tokens import job_token
@@ -243,6 +244,36 @@ async def test_only_a_reader_follows(ctx: Context, kind: Kind) -> None:
                     pass
         async with followed(kind, port, read) as following:
             assert (await following())["type"] == "state"
+
+
+@pytest.mark.attack("http", "opens many streams at once with one token")
+@pytest.mark.parametrize(("kind", "refusal"), [("sse", 503), ("websocket", 403)])
+async def test_streams_beyond_the_limit_are_refused_also_if_all_come_at_once(
+    ctx: Context, kind: Kind, refusal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_EACH", 2)
+    answers: list[int] = []
+    answered = anyio.Event()
+
+    async def one(port: int, headers: dict[str, str]) -> None:
+        try:
+            async with followed(kind, port, headers) as following:
+                assert (await following())["type"] == "state"
+                answers.append(200)
+                if len(answers) == 8:
+                    answered.set()
+                await answered.wait()
+        except PermissionError as refused:
+            answers.append(refused.args[0])
+            if len(answers) == 8:
+                answered.set()
+
+    with listening(ctx) as (parts, port):
+        headers = bearer(parts, "read")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(one, port, headers)
+    assert sorted(answers) == sorted([200, 200, *[refusal] * 6])
 
 
 @pytest.mark.slow

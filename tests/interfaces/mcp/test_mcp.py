@@ -77,7 +77,7 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
             code, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *words, says={"yes": "yes"}))
             assert code == 0 and "out/model.safetensors" in shown, shown
         else:
-            assert len(person.asked) == 1 and asked["ticket"] in person.asked[0]
+            assert len(person.asked) == 1 and asked["ticket"] in person.asked[0], asked
         ended = await talk.until("teardown_request", {"verified_stopped"}, job_id=job_id, verb="terminate")
         assert ended["ticket"] == asked["ticket"] and ended["meter"]["billing"] is False
         assert (await talk.call("list_instances"))["instances"] == []

@@ -184,7 +184,7 @@ class Keeper:
         """
         # imported here, because these imports take a second and most rounds copy nothing
         from gpuwarden.lifecycle.artifacts.pull import pull
-        from gpuwarden.lifecycle.artifacts.verify import verify_job
+        from gpuwarden.lifecycle.artifacts.verify import being_verified, verify_job
 
         if job.state not in _RESTING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
@@ -200,7 +200,9 @@ class Keeper:
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
                     raise  # otherwise the store has no newer files than the local copy
-        if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
+        # If an agent or the user verifies the copy now, a second result, which may be worse on a busy computer, would
+        # replace theirs.
+        if copy_state(self.ctx, job.id) is Copy.UNVERIFIED and not being_verified(self.ctx, job.id):
             await verify_job(self.ctx, job.id)
         return True
 

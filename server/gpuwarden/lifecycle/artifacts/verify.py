@@ -122,10 +122,15 @@ async def verify_job(
     before = seal(pulled)
     dest = Path(pulled.dest)
     listed = pulled.local_manifest()
-    report = await anyio.to_thread.run_sync(
-        lambda: verify_path(dest, level, manifest=listed, against=against, progress=progress, limits=limits)
-    )
-    save_verified(ctx, job, pulled, before, report)
+    held = ctx.ledger.lock(_lock(job_id))
+    try:
+        report = await anyio.to_thread.run_sync(
+            lambda: verify_path(dest, level, manifest=listed, against=against, progress=progress, limits=limits)
+        )
+        save_verified(ctx, job, pulled, before, report)
+    finally:
+        if held is not None:
+            held.release()
     sealed = sum(f.sealed_at is not None for f in listed.files)
     claimed = sum(f.seal is not None for f in listed.files) - sealed
     proved, warnings = report.proved, report.warnings
@@ -138,6 +143,19 @@ async def verify_job(
         )
         warnings += (not_ours,)
     return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})
+
+
+def being_verified(ctx: Context, job_id: str) -> bool:
+    """Return whether a call of `verify_job` for this job is running, in any process."""
+    held = ctx.ledger.lock(_lock(job_id))
+    if held is None:
+        return True
+    held.release()
+    return False
+
+
+def _lock(job_id: str) -> str:
+    return f"verify-{job_id}"
 
 
 async def verify_file(

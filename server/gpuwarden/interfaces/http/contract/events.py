@@ -15,6 +15,7 @@ import anyio
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpuwarden.core.errors import WardenError
@@ -36,9 +37,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
     async def stream(request: Request) -> Response:
         """Follow a job through server-sent events."""
-        job_id, who = request.path_params["job"], principal_of(request).id
-        live.admit(job_id, who)
-        return StreamingResponse(_lines(live, job_id, _since(request), who), media_type="text/event-stream")
+        return EventStream(live, request)
 
     async def socket(websocket: WebSocket) -> None:
         """Follow a job through a WebSocket. Messages from the client are ignored."""
@@ -62,16 +61,33 @@ def _since(connection: HTTPConnection) -> Place | None:
     return Place.parse(connection.headers.get("last-event-id") or connection.query_params.get("after", ""))
 
 
-async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") -> AsyncIterator[str]:
-    """Yield new events, at most four times a second. The subscription ends when the stream ends."""
-    with live.following(job_id, since, who) as one:
-        yield "retry: 2000\n\n"
-        while True:
-            news: list[Json] = []
-            with anyio.move_on_after(ALIVE_S):
-                news = await one.take()
-            yield "".join(map(_sse, news)) or ": alive\n\n"
-            await anyio.sleep(EVERY_S)
+class EventStream(StreamingResponse):
+    """The server-sent events of a job. The subscription lasts as long as the response.
+
+    It begins before the response, so that a refusal has its own status even if many streams are opened at once.
+    """
+
+    def __init__(self, live: Live, request: Request) -> None:
+        super().__init__((), media_type="text/event-stream")
+        self.live, self.request = live, request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the client or the server ends the stream."""
+        job_id, who = self.request.path_params["job"], principal_of(self.request).id
+        with self.live.following(job_id, _since(self.request), who) as one:
+            self.body_iterator = _lines(one)
+            await super().__call__(scope, receive, send)
+
+
+async def _lines(one: Subscriber) -> AsyncIterator[str]:
+    """Yield new events, at most four times a second."""
+    yield "retry: 2000\n\n"
+    while True:
+        news: list[Json] = []
+        with anyio.move_on_after(ALIVE_S):
+            news = await one.take()
+        yield "".join(map(_sse, news)) or ": alive\n\n"
+        await anyio.sleep(EVERY_S)
 
 
 def _sse(event: Json) -> str:

@@ -20,7 +20,7 @@ from anyio import to_thread
 from gpuwarden.core.errors import NoCapacity, WardenError
 from gpuwarden.core.sanitize import named
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Point
 
 logger = logging.getLogger(__name__)
@@ -107,24 +107,18 @@ class Live:
         self._seen = (-1, -1)
         """The ledger's last event and the store's version at the last poll."""
 
-    def admit(self, job_id: str, who: str = "") -> JobRecord:
-        """Return the job to follow.
+    @contextmanager
+    def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
+        """Subscribe to a job: its current state first, then changes.
 
-        Raises NotFound, or NoCapacity if too many streams are open in total or for `who`.
+        `since` replays the events after a position. Raises NotFound, or NoCapacity if too many streams are open in
+        total or for `who`.
         """
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are already open", "Close one, then retry.")
         if sum(one.who == who for one in self._subscribers) >= MAX_EACH:
             raise NoCapacity(f"{MAX_EACH} streams are already open for this token", "Close one, then retry.")
-        return read_job(self.ctx.ledger, job_id)
-
-    @contextmanager
-    def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job: its current state first, then changes.
-
-        `since` replays the events after a position. Raises the errors of `admit`.
-        """
-        job = self.admit(job_id, who)
+        job = read_job(self.ctx.ledger, job_id)
         present = Place(self.ctx.ledger.last_seq(), self.ctx.metrics.last_alert(job_id))
         # A position beyond the end belongs to another ledger; waiting for that position would skip new events.
         since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
