@@ -32,6 +32,6 @@ SILENT = [
     trainer(TRAIN_DATASET="owner/data"),
     trainer("--config", "run.yaml"),
     trainer("--smoke"),
-    trainer(*DATA, "--no-augment") if "augment" in SFT else trainer(*DATA, "--no-fast"),
+    trainer(*DATA, "--no-fast"),
     trainer(*DATA, "--report", "tensorboard,trackio", "--learning-rate", "0.001", "--cpu"),
 ]

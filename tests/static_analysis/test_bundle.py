@@ -45,6 +45,10 @@ FORMS = {
     "byte order mark": "\ufeff" + SCRIPT,
     "form feeds": 'x = "a\x0cb"; y = """\x0c\u2028"""\nimport gputrain.sums as s\nprint(s.six())',
     "in a function": "def main():\n    import gputrain.sums\n    print(gputrain.sums.six())\n\nmain()\n",
+    "statements on one line": 'x = """\n"""; import gputrain.sums\nfrom gputrain.sums import six\nprint(six())\n',
+    "a statement that ends there": "x = (\n1); import gputrain.sums\nfrom gputrain.sums import six\nprint(six())\n",
+    "names of the loader": "compile = exec = open = vars = enumerate = None\nimport gputrain.sums\nimport builtins\n"
+    "builtins.print(gputrain.sums.six())\n",
     "decorated": "import functools\n\n@functools.cache\ndef main():\n    from gputrain import sums\n"
     "    print(sums.six())\n\nmain()\n",
 }
@@ -92,10 +96,14 @@ def test_a_header_that_lists_the_package_is_left_to_the_index() -> None:
 
 CHANGES: dict[str, Callable[[str], str]] = {
     "code at the end": lambda t: t + "import os\n",
-    "another loader": lambda t: t.replace("sys.meta_path.insert(0, _Gputrain(__file__))\n", "pass\n"),
+    "another loader": lambda t: t.replace("sys.meta_path.insert(0, ", "print("),
     "another package": lambda t: t.replace("#: gputrain.sums\n", "#: torch\n"),
     "a hidden line": lambda t: t.replace("#|     return 3\n", "#|     return 3\rimport os\n"),
     "a second package above": lambda t: t.replace('"""\n\nfrom', f'"""\n\n{CODE}#: evil\n#| import os\n\nfrom'),
+    "a second package with other line ends": lambda t: t.replace(
+        '"""\n\nfrom', f'"""\n\n{CODE[:-1]}\r\n#: evil\r\n#| import os\r\n\nfrom'
+    ),
+    "Windows line ends": lambda t: t.replace("\n", "\r\n"),
     "the loader in a string": lambda t: t.replace("# ---- gputrain: import", '"""\n# ---- gputrain: import').replace(
         "# ---- end ----\n", '# ---- end ----\n"""\n'
     ),
@@ -103,12 +111,10 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_differs_from_a_bundle_is_analyzed_whole(change: Callable[[str], str]) -> None:
+def test_a_package_that_was_changed_in_the_script_is_an_error(change: Callable[[str], str]) -> None:
     text = change(together())
     assert text != together()
-    bundle, _, _ = parse_bundle(text)
-    assert bundle.script == text and not bundle.sources
-    assert "gputrain" in read_script(text).third_party
+    assert read_script(text).error and whole_script(text) == text
 
 
 def test_the_code_of_the_package_is_analyzed() -> None:
@@ -119,6 +125,53 @@ def test_the_code_of_the_package_is_analyzed() -> None:
     lines = {write.path: write.line for write in facts.uses.writes}
     assert "own.txt" in script.splitlines()[lines["own.txt"] - 1]
     assert lines["three.txt"] > script.count("\n")
+
+
+HIDDEN = "import subprocess\n\nsubprocess.run(['true'])\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [
+        ("from gputrain.a import f\n", {"gputrain": HIDDEN, "gputrain.a": "def f(): pass\n"}),
+        ("from gputrain import *\n", {"gputrain": "__all__ = ['evil']\n", "gputrain.evil": HIDDEN}),
+        ("import gputrain\n__import__('gputrain.evil')\n", {"gputrain": "", "gputrain.evil": HIDDEN}),
+        ("import gputrain.a\n", {"gputrain": "", "gputrain.a": "from .evil import g\n", "gputrain.evil": HIDDEN}),
+    ],
+)
+def test_a_changed_package_is_analyzed_whole_and_marked(script: str, package: dict[str, str]) -> None:
+    uses = read_script(together(script, package)).uses
+    assert uses.shells and "the changed package gputrain" in uses.unseen
+
+
+def test_a_lazy_import_of_a_shipped_module_is_analyzed() -> None:
+    facts = read_script(whole_script("def main():\n    from gputrain.text import lora\n\nmain()\n"))
+    assert "peft" in facts.third_party and not facts.uses.unseen
+
+
+def test_names_that_the_package_has_too_keep_the_script_s_meaning() -> None:
+    script = "from gputrain.training import run\nfrom transformers import AutoModel\nMODEL = 'Qwen/Qwen3-0.6B'\n"
+    uses = read_script(whole_script(script + "AutoModel.from_pretrained(MODEL)\n")).uses
+    assert [repo.id for repo in uses.repos] == ["Qwen/Qwen3-0.6B"]
+    pushing = "def push(model):\n    model.push_to_hub('me/x')\n\npush(AutoModel.from_pretrained(MODEL))\n"
+    assert "me/x" in {push.target for push in read_script(whole_script(script + pushing)).uses.pushes}
+
+
+@pytest.mark.parametrize("line", ["from gputrain.nosuch import x", "import gputrain.nosuch", "import gputrain.rows.x"])
+def test_a_module_that_the_package_lacks_is_an_error(line: str) -> None:
+    assert "gputrain." in str(read_script(whole_script(f"{line}\n")).error)
+
+
+def test_the_future_of_a_script_is_not_that_of_the_package(tmp_path: Path) -> None:
+    package = PACKAGE | {"gputrain.sums": "def six(x: int = 0): pass\n\n\nfail = six\n"}
+    assert run(tmp_path, together(SCRIPT.replace("number()", "6, number.__annotations__"), package)).stdout == (
+        "6 {'x': <class 'int'>} Prints a number.\n"
+    )
+
+
+def test_a_header_that_nests_deeply_is_left_to_the_gate() -> None:
+    text = f"# /// script\n# x = {'[' * 900}{']' * 900}\n# ///\nimport gputrain.rows\n"
+    assert whole_script(text) == text
 
 
 def test_a_broken_package_is_an_error() -> None:
@@ -145,6 +198,16 @@ def test_unusual_characters_of_the_package_are_kept(tmp_path: Path) -> None:
     )
     assert split(text).sources["gputrain.odd"] == odd.replace("\r\n", "\n").replace("\r", "\n")
     assert run(tmp_path, text).stdout.startswith(r"b'a\x0cb\xe2\x80\xa8c' b'1\n2'")
+
+
+def test_files_of_editors_in_the_package_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "gputrain").mkdir()
+    (tmp_path / "gputrain" / "sums.py").write_text(PACKAGE["gputrain.sums"])
+    (tmp_path / "gputrain" / ".#sums.py").symlink_to("nobody@nowhere")
+    (tmp_path / "gputrain" / "._sums.py").write_bytes(b"\xff\x00")
+    (tmp_path / "gputrain" / "folder.py").mkdir()
+    assert split(script_file(tmp_path, "job.py")).sources == {"gputrain": "", "gputrain.sums": PACKAGE["gputrain.sums"]}
 
 
 def test_a_package_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dataset_layouts import SEEN, UNSEEN, Layout
+from gputrain.outcome import Stop
 from gpuwarden.static_analysis.row_layouts import fit
 from gpuwarden.static_analysis.shipped_trainers import trainer, trainer_file
 from real_parts import need
@@ -62,7 +63,7 @@ def test_the_trainer_agrees(layout: Layout, tmp_path: Path) -> None:
     settings = kind(model="m", dataset=str(file), columns=layout.renames or "", eval_fraction=0.0)
     check = {"check": module.check} if layout.method == "sentence_embedding" else {}
     if layout.renames is None:
-        with pytest.raises(module.Stop):  # it ends with one line on what is wrong, before a weight is loaded
+        with pytest.raises(Stop):  # it ends with one line on what is wrong, before a weight is loaded
             module.load(settings, module.WANTED, getattr(module, "ALSO", ()), **check)
         return
     data = module.load(settings, module.WANTED, getattr(module, "ALSO", ()), **check)

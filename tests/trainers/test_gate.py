@@ -97,6 +97,6 @@ async def test_no_trainer_is_left_out() -> None:
 
 @pytest.mark.slow
 async def test_a_changed_trainer_is_a_new_script(ctx: Context) -> None:
-    text = shipped("sft") + "\n# one more line\n"
+    text = "# one more line\n" + shipped("sft")
     found = await remarks(ctx, "rehearsal/runpod", text, FLAGS["sft"])
     assert [f.rule for f in found] == ["PF-REL-004"]

@@ -26,32 +26,37 @@ _CODE: Final = "# ---- gputrain: the code of the package, which the loader above
 _LOADER: Final = """\
 # ---- gputrain: import the package from the comments at the end of this file ----
 import importlib.abc
-import importlib.util
 import sys
 
 
 class _Gputrain(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    import builtins  # names of the class, because the script may give these names other values
+    import importlib.util as util
+    import os
+
     def __init__(self, file):
-        self.file, self.modules, name = file, {}, None
-        with open(file, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        self.file, self.modules, self.name, number = self.os.path.abspath(file), {}, None, 0
+        with self.builtins.open(file, encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
                 if line == "# ---- gputrain: the code of the package, which the loader above imports ----\\n":
-                    name = ""
-                elif name is not None and line.startswith("#: "):
-                    name = line[3:].strip()
-                    self.modules[name] = ["\\n" * number]  # a traceback then has the line in this file
-                elif name and line.startswith("#|"):
-                    self.modules[name].append(line[3:] or "\\n")
+                    self.name = ""
+                elif self.name is not None and line.startswith("#: "):
+                    self.name = line[3:].strip()
+                    self.modules[self.name] = ["\\n" * number]  # a traceback then has the line in this file
+                elif self.name and line.startswith("#|"):
+                    self.modules[self.name].append(line[3:] or "\\n")
 
     def find_spec(self, name, path=None, target=None):
         if name in self.modules:
-            return importlib.util.spec_from_loader(name, self, origin=self.file, is_package=name == "gputrain")
+            return self.util.spec_from_loader(name, self, origin=self.file, is_package=name == "gputrain")
 
     def exec_module(self, module):
-        exec(compile("".join(self.modules[module.__name__]), self.file, "exec"), vars(module))
+        code = "".join(self.modules[module.__name__])
+        self.builtins.exec(self.builtins.compile(code, self.file, "exec", 0, True), module.__dict__)
 
 
-sys.meta_path.insert(0, _Gputrain(__file__))
+sys.meta_path.insert(0, _Gputrain(sys._getframe().f_code.co_filename))
 # ---- end ----
 """
 
@@ -63,6 +68,11 @@ class Bundle:
     script: str
     sources: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shipped(self) -> bool:
+        """Return whether the package is exactly the shipped one."""
+        return self.sources == shipped_package()
 
 
 @cache
@@ -78,8 +88,8 @@ def shipped_package() -> Mapping[str, str]:
 
 def sources_of(files: Mapping[str, str]) -> dict[str, str]:
     """Return the sources by module, for the files of a package by name."""
-    modules = {PACKAGE if name == "__init__.py" else f"{PACKAGE}.{Path(name).stem}": name for name in sorted(files)}
-    return {module: files[name] for module, name in modules.items()}
+    named = {PACKAGE if name == "__init__.py" else f"{PACKAGE}.{Path(name).stem}": name for name in sorted(files)}
+    return {PACKAGE: "", **{module: files[name] for module, name in named.items()}}
 
 
 def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
@@ -87,15 +97,26 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
 
     A script that does not import the package, or that already contains it, is returned unchanged.
     """
-    first = next((n for n in tree.body if any(map(_imported, ast.walk(n)))), None)
-    if first is None or f"\n{_CODE}\n" in text:
+    first = next((at for at, n in enumerate(tree.body) if any(map(_imported, ast.walk(n)))), None)
+    if first is None or holds_package(text):
         return text
-    starts = (first, *getattr(first, "decorator_list", ()))
+    # Statements may share a line; the loader is placed before the first of them.
+    while first and (tree.body[first - 1].end_lineno or 0) >= _start(tree.body[first]):
+        first -= 1
     lines = io.StringIO(text, newline="").readlines()  # the line ends of Python, unlike those of `splitlines`
-    at = min(node.lineno for node in starts) - 1
+    at = _start(tree.body[first]) - 1
     end = "" if text.endswith("\n") else "\n"
     tail = "".join(f"{line}\n" for module, source in sources.items() for line in (f"#: {module}", *_commented(source)))
     return "".join([*lines[:at], _LOADER, *lines[at:], end, f"{_CODE}\n", tail])
+
+
+def holds_package(text: str) -> bool:
+    """Return whether a text has the line after which the loader reads the package, with any line end."""
+    return _CODE in io.StringIO(text, newline=None).read().split("\n")
+
+
+def _start(node: ast.stmt) -> int:
+    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
 
 
 def _commented(source: str) -> Iterator[str]:
@@ -123,9 +144,11 @@ def split(text: str) -> Bundle:
 
 
 def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
-    """Return a script's syntax tree with the code of the package's modules that it imports, before its first use.
+    """Return a script's syntax tree with the code of the package before its first use.
 
-    Nodes of the package have line numbers after the script's last line. Raises BadRequest for invalid sources.
+    Of the shipped package, only the modules that the script needs are added. Nodes of the package have line numbers
+    after the script's last line. Names of the package that the script defines too get another name. Raises BadRequest
+    for invalid sources.
     """
     if not bundle.sources:
         return tree
@@ -137,9 +160,63 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
             _collect(module, bundle, order)
         if isinstance(node, ast.ImportFrom) and _imported(node):
             aliases += [_alias(a, node) for a in node.names if a.asname and a.asname != a.name]
-    kept = [n for n in tree.body if not _imported(n)]
-    parts = [part for module in order.values() for part in module]
+    for module in bundle.sources if not bundle.shipped else ():
+        _collect(module, bundle, order)
+    kept = [_Rename(set()).whole(n) for n in tree.body if not _imported(n)]
+    rename = _Rename(_defined(kept))
+    parts = [rename.whole(part) for module in order.values() for part in module]
     return ast.Module([*kept[:first], *parts, *aliases, *kept[first:]], tree.type_ignores)
+
+
+def _defined(body: list[ast.stmt]) -> set[str]:
+    """Return the names that a script defines at its top level."""
+    found = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    targets = [t for n in body if isinstance(n, ast.Assign) for t in n.targets]
+    targets += [n.target for n in body if isinstance(n, ast.AnnAssign | ast.AugAssign)]
+    return found | {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+
+
+class _Rename(ast.NodeTransformer):
+    """Renames names of the package that a script also defines, except inside functions that bind them."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def whole(self, node: ast.stmt) -> ast.stmt:
+        """Rename a statement of a module, and return it."""
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in self.names:
+            node.name = f"{PACKAGE}_{node.name}"
+        self.visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.names:
+            node.id = f"{PACKAGE}_{node.id}"
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        # Names that are assigned in the body of a class are its attributes.
+        node.bases = [self.visit(base) for base in node.bases]
+        node.body = [self.visit(n) if isinstance(n, ast.FunctionDef) else n for n in node.body]
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        own = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef) and n is not node}
+        _Rename(self.names - own).generic_visit(node)
+        return node
+
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        return _without_import(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        return _without_import(node)
+
+
+def _without_import(node: ast.stmt) -> ast.stmt:
+    """Return `pass` for an import of the package inside a function, because the package's code is in the tree."""
+    return ast.copy_location(ast.Pass(), node) if _imported(node) else node
 
 
 def _imported(node: ast.AST) -> tuple[str, ...]:
@@ -158,15 +235,29 @@ def _alias(alias: ast.alias, node: ast.stmt) -> ast.stmt:
 
 
 def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> None:
-    """Add a module's statements after those of the modules that it imports."""
+    """Add a module's statements after those of the modules that it imports, and its parent's before both."""
     if module in order or module not in bundle.sources:
         return
     order[module] = []  # an import in a circle ends here
+    if module != PACKAGE:
+        _collect(PACKAGE, bundle, order)
     tree, _ = parse(bundle.sources[module])
-    for node in tree.body:
+    for node in ast.walk(tree):
         for needed in _imported(node):
             _collect(needed, bundle, order)
     ast.increment_lineno(tree, bundle.lines.get(module, 0))
-    own = order.pop(module)
-    own += [n for n in tree.body if not _imported(n)][ast.get_docstring(tree) is not None :]
-    order[module] = own
+    order.pop(module)
+    order[module] = [n for n in tree.body if not _imported(n)][ast.get_docstring(tree) is not None :]
+
+
+def missing_module(tree: ast.Module, bundle: Bundle) -> str:
+    """Return a module that a script imports and the package in it does not have; empty if there is none."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module)) if _imported(node) and module not in bundle.sources:
+                return module
+            case ast.Import(names=names) if _imported(node):
+                lacking = [a.name for a in names if a.name.startswith(PACKAGE) and a.name not in bundle.sources]
+                if lacking:
+                    return lacking[0]
+    return ""

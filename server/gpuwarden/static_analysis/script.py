@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.static_analysis.bundle import PACKAGE, Bundle, bundled, split, with_package
+from gpuwarden.static_analysis.bundle import (
+    PACKAGE,
+    Bundle,
+    bundled,
+    holds_package,
+    missing_module,
+    split,
+    with_package,
+)
 from gpuwarden.static_analysis.ecosystem_tables import COLUMNS
 from gpuwarden.static_analysis.grammar_rewriting import Construct
 from gpuwarden.static_analysis.hub_references import flagged_repos, is_repo_id, text_or_none
@@ -73,7 +81,11 @@ def read_script(
         grammar = newest(constructs)
         if header is not None and (misfit := _misfit(bundle.script, header, grammar)):
             return ScriptFacts(header, error=misfit, grammar=grammar)
+        if bundle.sources and (lacking := missing_module(tree, bundle)):
+            return ScriptFacts(header, error=f"the script imports {lacking}, which its package {PACKAGE} does not have")
         uses = analyse(Program(with_package(tree, bundle), env, args), files)
+        if bundle.sources and not bundle.shipped:
+            uses = replace(uses, unseen=(*uses.unseen, f"the changed package {PACKAGE}"))
     except BadRequest as broken:
         if header is not None and versions_allowed(header)[:1] > [NEWEST]:
             message = (
@@ -93,14 +105,19 @@ def read_script(
 def parse_bundle(text: str) -> tuple[Bundle, ast.Module, tuple[Construct, ...]]:
     """Return a script without the package in it, the syntax tree, and the constructs that Python 3.11 does not support.
 
-    The script is returned whole if its package is not in the form that `bundled` writes; for example, if the loader was
-    changed, or if code follows the package. Raises BadRequest for text that can't be parsed.
+    Raises BadRequest for text that can't be parsed, and for a package that is not in the form that `bundled` writes;
+    for example, if the loader was changed, or if code follows the package.
     """
     bundle = split(text)
     if bundle.sources:
         tree, constructs = parse(bundle.script)
         if bundled(bundle.script, tree, bundle.sources) == text:
             return bundle, tree, constructs
+    if holds_package(text):
+        raise BadRequest(
+            f"the package {PACKAGE} at the end of the script, or its loader, was changed, or lines follow it",
+            "Change only the other lines, or pass the script without the package.",
+        )
     return Bundle(text), *parse(text)
 
 

@@ -302,6 +302,15 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
     assert code == 0 and hashlib.sha256(whole.read_bytes()).hexdigest() == reply["sha256"]
 
 
+def test_a_name_that_is_taken_is_refused_before_the_script_is_written(run: Cli, tmp_path: Path) -> None:
+    for make in (Path.touch, lambda path: path.symlink_to("nowhere")):
+        make(tmp_path / "gputrain")
+        code, reply = run("template", "write", "sft")
+        assert code == 2 and reply["code"] == "bad_request"
+        assert not list(tmp_path.glob("*.py"))
+        (tmp_path / "gputrain").unlink()
+
+
 def test_a_package_that_is_there_is_kept(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "gputrain").mkdir()
     (tmp_path / "gputrain" / "__init__.py").write_text("mine = 1\n")

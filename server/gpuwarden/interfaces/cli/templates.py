@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +107,11 @@ async def write(
     wish = Wish(name, model, dataset, {key.replace("-", "_"): value for key, value in pairs.items()}, push)
     filled = await fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=Path.cwd())
     try:
+        if not bundle:
+            write_package(target.parent)
         with target.open("x", encoding="utf-8", newline="") as stream:
             stream.write(filled.trainer.text if bundle else filled.trainer.source)
         target.chmod(0o755)
-        if not bundle:
-            write_package(target.parent)
     except FileExistsError:
         refuse_to_overwrite(target)
     except OSError as error:
@@ -123,22 +124,30 @@ async def write(
         reply.message = f"{reply.message} The time can't be estimated: --timeout {GUESS_S} is a guess.".strip()
     if as_json:
         return answer(reply, as_json, "message")
-    print_filled(without_secrets(reply))
+    print_filled(without_secrets(reply), bundle=bundle)
     return 0
 
 
 def write_package(folder: Path) -> None:
     """Write the package of the shipped scripts into a folder, unless the folder has one, which the user may have
     changed.
+
+    Raises:
+        BadRequest: the name of the package is taken by something that is not a folder.
+
     """
     from gpuwarden.static_analysis.bundle import PACKAGE, shipped_files
 
     package = folder / PACKAGE
-    if package.exists():
+    if package.is_dir():
         return
-    package.mkdir()
-    for name, text in shipped_files().items():
-        (package / name).write_text(text, encoding="utf-8", newline="")
+    refuse_to_overwrite(package)
+    with tempfile.TemporaryDirectory(prefix=f".{PACKAGE}-", dir=folder) as made:
+        whole = Path(made) / PACKAGE
+        whole.mkdir()
+        for name, text in shipped_files().items():
+            (whole / name).write_text(text, encoding="utf-8", newline="")
+        whole.rename(package)
 
 
 def refuse_to_overwrite(file: Path) -> None:
@@ -147,7 +156,7 @@ def refuse_to_overwrite(file: Path) -> None:
         raise BadRequest(f"{file} exists; nothing was written", "Pass --out with another name, or move that file.")
 
 
-def print_filled(reply: FilledReply) -> None:
+def print_filled(reply: FilledReply, *, bundle: bool) -> None:
     """Print the file's name, the facts about the model and dataset, and the command that submits the file."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.cli.wording import option
@@ -155,7 +164,8 @@ def print_filled(reply: FilledReply) -> None:
     out, shown = console.out, console.shown
     if reply.explained:
         out.print(f"[yellow]{shown(reply.explained)}[/]")
-    out.print(f"wrote [bold]{shown(reply.file)}[/], the shipped {reply.template}.py (sha256 {reply.sha256[:16]}...)")
+    package = "with its package in it" if bundle else "and next to it its package, the folder gputrain"
+    out.print(f"wrote [bold]{shown(reply.file)}[/], the shipped {reply.template}.py, {package}")
     for repo in filter(None, (reply.model, reply.dataset)):
         out.print(f"{shown(repo.id)}: {repo.access}, license {shown(repo.license)}")
     if reply.reads:

@@ -29,11 +29,11 @@ def whole_script(text: str, folder: Path | None = None) -> str:
     try:
         tree, _ = parse(text)
         header = read_header(text)
-    except BadRequest:
+    except (BadRequest, RecursionError):
         return text
     if header is not None and PACKAGE in listed(header.dependencies):
         return text
-    own = folder is not None and (folder / PACKAGE / "__init__.py").exists()
+    own = folder is not None and (folder / PACKAGE).is_dir()
     return bundled(text, tree, _package_in(folder) if folder is not None and own else shipped_package())
 
 
@@ -58,5 +58,6 @@ def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]
 
 
 def _package_in(folder: Path) -> Mapping[str, str]:
-    names = sorted(file.name for file in (folder / PACKAGE).glob("*.py"))
+    # Editors keep files with other names there.
+    names = sorted(file.name for file in (folder / PACKAGE).glob("*.py") if file.stem.isidentifier() and file.is_file())
     return sources_of({name: script_in(folder, f"{PACKAGE}/{name}") for name in names})
