@@ -62,7 +62,7 @@ def test_references_of_pages_and_skills_lead_somewhere() -> None:
 def test_every_script_is_mentioned_and_every_mention_exists(skill: Path) -> None:
     text = (skill / "SKILL.md").read_text(encoding="utf-8")
     mentioned = set(re.findall(r"scripts/([\w.]+)", text))
-    assert mentioned == {path.name for path in (skill / "scripts").glob("*") if path.is_file()}
+    assert mentioned == {path.name for path in (skill / "scripts").glob("*") if path.name != "__pycache__"}
 
 
 def test_the_router_states_the_law_and_names_only_tools_that_exist(wording: Wording) -> None:

@@ -97,14 +97,15 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
 
     A script that does not import the package, or that already contains it, is returned unchanged.
     """
-    first = next((at for at, n in enumerate(tree.body) if any(map(_imported, ast.walk(n)))), None)
+    body = tree.body
+    first = next((at for at, n in enumerate(body) if any(map(_imported, ast.walk(n)))), None)
     if first is None or holds_package(text):
         return text
     # Statements may share a line; the loader is placed before the first of them.
-    while first and (tree.body[first - 1].end_lineno or 0) >= _start(tree.body[first]):
+    while first and (body[first - 1].end_lineno or 0) >= _start(body[first]):
         first -= 1
     lines = io.StringIO(text, newline="").readlines()  # the line ends of Python, unlike those of `splitlines`
-    at = _start(tree.body[first]) - 1
+    at = _start(body[first]) - 1
     end = "" if text.endswith("\n") else "\n"
     tail = "".join(f"{line}\n" for module, source in sources.items() for line in (f"#: {module}", *_commented(source)))
     return "".join([*lines[:at], _LOADER, *lines[at:], end, f"{_CODE}\n", tail])
