@@ -117,7 +117,8 @@ def holds_package(text: str) -> bool:
 
 
 def _start(node: ast.stmt) -> int:
-    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def _commented(source: str) -> Iterator[str]:
