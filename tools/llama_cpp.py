@@ -12,9 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "skills" / "gpu-training" / "scripts"))
 
-from trainers.merge_and_gguf import GgufSettings, tools
+from merge_and_gguf import GgufSettings, tools
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from bench.__main__ import main
 
+from merge_and_gguf import SOURCE
 from paths import ROOT
 from real_parts import need
 
@@ -102,10 +103,8 @@ def test_a_tool_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_a_llama_cpp_that_was_built_is_found(tmp_path: Path) -> None:
-    sys_path = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})"
-    source = run(tmp_path, "-c", f"{sys_path}; from trainers.merge_and_gguf import SOURCE; print(SOURCE)").strip()
-    inner = f"{source.replace('-', '_').replace('==', '-')}/vendor/llama.cpp"
-    kept = tmp_path / ".cache" / source.replace("==", "-") / inner
+    inner = f"{SOURCE.replace('-', '_').replace('==', '-')}/vendor/llama.cpp"
+    kept = tmp_path / ".cache" / SOURCE.replace("==", "-") / inner
     (kept / "build-cpu" / "bin").mkdir(parents=True)
     for name in ("convert_hf_to_gguf.py", "build-cpu/bin/llama-quantize"):
         (kept / name).touch()
