@@ -14,14 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "skills" / "gpu-training" / "scripts"))
 
-from merge_and_gguf import GgufSettings, tools
+from gputrain.llama_cpp import find_or_build
 
 
 def main() -> None:
     """Build the missing parts; progress is printed to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
-        source, quantize = tools(GgufSettings(jobs=os.cpu_count() or 1), needs_quantize=True)
-    print(f"{source}:{quantize.parent.parent}")
+        found = find_or_build("", "", os.cpu_count() or 1, quantizes=True)
+    print(f"{found.source}:{found.quantizer.parent.parent}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Columns of public datasets by their cards or the dataset viewer, and the right answer for a method.
 
 The answers were decided before any code ran on the datasets. Those of UNSEEN were first used when the code was
-finished. An answer is the value of `--columns` (empty: no rename), perhaps with the conversion that the trainer does,
-or None if the dataset needs a conversion script.
+finished. An answer is the value of `--columns` (empty: no rename), or None if the rows must be converted first. The
+answers for ShareGPT, Alpaca and ORPO changed with the trainers: they convert no rows, and ORPO reads pairs without a
+prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ class Layout(NamedTuple):
     method: str
     columns: dict[str, str]
     renames: str | None
-    form: str = ""
 
 
 def same(kind: str, *names: str) -> dict[str, str]:
@@ -38,14 +38,13 @@ SEEN = (
     ),
     Layout("HuggingFaceH4/ultrachat_200k", "sft", {**same(S, "prompt", "prompt_id"), "messages": M}, ""),
     Layout("tatsu-lab/alpaca", "sft", same(S, "instruction", "input", "output", "text"), ""),
-    Layout("yahma/alpaca-cleaned", "sft", same(S, "output", "input", "instruction"), "", "Alpaca"),
-    Layout("wasifis/med_sharegpt", "sft", {"conversations": TURNS}, "", "ShareGPT"),
+    Layout("yahma/alpaca-cleaned", "sft", same(S, "output", "input", "instruction"), None),
+    Layout("wasifis/med_sharegpt", "sft", {"conversations": TURNS}, None),
     Layout(
         "agie-ai/databricks-databricks-dolly-15k",
         "sft",
         same(S, "instruction", "context", "response", "category"),
-        "response=output,context=input",
-        "Alpaca",
+        None,
     ),
     Layout("SelfCorrect/dolly", "cpt", same(S, "instruction", "context", "response", "category"), None),
     Layout(
@@ -64,7 +63,7 @@ SEEN = (
         "input=prompt",
     ),
     Layout("Anthropic/hh-rlhf", "dpo", same(S, "chosen", "rejected"), ""),
-    Layout("Anthropic/hh-rlhf", "orpo", same(S, "chosen", "rejected"), None),
+    Layout("Anthropic/hh-rlhf", "orpo", same(S, "chosen", "rejected"), ""),
     Layout(
         "lvwerra/stack-exchange-paired",
         "dpo",
@@ -116,15 +115,13 @@ SEEN = (
         None,
     ),
     Layout("sanjay920/code74k-sharegpt", "sft", same(S, "conversations", "id"), None),
-    Layout("floleuerer/OASST-DE_sharegpt", "sft", {"conversation": TURNS}, "conversation=conversations", "ShareGPT"),
+    Layout("floleuerer/OASST-DE_sharegpt", "sft", {"conversation": TURNS}, None),
     Layout("LNTANOooo/sharegpt52k", "sft", {"conversation": M}, "conversation=messages"),
     Layout(
-        # The first answer was None: the trainer crashed on a table of turns. It now reads them.
         "liyucheng/ShareGPT90K",
         "sft",
         {"id": S, "conversations": "{from: list<string>, value: list<string>}"},
-        "",
-        "ShareGPT",
+        None,
     ),
     Layout(
         "jonathan-roberts1/MultiScene", "image_classification", {"label": "list<class<36>>", "image": "image"}, None
@@ -133,7 +130,7 @@ SEEN = (
     Layout("Kyleyee/arithmetic-grpo", "grpo", {"prompt": M, "ground_truth": S}, ""),
     Layout("beyoru/MultiTurn_GRPO", "grpo", {"prompt": M, "answer": S}, ""),
     Layout("jdineen/grpo", "sft", same(S, "prompt", "completion"), ""),
-    Layout("AI-MO/NuminaMath-CoT", "grpo", {**same(S, "source", "problem", "solution"), "messages": M}, "", "messages"),
+    Layout("AI-MO/NuminaMath-CoT", "grpo", {**same(S, "source", "problem", "solution"), "messages": M}, "problem=prompt"),
     Layout("openai/gsm8k", "sft", same(S, "question", "answer"), "question=prompt,answer=completion"),
 )
 UNSEEN = (
@@ -145,8 +142,7 @@ UNSEEN = (
             "custom_instruction": "bool",
             "conversations": TURNS,
         },
-        "",
-        "ShareGPT",
+        None,
     ),
     Layout("curtsmith/dolly-15k-llama3", "sft", same(S, "instruction", "context", "response", "category", "text"), ""),
     Layout("HuggingFaceH4/orca_dpo_pairs", "orpo", {"chosen": M, "rejected": M, "prompt": S}, ""),

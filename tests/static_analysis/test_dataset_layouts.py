@@ -30,7 +30,6 @@ def named(layout: Layout) -> str:
 def test_the_settings_for_a_public_dataset_are_found(layout: Layout) -> None:
     found = fit(layout.columns, trainer(layout.method).wanted)
     assert (None if found.missing else found.option) == layout.renames
-    assert found.form == (layout.form or found.form)
 
 
 def value(column: str, kind: str, number: int) -> Any:

@@ -196,10 +196,10 @@ def test_a_conversion_without_room_ends_before_it_writes(
     import merge_and_gguf as merge
 
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(merge.shutil, "disk_usage", lambda path: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     settings = merge.GgufSettings(model=str(language_model(tmp_path / "model")), out=str(tmp_path), types="F16")
     with pytest.raises(merge.Stop, match="GB") as stop:
-        merge.merged(settings)
+        merge.merge(settings, ["F16"])
     assert stop.value.code == merge.Exit.ENVIRONMENT and "disk" in stop.value.fix
     assert not (tmp_path / "merged").exists()
 

@@ -409,17 +409,6 @@ def test_a_baseline_is_of_the_settings_that_train(trainers: Trainers) -> None:
     assert result(trainers, "baseline")["baseline"]["eval_loss"] != before
 
 
-def test_forms_that_people_have_are_converted_and_shown(trainers: Trainers) -> None:
-    talk = [{"conversations": [{"from": "human", "value": f"a {i}"}, {"from": "gpt", "value": "b"}]} for i in range(8)]
-    alpaca = [{"instruction": f"do {i}", "input": "x", "output": "y"} for i in range(8)]
-    for name, rows in (("ShareGPT", talk), ("Alpaca", alpaca)):
-        ended = trainers.run("sft", f"from-{name}", *trainers.small("sft", trainers.data("sft", rows), steps=2))
-        assert ended.code == 0, ended.log
-        shown = ended.log.partition(f" {name}")[2].splitlines()
-        assert len([line for line in shown[:8] if line.startswith("  {")]) == 6
-        assert '"role": "assistant"' in shown[5]
-
-
 @pytest.mark.parametrize("as_text", [False, True])
 def test_tools_are_part_of_what_is_learnt(trainers: Trainers, tmp_path: Path, as_text: bool) -> None:
     template = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
@@ -695,6 +684,39 @@ def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: P
         commit = repo.commit_of("main") if repo else None
         assert commit and "README.md" in commit.files
         assert commit.files["adapter_model.safetensors"].xet, "the upload did not go through xet"
+
+
+@pytest.mark.prove
+def test_a_run_goes_on_from_the_checkpoint_that_another_machine_pushed(trainers: Trainers, tmp_path: Path) -> None:
+    (tmp_path / "die.py").write_text(
+        "import os\nfrom transformers import TrainerCallback\n\n\nclass Die(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        if state.global_step == 3:\n            os._exit(9)\n"
+    )
+    with hub_server(tmp_path / "hub") as hub:
+        words = [*trainers.small("sft", trainers.data("sft"), steps=4, every=2), "--hub-model-id", "rehearsal/tuned"]
+        words += ["--hub-checkpoints", "true", "--extra", "neftune_noise_alpha=5"]
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": HF_TOKEN}
+        env |= {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
+
+        def run(machine: str, *more: str) -> subprocess.CompletedProcess[str]:
+            flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / machine), *more]
+            return subprocess.run(flags, env=env, capture_output=True, text=True)
+
+        def pushed() -> set[str]:
+            repo = hub.store.get("model", "rehearsal/tuned")
+            commit = repo.commit_of("main") if repo else None
+            return {name.partition("/")[2] for name in (commit.files if commit else ()) if "/" in name}
+
+        died = run("first", "--callback", f"{tmp_path / 'die.py'}:Die")
+        assert died.returncode == 9, died.stderr
+        assert {"trainer_state.json", "optimizer.pt", "run.json"} <= pushed()
+        other = run("other", "--seed", "7")
+        assert other.returncode == 2 and "rehearsal/tuned" in other.stderr, other.stderr
+        done = run("second")
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / "second" / "result.json").read_text())["resumed_from"] == "checkpoint-2"
+        assert pushed() == set(), "the final model replaces the checkpoint"
 
 
 @pytest.mark.long

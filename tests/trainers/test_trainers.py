@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -19,11 +20,11 @@ from gputrain.folder import write_json
 from gputrain.hardware import Plan
 from gputrain.launch import ending, launch_config, start_processes
 from gputrain.outcome import Exit, Stop
-from gputrain.rows import Data
+from gputrain.rows import Data, load
 from gputrain.settings import read_settings
 from gputrain.smoke import Smoke, with_inputs
 from gputrain.text import has_flash_attention
-from gputrain.training import arguments
+from gputrain.training import arguments, extra_arguments
 from gpuwarden.core.rules import Severity, run_rules
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rules.catalog import rules_of
@@ -31,6 +32,7 @@ from gpuwarden.static_analysis.shipped_trainers import trainer_names
 from hubserver import config, hub_server
 from real_parts import need
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
+from sft import WANTED as SFT_ROWS
 from sft import SftSettings
 from trainer_kit import SCRIPTS, shipped
 from wording import Wording
@@ -224,6 +226,58 @@ def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...
     ended, log = asked(*words, method="merge_and_gguf")
     assert ended == code
     assert named in lines_of(log)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ rows
+
+
+def test_rows_in_another_format_are_converted_by_a_function_and_limited(tmp_path: Path) -> None:
+    need("datasets", importlib.util.find_spec("datasets") is not None)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"asked": f"a {n}", "said": "b"}) + "\n" for n in range(20)))
+    settings = SftSettings(model="m", dataset=str(file), max_rows=8)
+    with pytest.raises(Stop) as stop:
+        load(settings, SFT_ROWS)
+    assert stop.value.code == Exit.DATA
+    made = load(settings, SFT_ROWS, convert=lambda row: {"prompt": row["asked"], "completion": row["said"]})
+    assert len(made.train) == 8 and len(made.held_out) == 1
+    assert sorted(made.train.column_names) == ["completion", "prompt"]
+    assert {row["prompt"] for row in made.train} <= {f"a {n}" for n in range(20)}
+
+
+def test_a_prompt_that_answers_repeat_is_left_to_trl(tmp_path: Path) -> None:
+    need("datasets", importlib.util.find_spec("datasets") is not None)
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    other = [said[0], {"role": "assistant", "content": "no"}]
+    file = tmp_path / "pairs.jsonl"
+    settings = SftSettings(model="m", dataset=str(file), eval_fraction=0.0)
+    wanted = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+    file.write_text(json.dumps({"prompt": "hi", "chosen": said, "rejected": other}) + "\n")
+    assert sorted(load(settings, wanted).train.column_names) == ["chosen", "rejected"]
+    file.write_text(json.dumps({"prompt": "hi", "chosen": said[1:], "rejected": other[1:]}) + "\n")
+    with pytest.raises(Stop) as stop:
+        load(settings, wanted)
+    assert stop.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("", {}),
+        ("neftune_noise_alpha=5,optim=adafactor", {"neftune_noise_alpha": 5, "optim": "adafactor"}),
+        ("packing=true,loss_type=None", {"packing": True, "loss_type": None}),
+        ("adam_epsilon=1e-6,eval_on_start=False", {"adam_epsilon": 1e-6, "eval_on_start": False}),
+    ],
+)
+def test_extra_arguments_have_the_types_that_they_look_like(given: str, found: dict[str, Any]) -> None:
+    assert extra_arguments(SftSettings(extra=given), {"output_dir": "out"}) == found
+
+
+@pytest.mark.parametrize("given", ["output_dir=elsewhere", "packing", "=5"])
+def test_extra_arguments_that_are_no_pair_or_are_set_otherwise_are_refused(given: str) -> None:
+    with pytest.raises(Stop) as stop:
+        extra_arguments(SftSettings(extra=given), {"output_dir": "out"})
+    assert stop.value.code == Exit.CONFIG
 
 
 # ------------------------------------------------------------------------------------------------------ smoke runs

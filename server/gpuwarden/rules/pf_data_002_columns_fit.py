@@ -1,10 +1,12 @@
 from collections.abc import Iterator, Mapping
 
+from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.ecosystem_tables import COLUMNS, SYNONYMS
-from gpuwarden.static_analysis.row_layouts import reads
+from gpuwarden.static_analysis.row_layouts import fit, reads
+from gpuwarden.static_analysis.shipped_trainers import trainer_names
 
 _NEEDS = {
     "messages": "a list of messages with role and content",
@@ -45,7 +47,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.get("formatting_func") is not None for t in facts.uses.trainers)
-    # A shipped trainer declares the columns that it reads and converts.
+    # A shipped trainer declares the columns that it reads, and maps nothing.
     follows = facts.uses.typed is None or not facts.uses.typed.columns
     if hub is None or formats or not _methods(facts) or (facts.uses.reshaped and follows):
         return
@@ -84,17 +86,16 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
     typed = facts.uses.typed
     renames, makes = (typed.renames, frozenset[str]()) if typed else (facts.uses.renames, facts.uses.makes)
     seen = {renames.get(c, c) for c in columns} | makes
+    kinds = {renames.get(c.name, c.name): c.type for c in fact.config.columns} if fact.config else {}
     found = []
     for method in _methods(facts):
         there = [wanted for wanted in _wanted(facts, method) if wanted <= seen]
         if not there:
             sets = " or ".join("+".join(sorted(wanted)) for wanted in _wanted(facts, method)[:4])
             has = ", ".join(sorted(columns)[:12])
-            found.append(
-                Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(facts, method, seen))
-            )
+            fix = _mapping(facts, fact, method, dict.fromkeys(seen, "") | kinds)
+            found.append(Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix))
             continue
-        kinds = {renames.get(c.name, c.name): c.type for c in fact.config.columns} if fact.config else {}
         found += _mistyped(facts, fact, method, there, {n: k for n, k in kinds.items() if n not in makes})
     return found
 
@@ -121,13 +122,16 @@ def _mistyped(
     return [Found(f"{column}; {method} needs {_NEEDS.get(serves.get(name, name), 'text')}")]
 
 
-def _mapping(facts: SubmitFacts, method: str, seen: set[str]) -> str:
-    """Return the call or the setting that renames the columns to the expected names, or an empty string."""
-    for wanted in _wanted(facts, method):
-        renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in seen), None) for n in wanted - seen}
+def _mapping(facts: SubmitFacts, fact: RepoFact, method: str, columns: Mapping[str, str]) -> Hint:
+    """Return how to get the expected columns: a setting or a call that renames them, or the conversion of the rows."""
+    wanted = _wanted(facts, method)
+    if facts.uses.typed is not None:
+        found = fit(columns, tuple(tuple(sorted(names)) for names in wanted))
+        template = {"name": method} if method in trainer_names() else {}
+        return f"Add --columns {found.option}." if found.option else do(Action.CONVERT_ROWS, path=fact.use.id, **template)
+    for names in wanted:
+        renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in columns), None) for n in names - columns.keys()}
         if renames and all(renames.values()):
-            if facts.uses.typed is not None:
-                return f"Add --columns {','.join(f'{old}={new}' for new, old in sorted(renames.items()))}."
             pairs = ", ".join(f'"{old}": "{new}"' for new, old in sorted(renames.items()))
             return f"Add dataset = dataset.rename_columns({{{pairs}}})."
     return ""

@@ -1,7 +1,7 @@
 """Decide how the columns of a dataset become the rows that a training method reads.
 
-The shipped trainers can rename columns (`--columns old=new`), and convert ShareGPT, Alpaca and conversations on their
-own. `fit` decides which of these makes a dataset usable, based only on the names and types of its columns.
+The shipped trainers can rename columns (`--columns old=new`). `fit` decides whether that makes a dataset usable, based
+only on the names and types of its columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
 _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
 """Types without information: an empty type, null, several kinds of values, or a truncated type."""
-_ANSWERS: Final = ("output", "response", "completion", "answer")
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
 """Columns that may accompany a pair of plain texts. A column with another name must be renamed to one of these names to
@@ -38,8 +37,7 @@ be read."""
 
 @dataclass(frozen=True)
 class Fit:
-    """How a training method can use a dataset: the columns that are read, the renames that are needed first, and the
-    trainer's conversion.
+    """How a training method can use a dataset: the columns that are read, and the renames that are needed first.
 
     `talks` is true if the rows are conversations, which need a chat template. `missing` lists the columns for which the
     dataset has no usable column; it is empty if the dataset can be used.
@@ -47,7 +45,6 @@ class Fit:
 
     reads: Columns = ()
     renames: Mapping[str, str] = field(default_factory=dict)
-    form: str = ""
     talks: bool = False
     missing: Columns = ()
 
@@ -59,12 +56,11 @@ class Fit:
 
 def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
     """Return how columns can be used as one of a method's column sets. `columns` maps names to types ("": unknown)."""
-    ways = (as_it_is(columns, wanted), converted(columns, wanted), *renamed(columns, wanted))
-    found = next((way for way in ways if way is not None), None)
+    found = as_it_is(columns, wanted) or next(renamed(columns, wanted), None)
     if found is not None:
         return found
     served = {n for n, kind in columns.items() if usable(n, kind)}
-    lacking = [tuple(n for n in names if n not in served and not _renames(columns, (n,))) for names in wanted]
+    lacking = [tuple(n for n in names if n not in served and not _renames(columns, (n,))) or names for names in wanted]
     return Fit(missing=min(lacking, key=len, default=()))
 
 
@@ -111,6 +107,8 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
     for names in wanted:
         if not all(n in columns and usable(n, columns[n]) for n in names):
             continue
+        if len({bool(_ROLES.match(columns[n])) for n in _PARTS.intersection(names) if columns[n]}) > 1:
+            continue  # TRL can't append an answer that is a list of messages to a prompt that is text
         talks = any(_ROLES.match(columns[n]) for n in names)
         larger = (w for w in wanted if set(w) > set(names) and set(w) - set(names) <= _INFORMATIVE)
         for more in () if talks else larger:
@@ -121,35 +119,12 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
     return None
 
 
-def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit for one of the trainer's conversions, possibly after renames."""
-    names = {n for group in wanted for n in group}
-    if "messages" in names:
-        for old in ("conversations", *SYNONYMS["messages"]):
-            if old in columns and usable("conversations", columns[old]):
-                turns = bool(_TURNS.match(columns[old]))
-                target = "conversations" if turns else "messages"
-                renames = {} if old == "conversations" else {old: target}
-                return Fit(("messages",), renames, form="ShareGPT" if turns else "conversations", talks=True)
-    if "completion" in names and "instruction" in columns:
-        answer = next((n for n in _ANSWERS if n in columns and usable("output", columns[n])), None)
-        context = next((n for n in _CONTEXTS if n in columns and usable("output", columns[n])), None)
-        if answer and (context or answer == "output"):
-            given = {answer: "output", context or "input": "input"}
-            renames = {old: new for old, new in given.items() if old != new}
-            return Fit(("prompt", "completion"), renames, form="Alpaca", talks=True)
-    if (
-        names >= {"prompt"}
-        and not names & {"chosen", "completion"}
-        and usable("messages", columns.get("messages", "-"))
-    ):
-        return Fit(("prompt",), form="messages", talks=True)
-    return None
-
-
 def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
     """Yield each fit in which columns with synonymous names are renamed."""
+    context = "instruction" in columns and any(usable("text", columns.get(name, "-")) for name in _CONTEXTS)
     for names in wanted:
+        if context and "completion" in names:
+            continue  # a rename would train without the context
         if renames := _renames(columns, names):
             back = {new: old for old, new in renames.items()}
             yield Fit(names, renames, talks=any(_ROLES.match(columns[back.get(n, n)]) for n in names))

@@ -224,7 +224,7 @@ def _required(classes: list[ast.ClassDef]) -> Iterator[str]:
 
 
 def _columns(program: Program) -> tuple[frozenset[str], ...]:
-    """Return the sets of columns in WANTED, and those that the trainers convert into one of them."""
+    """Return the sets of columns in WANTED."""
     wanted: Any = UNKNOWN
     for node, scope in program.nodes:
         match node:
@@ -232,12 +232,4 @@ def _columns(program: Program) -> tuple[frozenset[str], ...]:
                 wanted = program.value(value)
     if not isinstance(wanted, list) or not all(isinstance(group, list) for group in wanted):
         return ()
-    sets = [frozenset(map(str, group)) for group in wanted]
-    names = frozenset().union(*sets)
-    if "messages" in names:
-        sets.append(frozenset({"conversations"}))
-    if "completion" in names:
-        sets.append(frozenset({"instruction", "output"}))
-    if "prompt" in names and not names & {"chosen", "completion"}:
-        sets.append(frozenset({"messages"}))
-    return tuple(sets)
+    return tuple(frozenset(map(str, group)) for group in wanted)

@@ -35,7 +35,7 @@ from typing import Any
 from gputrain.hardware import Plan
 from gputrain.rows import Data, load
 from gputrain.settings import option
-from gputrain.smoke_text import smoke_text
+from gputrain.smoke import smoke_text
 from gputrain.text import TextSettings, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 

@@ -37,7 +37,7 @@ from gputrain.outcome import Exit, Stop, why_not_loaded
 from gputrain.rewards import GeneratingSettings, check_prompts
 from gputrain.rows import Data, load
 from gputrain.settings import option
-from gputrain.smoke_text import smoke_text, turn
+from gputrain.smoke import smoke_text, turn
 from gputrain.text import dtype_of, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 

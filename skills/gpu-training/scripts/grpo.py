@@ -35,7 +35,7 @@ from typing import Any
 from gputrain.hardware import Plan
 from gputrain.rewards import OnlineSettings, check_prompts, load_rewards, rollout
 from gputrain.rows import ALL, Data, load
-from gputrain.smoke_text import smoke_text, turn
+from gputrain.smoke import smoke_text, turn
 from gputrain.text import load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 

@@ -31,7 +31,6 @@ key of `--config FILE` and an environment variable TRAIN_NAME.
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gputrain.hardware import Plan
@@ -49,7 +48,7 @@ from gputrain.pictures import (
 )
 from gputrain.rows import Data, load
 from gputrain.settings import option
-from gputrain.smoke_pictures import SHAPE, SIDE, smoke_pictures
+from gputrain.smoke import smoke_pictures, write_classifier
 from gputrain.training import arguments, run
 
 WANTED = (("image", "label"),)
@@ -108,16 +107,6 @@ def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
     )
 
 
-def write_model(folder: Path) -> None:
-    """Save the randomly initialized model for a smoke run, with its processor."""
-    import torch
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
-
-    torch.manual_seed(0)
-    ViTForImageClassification(ViTConfig(image_size=SIDE, patch_size=8, **SHAPE)).save_pretrained(folder)
-    ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
-
-
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
     """Return a row for a smoke run."""
     return {"image": picture, "label": color}
@@ -130,6 +119,6 @@ if __name__ == "__main__":
             "image_classification",
             lambda s: load(s, WANTED, (), check_pictures),
             build,
-            smoke_pictures(example, write_model),
+            smoke_pictures(example, write_classifier),
         )
     )

@@ -19,7 +19,7 @@
 # ///
 """Fine-tune and align in one step, without a reference model (ORPO).
 
-Rows: `prompt` + `chosen` + `rejected`. The method is experimental in TRL.
+Rows: `chosen` + `rejected`, with or without `prompt`. The method is experimental in TRL.
 
     uv run orpo.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
 
@@ -35,11 +35,11 @@ from typing import Any
 from gputrain.hardware import Plan
 from gputrain.rows import Data, load
 from gputrain.settings import option
-from gputrain.smoke_text import smoke_text, turn
+from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
-WANTED = (("prompt", "chosen", "rejected"),)
+WANTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 ALSO = ()
 
 

@@ -29,14 +29,13 @@ key of `--config FILE` and an environment variable TRAIN_NAME.
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gputrain.hardware import Plan
 from gputrain.outcome import Exit, Stop, say, why_not_loaded
 from gputrain.rows import Data, load, sample
 from gputrain.settings import Settings, option
-from gputrain.smoke_tokens import smoke_rows, write_tokenizer
+from gputrain.smoke import smoke_rows, write_encoder
 from gputrain.training import arguments, run
 
 WANTED = (("anchor", "positive", "negative"), ("anchor", "positive"), ("sentence1", "sentence2", "score"))
@@ -119,17 +118,6 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
     )
 
 
-def write_model(folder: Path, seed: int) -> None:
-    """Save a random model for a smoke run, with its tokenizer."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    write_tokenizer(folder)
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertModel(BertConfig(vocab_size=512, max_position_embeddings=128, pad_token_id=0, **shape)).save_pretrained(folder)
-
-
 def example(index: int, text: str) -> dict[str, Any]:
     """Return a row for a smoke run."""
     return {"anchor": text, "positive": text[::2]}
@@ -142,6 +130,6 @@ if __name__ == "__main__":
             "sentence_embedding",
             lambda s: load(s, WANTED, (), check),
             build,
-            smoke_rows(example, write_model),
+            smoke_rows(example, write_encoder),
         )
     )

@@ -19,8 +19,7 @@
 # ///
 """Fine-tune a language model on conversations, prompts with completions, or texts (SFT).
 
-Rows: `messages`, or `prompt` + `completion`, or `text`, each with or without `tools`. ShareGPT and Alpaca rows are
-converted.
+Rows: `messages`, or `prompt` + `completion`, or `text`, each with or without `tools`.
 
     uv run sft.py --model Qwen/Qwen3-0.6B --dataset data.jsonl --steps 500
 
@@ -37,10 +36,11 @@ from gputrain.hardware import Plan
 from gputrain.outcome import Exit, Stop
 from gputrain.rows import Data, load
 from gputrain.settings import option
-from gputrain.smoke_text import smoke_text, turn
+from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, has_flash_attention, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# For rows in another format, pass `load` a function that returns a new row for each row: `convert=FUNCTION`.
 WANTED = (("messages",), ("prompt", "completion"), ("text",))
 ALSO = ("tools",)
 

@@ -169,8 +169,7 @@ def print_filled(reply: FilledReply, *, bundle: bool) -> None:
     for repo in filter(None, (reply.model, reply.dataset)):
         out.print(f"{shown(repo.id)}: {repo.access}, license {shown(repo.license)}")
     if reply.reads:
-        converted = f", converted from {reply.converts}" if reply.converts else ""
-        out.print(f"rows: {', '.join(reply.reads)}{converted}")
+        out.print(f"rows: {', '.join(reply.reads)}")
     given = {"platform": PRACTICE, **reply.submit}
     words = ["gpuwarden", "submit"]
     for name in ("platform", "gpu", "timeout_s", "inputs", "outputs", "secrets"):

@@ -82,7 +82,6 @@ class FilledReply(Result):
     file: str = ""
     sha256: str
     reads: list[str] = Field(default_factory=list)
-    converts: str = ""
     model: RepoReply | None = None
     dataset: RepoReply | None = None
     missing: list[str] = Field(default_factory=list)
@@ -151,7 +150,6 @@ def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, 
         file=file,
         sha256=filled.trainer.sha256,
         reads=list(filled.fit.reads) if filled.fit else [],
-        converts=filled.fit.form if filled.fit else "",
         model=_repo(filled.model) if filled.model else None,
         dataset=_repo(filled.dataset, filled.settings.get("dataset_config", "")) if filled.dataset else None,
         missing=list(filled.missing),

@@ -149,7 +149,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
         return filled  # unknown to the viewer; the trainer reads them itself
     fits = _fitted(filled, source, columns)
     kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
-    for name in () if fits.form else fits.reads:
+    for name in fits.reads:
         if reads(name, kinds[name], fits.reads) is False:
             message = f"{source}: the column {line(name, 60)} has the type {kinds[name]}, which {filled.trainer.name}"
             raise BadRequest(f"{message} can't read", "Convert it before training, or choose another dataset.")

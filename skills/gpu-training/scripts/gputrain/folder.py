@@ -22,8 +22,8 @@ ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments; no program r
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
-    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
-    "sharding",
+    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "hub_checkpoints", "objective",
+    "greater_is_better", "sharding",
 }  # fmt: skip
 
 
@@ -148,24 +148,26 @@ def is_full(error: BaseException, out: Path) -> bool:
     return False
 
 
-def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
-    """Claim the output folder for this run.
+def identity(settings: Settings, method: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that identify a training run, as they are stored in run.json."""
+    mine = {n: v for n, v in asdict(settings).items() if n not in FREE}
+    return mine | {"method": method, "data": data, "base": base_of(settings)}
+
+
+def claim(out: Path, mine: dict[str, Any], made: list[str]) -> None:
+    """Claim the output folder for the run that `mine` identifies. `made` are the results that the folder contains.
 
     Raises:
-        Stop: the folder contains another run's checkpoints or final model.
+        Stop: the results belong to another run.
 
     """
-    out = Path(settings.out)
-    mine = {n: v for n, v in asdict(settings).items() if n not in FREE}
-    mine |= {"method": method, "data": data, "base": base_of(settings)}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; the folder was not changed"
-    made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
     try:
         theirs = json.loads((out / RUN).read_text())
     except FileNotFoundError:
         if made:
-            raise Stop(Exit.CONFIG, f"{out} contains {made} from an unknown run", fix) from None
+            raise Stop(Exit.CONFIG, f"{out} contains {', '.join(made)} from an unknown run", fix) from None
         theirs = {}
     except ValueError:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
@@ -207,10 +209,16 @@ def lock(out: Path) -> None:
     _LOCKS.append(descriptor)
 
 
-def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop if the disk lacks space for the checkpoints (with two moments per trained weight) and a spare one."""
-    needed = (keep + 2) * (weights + 8 * trained)
+def need_room(out: Path, needed: int, what: str, fix: str) -> None:
+    """Raise Stop if the disk has fewer free bytes than needed."""
     free = shutil.disk_usage(out).free
     if free < needed:
-        message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
-        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, lower --keep, or train with LoRA")
+        message = f"{out} has {free / 1e9:.1f} GB free; {what} need {needed / 1e9:.1f} GB"
+        raise Stop(Exit.ENVIRONMENT, message, f"choose a larger disk, {fix}")
+
+
+def emptied(out: Path, name: str) -> Path:
+    """Return the path to write `name` to before it is put in place. Remains of a run that was killed are deleted."""
+    making = out / ".saving" / name
+    shutil.rmtree(making, ignore_errors=True)
+    return making

@@ -1,4 +1,4 @@
-"""Load the data, convert common formats, and check the rows before any weight is loaded."""
+"""Load the data, and check the rows before any weight is loaded."""
 
 import hashlib
 import json
@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gputrain.coco import from_coco
-from gputrain.outcome import Exit, Stop, rank, say
-from gputrain.settings import Settings
+from gputrain.outcome import Exit, Stop, say
+from gputrain.settings import Settings, pairs
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
 LOOK = 2000
-SHOW = 3
 ALL = "*"
-SHAREGPT = {
-    "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
-    "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
-}  # fmt: skip
 # Chat templates silently skip unknown roles.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
@@ -32,32 +27,48 @@ class Data:
     identity: dict[str, Any]
 
 
+Row = dict[str, Any]
 Check = Callable[[Any, str, set[str]], None]
 
 
 def load(
-    settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
+    settings: Settings,
+    wanted: tuple[tuple[str, ...], ...],
+    also: tuple[str, ...] = (),
+    check: Check | None = None,
+    convert: Callable[[Row], Row] | None = None,
 ) -> Data:
-    """Return the data for a run, with the columns that the method reads.
+    """Return the data for a run.
+
+    Args:
+        settings: the settings.
+        wanted: the sets of columns that the method can read; the first set that the data has is read.
+        also: further columns to keep if the data has them; `ALL` keeps every column.
+        check: raises Stop for a bad row, instead of `check_rows`.
+        convert: returns a new row for each row of the data, for data in another format.
 
     Raises:
         Stop: the data can't be read, is empty, or lacks columns or the split.
 
     """
-    check = check or check_rows
-    train = prepared(settings, settings.dataset, settings.split, wanted, also, check)
+
+    def prepared(source: str, split: str) -> Any:
+        rows = renamed(settings, source, read(settings, source, split))
+        rows = rows.map(convert, remove_columns=rows.column_names) if convert else rows
+        return checked(rows, source, wanted, also, check or check_rows)
+
+    train = prepared(settings.dataset, settings.split)
     identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
     if settings.eval_dataset or settings.eval_split:
-        source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
-        held_out = prepared(settings, source, split, wanted, also, check)
+        held_out = prepared(settings.eval_dataset or settings.dataset, settings.eval_split or settings.split)
     elif settings.eval_fraction and len(train) > 1:
         size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
         parts = train.train_test_split(test_size=size, seed=settings.seed)
         train, held_out = parts["train"], parts["test"]
     else:
         held_out = None
-    if held_out is not None and len(held_out) > settings.eval_rows:
-        held_out = held_out.select(range(settings.eval_rows))
+    train = train.select(range(min(len(train), settings.max_rows or len(train))))
+    held_out = held_out.select(range(min(len(held_out), settings.eval_rows))) if held_out is not None else None
     say(f"data: {len(train)} rows to train on, {len(held_out) if held_out is not None else 0} to evaluate on")
     return Data(train, held_out, identity)
 
@@ -71,77 +82,68 @@ def digest(source: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepared(
-    settings: Settings,
-    source: str,
-    split: str,
-    wanted: tuple[tuple[str, ...], ...],
-    also: tuple[str, ...],
-    check: Check,
-) -> Any:
-    """Return one split with renamed columns and converted, checked rows."""
-    rows = read(settings, source, split)
-    if not len(rows):
-        raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
-    renames = pairs(settings.columns)
+def renamed(settings: Settings, source: str, rows: Any) -> Any:
+    """Return the rows with the columns renamed as the settings ask."""
+    renames = pairs("columns", settings.columns)
+    has = rows.column_names
     for old, new in renames.items():
-        if old not in rows.column_names:
-            raise Stop(
-                Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
-            )
-        if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
-            raise Stop(
-                Exit.DATA, f"{source} would have two columns {new}", "correct --columns; rename the other column too"
-            )
-    rows = rows.rename_columns(renames) if renames else rows
-    before, (rows, what) = rows, converted(rows, wanted)
+        if old not in has:
+            raise Stop(Exit.DATA, f"{source} has no column {old}; it has {', '.join(has)}", "correct --columns")
+        if (new in has and new not in renames) or [*renames.values()].count(new) > 1:
+            fix = "correct --columns; rename the other column too"
+            raise Stop(Exit.DATA, f"{source} would have two columns {new}", fix)
+    return rows.rename_columns(renames) if renames else rows
+
+
+def checked(rows: Any, source: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...], check: Check) -> Any:
+    """Return the rows with the columns that the method reads."""
     has = set(rows.column_names)
+    if {"prompt", "chosen"} <= has and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
+        has.remove("prompt")  # such a prompt repeats the first messages of the answers, from which TRL takes it
     found = next((names for names in wanted if set(names) <= has), None)
     if found is None:
         needs = " or ".join(" + ".join(names) for names in wanted)
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
-        fix = "rename with --columns old=new, or choose other data"
+        fix = "rename them with --columns old=new, or convert the rows with `gpuwarden template convert`"
         if Path(source).is_dir() and "label" in needs:
             fix = "make one subfolder of pictures for each class, all at the same depth"
         raise Stop(Exit.DATA, message, fix)
-    if what and rank() == 0:
-        some = range(min(SHOW, len(rows)))
-        print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
-        print("after:", *(f"  {shortened(rows[i])}" for i in some), sep="\n", flush=True)
     check(rows, source, {*found, *also} & has)
     return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
 
 
-def pairs(text: str) -> dict[str, str]:
-    """Return old=new,old=new as a mapping."""
-    found = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
-    if not all(found.values()):
-        raise Stop(Exit.CONFIG, f"columns is {text!r}", "write old=new,old=new")
-    return {old.strip(): new.strip() for old, new in found.items()}
-
-
 def read(settings: Settings, source: str, split: str) -> Any:
     """Return one split of a file, a URL, a folder or a Hub dataset."""
-    from datasets import get_dataset_split_names, load_dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     path = Path(source)
     try:
         if path.is_dir():
-            return read_folder(path, split)
-        if Path(source.partition("?")[0]).suffix in BUILDERS:
-            return read_file_of_rows(settings, source, split)
-        if path.exists():
+            rows = read_folder(path, split)
+        elif Path(source.partition("?")[0]).suffix in BUILDERS:
+            rows = read_file_of_rows(settings, source, split)
+        elif path.exists():
             raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
-        splits = get_dataset_split_names(source, settings.dataset_config or None)
-        if split.partition("[")[0] not in splits:
-            raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(splits)}", "correct the split")
-        return load_dataset(source, settings.dataset_config or None, split=split)
+        else:
+            rows = read_hub(settings, source, split)
     except Stop:
         raise
     except Exception as error:
         raise Stop(*why_not_read(source, error)) from error
+    if not len(rows):
+        raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
+    return rows
+
+
+def read_hub(settings: Settings, source: str, split: str) -> Any:
+    """Return one split of a Hub dataset."""
+    from datasets import get_dataset_split_names, load_dataset
+
+    splits = get_dataset_split_names(source, settings.dataset_config or None)
+    if split.partition("[")[0] not in splits:
+        raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(splits)}", "correct the split")
+    return load_dataset(source, settings.dataset_config or None, split=split)
 
 
 def read_folder(path: Path, split: str) -> Any:
@@ -194,66 +196,6 @@ def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
     )
 
 
-def shortened(row: dict[str, Any]) -> str:
-    """Return a row as one line of at most 200 characters."""
-    text = json.dumps(row, ensure_ascii=False, default=str)
-    return text if len(text) <= 200 else text[:199] + "…"
-
-
-def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
-    """Return the rows in a format that the method reads, and the name of their original format."""
-    has, names = set(rows.column_names), {n for group in wanted for n in group}
-    pairs_too = {"prompt", "chosen", "rejected"} <= has & names
-    if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
-        return rows.map(from_whole_pair, remove_columns=rows.column_names), "pairs of whole conversations"
-    if any(set(group) <= has for group in wanted):
-        return rows, ""
-    if "messages" in names and "conversations" in has:
-        first = rows[0]["conversations"]
-        if first and "from" in (first if isinstance(first, dict) else first[0]):
-            return rows.map(from_sharegpt, remove_columns=rows.column_names), "ShareGPT"
-        return rows.rename_column("conversations", "messages"), "conversations"
-    if "completion" in names and {"instruction", "output"} <= has:
-        return rows.map(from_alpaca, remove_columns=rows.column_names), "Alpaca"
-    if names >= {"prompt"} and not names & {"chosen", "completion"} and "messages" in has:
-        return rows.map(to_prompt, remove_columns=["messages"]), "messages"
-    return rows, ""
-
-
-def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return ShareGPT turns as messages."""
-    turns = row["conversations"] or []
-    if isinstance(turns, dict):  # stored as columns: a list of speakers and a list of texts
-        turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
-    return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
-
-
-def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Return two conversations as their common turns and the answers; `prompt` repeats the common turns as text.
-
-    TRL concatenates the prompt and the answers, but can't concatenate a string and a conversation.
-    """
-    chosen, rejected = row["chosen"], row["rejected"]
-    same = 0
-    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
-        same += 1
-    prompt = chosen[:same] or [{"role": "user", "content": row["prompt"]}]
-    return {"prompt": prompt, "chosen": chosen[same:], "rejected": rejected[same:]}
-
-
-def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an Alpaca row as one exchange."""
-    text = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    user, assistant = {"role": "user", "content": text}, {"role": "assistant", "content": row["output"]}
-    return {"prompt": [user], "completion": [assistant]}
-
-
-def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns before the assistant's final turn."""
-    turns = row["messages"]
-    return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
-
-
 def sample(rows: Any, most: int = LOOK) -> list[int]:
     """Return the indices of rows spread evenly over the data."""
     return list(range(0, len(rows), max(1, len(rows) // most)))
@@ -267,13 +209,20 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
         row = rows[index]
         ties += "rejected" in names and row["chosen"] == row["rejected"]
         for name, value in row.items():
-            if problem := why_bad(name, value):
+            if problem := why_bad(name, value) or (name == "chosen" and why_no_prompt(row)):
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
                 raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` can help")
     if ties == len(looked):
         raise Stop(Exit.DATA, f"{source}: the two answers are equal in every pair", "use pairs of different answers")
     if ties:
         say(f"{ties} of {len(looked)} pairs have two equal answers, from which the model can't learn")
+
+
+def why_no_prompt(row: Row) -> str:
+    """Return the reason why the prompt of a pair is unknown, or an empty string."""
+    chosen, rejected = row["chosen"], row["rejected"]
+    inside = row.get("prompt") is None and isinstance(chosen, list) and isinstance(rejected, list)
+    return "the two answers don't start with the same prompt" if inside and chosen[:1] != rejected[:1] else ""
 
 
 def why_bad(name: str, value: Any) -> str:

@@ -31,19 +31,28 @@ def option(
     return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
-class Checked:
-    """Base class of settings: a dataclass whose fields are created with `option`."""
+@dataclass
+class Common:
+    """Settings of every script. Their fields are created with `option`."""
+
+    smoke: bool = option(False, "use a tiny random model and made-up inputs, to try the script and the machine")
+    model: str = option("", "model: Hub id or folder")
+    out: str = option("out", "output folder")
+    hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
+    hub_public: bool = option(False, "create the repo public")
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
+        if not self.model:
+            raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
+        if self.hub_model_id and self.hub_model_id.count("/") != 1:
+            raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
 
 
 @dataclass
-class Settings(Checked):
+class Settings(Common):
     """Settings of every trainer."""
 
-    smoke: bool = option(False, "train a tiny random model on made-up rows, to try the script and the machine")
-    model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
     dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
     dataset_config: str = option("", "config of a Hub dataset")
@@ -53,7 +62,7 @@ class Settings(Checked):
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
     eval_rows: int = option(500, "maximum number of rows to evaluate on", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
-    out: str = option("out", "output folder")
+    max_rows: int = option(0, "maximum number of rows to train on; 0: all", least=0)
     steps: int = option(0, "number of optimizer steps; 0: use epochs instead", least=0)
     epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
     batch_size: int = option(16, "effective batch: rows per optimizer step over all GPUs", least=1)
@@ -77,27 +86,26 @@ class Settings(Checked):
     workers: int = option(0, "data loader workers per process", least=0, most=4)
     report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
     callback: str = option("", "own callbacks, comma-separated: file.py:Class")
+    extra: str = option("", "further arguments of the method's config class, such as neftune_noise_alpha=5")
+    hub_checkpoints: bool = option(False, "push each checkpoint too; on a new machine, the run resumes from it")
     objective: str = option("eval_loss", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(False, "a higher objective is better")
-    hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
-    hub_public: bool = option(False, "create the repo public")
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
-        if not self.model:
-            raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
+        super().check()
         if not self.dataset:
             raise Stop(Exit.CONFIG, "dataset is not set", "pass --dataset FILE_URL_OR_ID")
+        if self.hub_checkpoints and not self.hub_model_id:
+            raise Stop(Exit.CONFIG, "hub_checkpoints is set, but hub_model_id is not", "pass --hub-model-id owner/name")
         if not self.steps and not self.epochs:
             raise Stop(Exit.CONFIG, "steps and epochs are both 0", "pass --steps or --epochs")
         if self.micro_batch and self.batch_size % self.micro_batch:
             message = f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}"
             raise Stop(Exit.CONFIG, message, "choose a micro_batch that divides batch_size")
-        if self.hub_model_id and self.hub_model_id.count("/") != 1:
-            raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
 
 
-S = TypeVar("S", bound=Checked)
+S = TypeVar("S", bound=Common)
 
 
 class Parser(argparse.ArgumentParser):
@@ -194,6 +202,15 @@ def read_file(path: Path) -> dict[str, Any]:
     return {str(name): joined(value) for name, value in values.items() if value is not None}
 
 
+def pairs(name: str, text: str) -> dict[str, str]:
+    """Return `old=new,old=new`, the value of the setting `name`, as a mapping."""
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    found = {old.strip(): new.strip() for old, _, new in parts}
+    if not all(found) or not all(found.values()):
+        raise Stop(Exit.CONFIG, f"{name} is {text!r}", "write name=value,name=value")
+    return found
+
+
 def joined(value: Any) -> Any:
     """Return a list or a mapping in the format of a flag."""
     if isinstance(value, dict):
@@ -225,8 +242,8 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
     """Raise Stop if a value is not among the choices or is out of its limits."""
     choices, least, most = limits["choices"], limits["least"], limits["most"]
     words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
-    if choices and not set(words) <= set(choices):
-        raise Stop(Exit.CONFIG, f"{name} is {value!r}", f"choose one of {', '.join(choices)}")
+    if choices and (unknown := next((word for word in words if word not in choices), None)):
+        raise Stop(Exit.CONFIG, f"{name} is {unknown!r}", f"choose among {', '.join(choices)}")
     if (least is not None and not value >= least) or (most is not None and not value <= most):
         allowed = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
         raise Stop(Exit.CONFIG, f"{name} is {value:g}", f"choose a value {allowed}")

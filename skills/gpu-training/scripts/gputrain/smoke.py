@@ -20,8 +20,17 @@ MODEL, DATA = "model", "data.jsonl"
 # Settings for other inputs and for the push. A smoke run overrides them, because it downloads and uploads nothing.
 LEFT_OUT = {
     "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
-    "chat_template_from": "", "hub_model_id": "",
+    "chat_template_from": "", "hub_model_id": "", "hub_checkpoints": "false",
 }  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ENDS = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "unk_token": None}
+ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
+SIDE = 32
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 @dataclass(frozen=True)
@@ -83,3 +92,120 @@ def write_inputs(inputs: Path, smoke: Smoke) -> None:
     making.mkdir(parents=True)
     smoke.make(making)
     put_in_place(making, inputs)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Save a tokenizer whose tokens are bytes."""
+    from transformers import Qwen2Tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    tokens = ["<|pad|>", "<|end|>", *ROLES, *bytes_to_unicode().values()]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=list(ROLES), **ENDS)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
+    """Return the inputs for a text method: its rows, a model, and a second model as the teacher."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL, 0)
+        model(folder / "teacher", 1)
+        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
+
+    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+
+
+def turn(role: str, content: str) -> list[dict[str, str]]:
+    """Return one message, as a list."""
+    return [{"role": role, "content": content}]
+
+
+def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
+    """Save a random Qwen2 with its tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1,
+        bos_token_id=None,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def write_adapter(folder: Path) -> None:
+    """Save a random model and an adapter for it, each with the tokenizer."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_language_model(folder / MODEL, hidden=256)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / MODEL), LoraConfig(task_type="CAUSAL_LM"))
+    adapter.save_pretrained(folder / "adapter")
+    AutoTokenizer.from_pretrained(folder / MODEL).save_pretrained(folder / "adapter")
+
+
+def write_encoder(folder: Path, seed: int) -> None:
+    """Save a random BERT with its tokenizer."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    BertModel(BertConfig(vocab_size=512, max_position_embeddings=128, pad_token_id=0, **SHAPE)).save_pretrained(folder)
+
+
+def write_classifier(folder: Path) -> None:
+    """Save a random ViT with its processor."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(image_size=SIDE, patch_size=8, **SHAPE)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+
+
+def write_detector(folder: Path) -> None:
+    """Save a random YOLOS with its processor."""
+    import torch
+    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+
+    torch.manual_seed(0)
+    config = YolosConfig(image_size=[SIDE, SIDE], num_detection_tokens=6, patch_size=8, **SHAPE)
+    YolosForObjectDetection(config).save_pretrained(folder)
+    YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pad=False).save_pretrained(folder)
+
+
+def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
+    """Return the inputs of a method that trains a language model."""
+    return smoke_rows(row, write_language_model, *flags)
+
+
+def write_pictures(folder: Path) -> list[tuple[str, str, list[int]]]:
+    """Save pictures; return the name, the class and the box (x, y, width, height) of each."""
+    import PIL.Image
+
+    folder.mkdir()
+    made = []
+    for index in range(24):
+        x, y, side = 2 + index % 9, 3 + index % 7, 8 + index % 5
+        picture = PIL.Image.new("RGB", (SIDE, SIDE), (20, 20, 90))
+        color = "green" if index % 2 else "red"
+        picture.paste((0, 128, 0) if index % 2 else (255, 0, 0), (x, y, x + side, y + side))
+        picture.save(folder / f"{index}.png")
+        made.append((f"{folder.name}/{index}.png", color, [x, y, side, side]))
+    return made
+
+
+def smoke_pictures(row: Callable[[str, str, list[int]], dict[str, Any]], model: Callable[[Path], None]) -> Smoke:
+    """Return the smoke-run inputs for a method that uses pictures: its rows and a model."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL)
+        write_rows(folder / DATA, [row(*picture) for picture in write_pictures(folder / "pictures")])
+
+    flags = ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--eval-fraction", "0.2", *SHORT)
+    return Smoke(make, flags)

@@ -1,5 +1,6 @@
 """Run one method from settings to result: checks, resume, training, evaluation, final model."""
 
+import ast
 import contextlib
 import json
 import os
@@ -15,11 +16,15 @@ from gputrain.callbacks import Finite, Interrupted, Metrics, Reporter, Varying, 
 from gputrain.folder import (
     ARGUMENTS,
     BASELINE,
+    FINAL,
+    RUN,
+    checkpoints,
     claim,
     completed,
+    identity,
     is_full,
     lock,
-    need_disk,
+    need_room,
     newest,
     put_in_place,
     write_json,
@@ -27,9 +32,9 @@ from gputrain.folder import (
 from gputrain.hardware import AMPERE, HOPPER, Plan, look
 from gputrain.launch import free_memory_retry, leave_note, need_world, start_processes
 from gputrain.outcome import Exit, Stop, complain, rank, say
-from gputrain.results import figures, need_push, push, save_final, write_result
+from gputrain.results import figures, need_push, pull_checkpoint, push, push_checkpoint, save_final, write_result
 from gputrain.rows import Data
-from gputrain.settings import Settings, read_settings
+from gputrain.settings import Settings, pairs, read_settings
 from gputrain.smoke import Smoke, with_inputs
 
 T = TypeVar("T", bound=Settings)
@@ -76,10 +81,23 @@ def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
     if settings.fast:
         say(f"fast on {plan.device}: {'nothing applies' if plan.capability < AMPERE else 'fused optimizer, tf32'}"
             f"{', compile' if 'torch_compile' in given else ''}")  # fmt: skip
-    return given
+    return given | extra_arguments(settings, given)
 
 
-def save_whole(trainer: Any, keep: int) -> None:
+def extra_arguments(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments in the setting `extra`, with numbers and truth values converted."""
+    found: dict[str, Any] = {}
+    for name, text in pairs("extra", settings.extra).items():
+        if name in given:
+            raise Stop(Exit.CONFIG, f"extra has {name}, which other settings decide", "see --help for these settings")
+        try:
+            found[name] = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+        except (ValueError, SyntaxError):
+            found[name] = text
+    return found
+
+
+def save_whole(trainer: Any, settings: Settings) -> None:
     """Make the trainer's checkpoints atomic: written elsewhere, synced, renamed, and only then rotated.
 
     The Trainer writes directly into checkpoint-N. If the process is killed during a save, an incomplete folder remains
@@ -111,9 +129,14 @@ def save_whole(trainer: Any, keep: int) -> None:
             # The Trainer records the path of the best checkpoint in the temporary folder, which is renamed here.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
+            if settings.hub_checkpoints:
+                shutil.copyfile(out / RUN, making / name / RUN)  # names the run that may resume from it
             put_in_place(making / name, out / name)
-            rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
+            rotate_checkpoints(
+                str(out), save_total_limit=settings.keep, best_model_checkpoint=best_path, use_mtime=False
+            )
             say(f"saved {name}")
+            push_checkpoint(settings, out / name)
         trainer.accelerator.wait_for_everyone()
 
     trainer._save_checkpoint = save  # noqa: SLF001
@@ -156,8 +179,10 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
     weights = sum(p.numel() * p.element_size() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     say(f"model: {sum(p.numel() for p in parameters):,} parameters, {trained:,} of them trained")
-    need_disk(Path(settings.out), weights, trained, settings.keep)
-    save_whole(trainer, settings.keep)
+    # Each trained weight has two moments; the checkpoint that is being written needs room too.
+    needed, what = (settings.keep + 2) * (weights + 8 * trained), f"{settings.keep + 2} checkpoints"
+    need_room(Path(settings.out), needed, what, "lower --keep, or train with LoRA")
+    save_whole(trainer, settings)
     load_whole(trainer, settings)
     from transformers import PrinterCallback
 
@@ -279,14 +304,17 @@ def attempt(
         need_push(settings)
         data = load(settings)
         start_processes(settings)
-        lock(Path(settings.out))
-        claim(settings, method, data.identity)
-        if done := completed(Path(settings.out)):
+        out = Path(settings.out)
+        lock(out)
+        made = [p.name for p in (*checkpoints(out), out / FINAL) if p.exists()]
+        claim(out, identity(settings, method, data.identity), made)
+        if done := completed(out):
             say(f"the run is complete: {done['step']} steps, the final model is in {done['final']}")
             if settings.hub_model_id != done["settings"]["hub_model_id"]:
                 push(settings, Path(done["final"]))
             return int(Exit.OK)
         mine = True
+        pull_checkpoint(settings)
         plan = look(settings)
         say(f"plan: {json.dumps(asdict(plan))}")
         reporter, interrupted = Reporter(settings), Interrupted()
@@ -345,7 +373,13 @@ def whole(
     # The user's own callbacks are loaded before the weights, so that their errors appear early.
     watchers = [Metrics(reporter), Varying(), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
-    trainer = build(settings, plan, data)
+    try:
+        trainer = build(settings, plan, data)
+    except TypeError as error:
+        if settings.extra and "keyword argument" in str(error):
+            message = f"extra is {settings.extra!r}: {error}"
+            raise Stop(Exit.CONFIG, message, "use arguments of the method's config class") from error
+        raise
     prepare(trainer, settings, plan, watchers)
     return train(trainer, settings, plan, data, method, reporter, interrupted)
 
