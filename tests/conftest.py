@@ -40,7 +40,7 @@ settings.load_profile("gpuwarden")
 
 # Kits with fixtures. Registered before anything imports one, so that their assertions say what they saw.
 pytest_plugins = [
-    "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "kept_kit", "orders_kit",
+    "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "artifact_store_kit", "orders_kit",
     "plugin_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
     "ssh_kit", "sshd", "timed_again", "wording",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from artifact_store_kit import KEEP, Kit
 from gpuwarden.core.errors import AuthFailed, Conflict, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, NextStep
 from gpuwarden.core.models import Verb
@@ -30,7 +31,6 @@ from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.model import Fault
-from kept_kit import KEEP, Kit
 from lifecycle_kit import launch, records, weights
 from pretend_machines import PretendBackend, Processes, remembered
 from teardown_kit import House
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.anyio
 def every_situation() -> Iterator[Situation]:
     """The product of the three machines' states, the copies and what a person ordered."""
     tickets = [(None, None), *((state, ends) for state in Teardown for ends in (None, 1_000.0))]
-    for job, machine, copy, (ticket, ends), launched, outputs, ordered, kept in itertools.product(
+    for job, machine, copy, (ticket, ends), launched, outputs, ordered, store in itertools.product(
         sorted(set(Job) - {Job.DRAFT, Job.REFUSED}),
         Machine,
         Copy,
@@ -58,7 +58,7 @@ def every_situation() -> Iterator[Situation]:
             job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
             ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
             ends_at=ends if ordered else None, settles_at=430.0 if refused else None,
-            self_stopped=machine is Machine.OFF and outputs and launched, kept=kept, watched=bool(kept),
+            self_stopped=machine is Machine.OFF and outputs and launched, artifact_store=store, watched=bool(store),
             stoppable=outputs,
         )  # fmt: skip
 
@@ -78,11 +78,16 @@ def test_every_state_has_a_step_that_fits_it() -> None:
             wrong.append("no step, or one twice")
         if step is None and now.machine in {Machine.BILLING, Machine.UNSEEN}:
             wrong.append("a machine bills and nothing is to be done")
-        stored = now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED}
+        stored = now.artifact_store and now.copy in {Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.UNVERIFIED}
         if now.job in TERMINAL_JOBS and now.machine is Machine.GONE and step is not None and not stored:
             wrong.append("nothing is left to do")
         text = " ".join(str(s.parameters.get("text", "")) for s in found)
-        if Action.PULL in actions and now.kept and now.machine in {Machine.OFF, Machine.GONE} and now.kept not in text:
+        if (
+            Action.PULL in actions
+            and now.artifact_store
+            and now.machine in {Machine.OFF, Machine.GONE}
+            and now.artifact_store not in text
+        ):
             wrong.append("it does not say where the copy is")
         under_way = now.ticket_state in UNDER_WAY
         asleep = now.self_stopped and now.job not in TERMINAL_JOBS  # how the job ended is not known
@@ -463,9 +468,9 @@ class NightWalk(Walk, Kit):
             return (await check(self.ctx, job)).next_steps
         return await super().do(job, step)
 
-    async def self_stopped(self, state: str = "succeeded", *, kept: bool = False, **changes: object) -> str:
+    async def self_stopped(self, state: str = "succeeded", *, stores: bool = False, **changes: object) -> str:
         """A job that saved and ended in the night, and its machine, which stopped itself before anybody came."""
-        job = await self.started(**({"artifact_store": KEEP} if kept else {}), **changes)
+        job = await self.started(**({"artifact_store": KEEP} if stores else {}), **changes)
         self.backend.write(self.handle(job), "model.safetensors", weights())
         self.backend.end(self.handle(job), state)
         self.self_stops()
@@ -496,40 +501,40 @@ async def self_stopped_and_stopping(walk: NightWalk) -> str:
 
 
 async def self_stopped_and_kept(walk: NightWalk) -> str:
-    job = await walk.self_stopped(kept=True)
+    job = await walk.self_stopped(stores=True)
     walk.stores(job)
     return job
 
 
 async def self_stopped_and_kept_and_failed(walk: NightWalk) -> str:
-    job = await walk.self_stopped("failed", kept=True)
+    job = await walk.self_stopped("failed", stores=True)
     status = {"state": "failed", "attempt": 1, "exit_code": 1, "reason": "exited", "why": ""}
     walk.stores(job, ended={"status": status})
     return job
 
 
 async def self_stopped_and_kept_without_the_last_word(walk: NightWalk) -> str:
-    job = await walk.self_stopped(kept=True)
+    job = await walk.self_stopped(stores=True)
     walk.stores(job, ended={"look": ""})
     return job
 
 
 async def self_stopped_and_kept_in_a_store_that_lost_a_file(walk: NightWalk) -> str:
-    job = await walk.self_stopped(kept=True)
+    job = await walk.self_stopped(stores=True)
     walk.stores(job)
     del walk.shelf.objects[walk.key(job, "out/model.safetensors")]
     return job
 
 
 async def self_stopped_and_kept_in_a_store_that_is_denied(walk: NightWalk) -> str:
-    job = await walk.self_stopped(kept=True)
+    job = await walk.self_stopped(stores=True)
     walk.stores(job)
     walk.shelf.silent = True
     return job
 
 
 async def kept_and_taken_for_good(walk: NightWalk) -> str:
-    job = await walk.self_stopped(kept=True)
+    job = await walk.self_stopped(stores=True)
     walk.stores(job)
     walk.ends_itself(walk.cloud.terminate)
     return job

@@ -33,15 +33,15 @@ class Machine(StrEnum):
 class Copy(StrEnum):
     """The best copy of a job's outputs outside its machine.
 
-    STALE: made before the job ended. KEPT: from the artifact store, while the machine still exists and may have more
-    outputs. PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are broken
-    or can't be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the
+    STALE: made before the job ended. FROM_STORE: from the artifact store, while the machine still exists and may have
+    more outputs. PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are
+    broken or can't be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the
     outputs.
     """
 
     NONE = "none"
     STALE = "stale"
-    KEPT = "kept"
+    FROM_STORE = "from_store"
     PARTIAL = "partial"
     EMPTY = "empty"
     UNVERIFIED = "unverified"
@@ -60,7 +60,7 @@ class Situation:
       `ends_at` is the end of this period, in seconds since the epoch; None before the delivery.
     - `settles_at`: when a second check can confirm whether a refused request rented a machine; None if confirmed.
     - `self_stopped`: the machine is off because it stopped itself, and a pull starts it.
-    - `kept`: the address of the artifact store; empty if there is none.
+    - `artifact_store`: the address of the artifact store; empty if there is none.
     - `watched`: a watch ran recently. Only a watch carries out automatic teardown.
     - `resuming`: a resume was requested.
     - `stoppable`: a stop ends billing of a paused job's machine and keeps the files from which the job resumes.
@@ -72,7 +72,7 @@ class Situation:
     now: float
     machine: Machine = Machine.NONE
     self_stopped: bool = False
-    kept: str = ""
+    artifact_store: str = ""
     launched: bool = True
     outputs: bool = True
     copy: Copy = Copy.NONE
@@ -99,8 +99,8 @@ class Situation:
 
 
 SELF_STOPPED: Final = "The machine stopped itself. Its disk is kept and may be billed. A pull starts the machine again."
-SELF_STOPPED_KEPT: Final = (
-    "The machine stopped itself. Its disk may be billed. A pull copies the outputs from the artifact store, {kept}, "
+SELF_STOPPED_WITH_STORE: Final = (
+    "The machine stopped itself. Its disk may be billed. A pull copies the outputs from the artifact store, {store}, "
     "and starts the machine only if the store is not confirmed complete."
 )
 UNWATCHED: Final = "Automatic teardown ends the machine after a notice, but no watch is running to carry it out."
@@ -127,7 +127,9 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
             return steps((approval(now.price_ticket), launch))
         if now.self_stopped:
             why = "to see how the job ended and copy its outputs"
-            pull = do(Action.PULL, why if now.kept else f"to start it, {why.removeprefix('to ')}", job_id=now.job_id)
+            pull = do(
+                Action.PULL, why if now.artifact_store else f"to start it, {why.removeprefix('to ')}", job_id=now.job_id
+            )
             return steps(
                 (_self_stopped(now), pull, do(Action.CANCEL, "to give up the job", alternative=True, job_id=now.job_id))
             )
@@ -144,9 +146,13 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         return steps(("The job has no billing instance.", *rest) if rest else ENDED)
     if now.machine is Machine.GONE:
         # Only the artifact store can still have outputs.
-        rest = _copying(now) if now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED} else ()
+        rest = (
+            _copying(now)
+            if now.artifact_store and now.copy in {Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.UNVERIFIED}
+            else ()
+        )
         bills = f"{' and '.join(now.storage)} is still billed." if now.storage else "The job has no billing instance."
-        there = f"{bills} Its remaining outputs are in its artifact store, {now.kept}."
+        there = f"{bills} Its remaining outputs are in its artifact store, {now.artifact_store}."
         ended = REMAINS.format(storage=" and ".join(now.storage)) if now.storage else ENDED
         return steps((there, *rest) if rest else ended)
     if now.machine is Machine.UNSEEN or now.given_back:
@@ -190,14 +196,18 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
         end = do(Action.TEARDOWN, "once you no longer need its files", job_id=now.job_id, verb="terminate")
         return steps(("The machine is stopped. Its disk may be billed.", end))
     start = "The machine is stopped and has the outputs. Start it in the platform's console to copy them."
-    if now.kept:
-        start = f"The machine is stopped. A pull copies the outputs that are in its artifact store, {now.kept}."
-    if now.kept and now.copy is Copy.PARTIAL:
-        start = f"The machine is stopped, and {now.kept} lacks some outputs. Start it in the platform's console."
-    if now.copy is Copy.KEPT:
+    if now.artifact_store:
         start = (
-            f"The copy from {now.kept} is not confirmed complete, and the machine is stopped. Start it in the "
-            "platform's console to copy the rest, or ask the user whether the copy is enough."
+            f"The machine is stopped. A pull copies the outputs that are in its artifact store, {now.artifact_store}."
+        )
+    if now.artifact_store and now.copy is Copy.PARTIAL:
+        start = (
+            f"The machine is stopped, and {now.artifact_store} lacks some outputs. Start it in the platform's console."
+        )
+    if now.copy is Copy.FROM_STORE:
+        start = (
+            f"The copy from {now.artifact_store} is not confirmed complete, and the machine is stopped. Start it in "
+            "the platform's console to copy the rest, or ask the user whether the copy is enough."
         )
     start = _self_stopped(now) if now.self_stopped else start
     end = do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate")
@@ -206,7 +216,7 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
 
 def _self_stopped(now: Situation) -> str:
     """Return the note about a machine that stopped itself."""
-    return SELF_STOPPED_KEPT.format(kept=now.kept) if now.kept else SELF_STOPPED
+    return SELF_STOPPED_WITH_STORE.format(store=now.artifact_store) if now.artifact_store else SELF_STOPPED
 
 
 def stopped_machine(job_id: str) -> tuple[NextStep, ...]:
@@ -231,7 +241,7 @@ def _copying(now: Situation) -> tuple[NextStep, ...]:
     again = {
         Copy.NONE: "" if now.job is Job.SUCCEEDED else "to copy the existing outputs",
         Copy.STALE: "again, because the job kept writing after the last copy",
-        Copy.KEPT: "again, from the machine itself",
+        Copy.FROM_STORE: "again, from the machine itself",
     }
     return do(Action.PULL, again.get(now.copy, "again; files already copied are kept"), job_id=now.job_id), verify
 

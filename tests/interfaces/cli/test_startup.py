@@ -117,7 +117,7 @@ def test_a_check_of_a_script_imports_what_reads_it(tmp_path: Path) -> None:
         "interfaces.mcp",
         "interfaces.results.overview",
         "knowledge",
-        "lifecycle.artifacts.kept_store",
+        "lifecycle.artifacts.store_copy",
         "lifecycle.fan_out",
         "rehearsal",
         "remote.first_step",

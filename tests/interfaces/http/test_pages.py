@@ -21,8 +21,8 @@ from gpuwarden.interfaces.http.pages.job import job_view
 from gpuwarden.interfaces.http.pages.static_files import files
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.ledger import events as ev
-from gpuwarden.lifecycle.artifacts.kept_list import KeptView
 from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
+from gpuwarden.lifecycle.artifacts.store_contents import StoreView
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.points import PostedPoints, Row
@@ -181,13 +181,13 @@ async def test_each_page_reads_as_it_is_meant(tmp_path: Path, wording: Wording) 
 
 async def test_a_job_whose_machine_is_away_shows_what_its_store_has(world: World) -> None:
     job = read_job(world.ctx.ledger, "jlive")
-    kept = KeptView("hf://buckets/me/runs", 3, 5 << 30, ("out/checkpoint-200", EVIL), "the last upload is 2 h old")
-    view = job_view(world.ctx, "jlive", Checked(job, None, None, None, kept=kept), None)
-    (row,) = view["lists"]["kept"]
+    store = StoreView("hf://buckets/me/runs", 3, 5 << 30, ("out/checkpoint-200", EVIL), "the last upload is 2 h old")
+    view = job_view(world.ctx, "jlive", Checked(job, None, None, None, artifact_store=store), None)
+    (row,) = view["lists"]["store"]
     assert row["name"] == "hf://buckets/me/runs"
     for text in ("5.0 GiB", "out/checkpoint-200", "the last upload is 2 h old"):
         assert text in row["text"]
-    assert job_view(world.ctx, "jlive", None, None)["lists"]["kept"] == []
+    assert job_view(world.ctx, "jlive", None, None)["lists"]["store"] == []
 
 
 async def test_the_end_of_an_accounts_money_is_among_the_clocks(world: World, http: httpx2.AsyncClient) -> None:
@@ -351,7 +351,7 @@ async def test_ten_thousand_jobs_come_a_page_at_a_time(tmp_path: Path) -> None:
 
 async def test_the_ladder_says_yes_only_to_what_is_proven(world: World) -> None:
     held = {step.rung: step.held for step in ladder(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
-    assert held["declared"] is Held.YES and held["kept"] is Held.UNASKED
+    assert held["declared"] is Held.YES and held["stored"] is Held.UNASKED
     assert Held.YES not in {held["copied"], held["equal"], held["loaded"]}, (
         "the record of that pull is not on this disk"
     )

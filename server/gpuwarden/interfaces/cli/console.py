@@ -250,10 +250,14 @@ def checked(reply: CheckReply) -> None:
     if reply.ending:
         for text in ending_of(reply.ending):
             out.print(f"  {shown(text)}")
-    if reply.kept:
-        what = f"{counted(reply.kept.files, 'file')}, {reply.kept.bytes:,} bytes" if reply.kept.files else "unknown"
-        out.print(f"  uploaded to [bold]{shown(reply.kept.store)}[/]: {what}")
-        for text in (*reply.kept.newest, *([reply.kept.why] if reply.kept.why else ())):
+    if reply.artifact_store:
+        what = (
+            f"{counted(reply.artifact_store.files, 'file')}, {reply.artifact_store.bytes:,} bytes"
+            if reply.artifact_store.files
+            else "unknown"
+        )
+        out.print(f"  uploaded to [bold]{shown(reply.artifact_store.store)}[/]: {what}")
+        for text in (*reply.artifact_store.newest, *([reply.artifact_store.why] if reply.artifact_store.why else ())):
             out.print(f"    [dim]{shown(text)}[/]")
     if reply.log:
         out.print(shown(unfenced(reply.log)), style="dim")

@@ -35,7 +35,7 @@ class DiagnosisReply(BaseModel):
     lines: str = ""
 
 
-class KeptReply(BaseModel):
+class ArtifactStoreReply(BaseModel):
     """The content of a job's artifact store, according to its file list.
 
     `why` is the reason why the content is unknown or may lack files from the machine.
@@ -86,7 +86,7 @@ class CheckReply(WarnedReply):
     """Package releases that contain the name that the failed job could not find."""
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
     """Outcomes of the read-only checks on the machine of a job with problems."""
-    kept: KeptReply | None = None
+    artifact_store: ArtifactStoreReply | None = None
     """The content of the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
     """Steps in the verification of the job's outputs: yes, no, not_yet or unknown."""
@@ -129,14 +129,14 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],
         skew=skew_reply(result.skew),
         checks=[outcome_reply(one) for one in result.checks],
-        kept=KeptReply(
-            store=kept.address,
-            files=kept.files,
-            bytes=kept.bytes,
-            newest=[named(name, 200) for name in kept.newest],
-            why=quoted(kept.why),
+        artifact_store=ArtifactStoreReply(
+            store=store.address,
+            files=store.files,
+            bytes=store.bytes,
+            newest=[named(name, 200) for name in store.newest],
+            why=quoted(store.why),
         )
-        if (kept := result.kept)
+        if (store := result.artifact_store)
         else None,
         remaining_range_s=[round(result.remaining.low), round(result.remaining.high)] if result.remaining else [],
         evidence={step.rung: step.held for step in result.evidence if step.held is not Held.UNASKED},

@@ -18,11 +18,11 @@ from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.ledger.events import SelfStopArmed
-from gpuwarden.lifecycle.artifacts.kept_list import read_kept
-from gpuwarden.lifecycle.artifacts.kept_pull import kept_copy
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.artifacts.store_contents import read_store
+from gpuwarden.lifecycle.artifacts.store_pull import readable_store
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch
+from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.leases.self_stop import wake
@@ -40,7 +40,7 @@ QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
 """States of a job whose outputs are final, or are the point from which it resumes."""
-_PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.KEPT, Copy.PARTIAL, Copy.DAMAGED})
+_PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.PARTIAL, Copy.DAMAGED})
 
 
 class Keeper:
@@ -101,7 +101,7 @@ class Keeper:
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
         jobs = (read_job(self.ctx.ledger, name.removeprefix("job/")) for name in names)
         return [job for job in jobs if job.handle is not None and job.lease is not None
-                and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
+                and awaits_store(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _self_stopped(self) -> list[JobRecord]:
         """Return the jobs with automatic teardown whose machines stopped themselves before all outputs were proven."""
@@ -147,10 +147,10 @@ class Keeper:
         if not job.spec.artifact_store:
             return False
         if copy_state(self.ctx, job.id) in _PULL:
-            kept = await kept_copy(self.ctx, job)
-            if kept is None:
+            contents = await readable_store(self.ctx, job)
+            if contents is None:
                 return False
-            await self._check_room(job.id, kept.bytes)
+            await self._check_room(job.id, contents.bytes)
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
@@ -163,10 +163,10 @@ class Keeper:
                 raise Unreachable(f"the machine of job {job.id} is gone", "Its files can't be read any more.")
             return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
         except Unreachable:
-            kept = await read_kept(self.ctx, job) if job.spec.artifact_store else None
-            if kept is None and job.state is not Job.PREEMPTED:
+            contents = await read_store(self.ctx, job) if job.spec.artifact_store else None
+            if contents is None and job.state is not Job.PREEMPTED:
                 raise
-            return kept.manifest if kept else Manifest(taken_at=0.0, files=())
+            return contents.manifest if contents else Manifest(taken_at=0.0, files=())
 
     async def _check_room(self, job_id: str, size: int) -> None:
         """Raise NotSupported if a copy would exceed the policy's disk limit."""
@@ -198,7 +198,7 @@ class Keeper:
             try:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
-                if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
+                if job.state is not Job.PREEMPTED or awaits_store(self.ctx, job):
                     raise  # otherwise the store has no newer files than the local copy
         # If an agent or the user verifies the copy now, a second result, which may be worse on a busy computer, would
         # replace theirs.

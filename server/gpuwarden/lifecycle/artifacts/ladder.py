@@ -1,4 +1,4 @@
-"""Determine which verification steps a job's outputs have passed: declared, copied, equal, loaded, kept.
+"""Determine which verification steps a job's outputs have passed: declared, copied, equal, loaded, stored.
 
 All facts come from the ledger and the local disk. A step that can't be checked locally is reported as unknown.
 """
@@ -26,7 +26,7 @@ class Rung(StrEnum):
     COPIED = "copied"
     EQUAL = "equal"
     LOADED = "loaded"
-    KEPT = "kept"
+    STORED = "stored"
 
 
 class Held(StrEnum):
@@ -88,7 +88,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
     yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
     # Only the teardown gate compares the store with the machine's files.
     names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
-    yield Step(Rung.KEPT, Held.UNKNOWN if names else Held.UNASKED, names=names)
+    yield Step(Rung.STORED, Held.UNKNOWN if names else Held.UNASKED, names=names)
 
 
 def _latest(ctx: Context, job: JobRecord, kind: type[B]) -> list[Event[B]]:

@@ -167,7 +167,7 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     if end is not None and last.seq < end.seq:
         return Copy.STALE
     if _may_lack(ctx, job_id, last):
-        return Copy.KEPT
+        return Copy.FROM_STORE
     if last.data.not_taken:
         return Copy.PARTIAL
     if not pulled.places:

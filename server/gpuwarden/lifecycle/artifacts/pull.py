@@ -19,10 +19,10 @@ from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import OutputsDeclared
-from gpuwarden.lifecycle.artifacts.kept_list import Kept, read_kept, unsettled
-from gpuwarden.lifecycle.artifacts.kept_pull import at_rest, kept_copy, receive_kept
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
+from gpuwarden.lifecycle.artifacts.store_pull import at_rest, readable_store, receive_from_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
@@ -81,9 +81,9 @@ async def pull(
         return await _pull_machine(ctx, job_id, dest, also, progress)
     if job.handle is not None and job.lease is not None and await at_rest(ctx, job):
         job = await advance(ctx, job_id)
-        if (kept := await kept_copy(ctx, job)) is not None:
+        if (contents := await readable_store(ctx, job)) is not None:
             try:
-                return await _pull_kept(ctx, job, kept, dest, progress)
+                return await _pull_from_store(ctx, job, contents, dest, progress)
             except AuthFailed:
                 if not self_stopped(ctx, job):
                     raise  # a machine that did not stop itself still has the files
@@ -92,18 +92,18 @@ async def pull(
     except (Unreachable, Refused) as lost:
         job = read_job(ctx.ledger, job_id)
         try:
-            kept = await read_kept(ctx, job) if job.handle is not None else None
+            contents = await read_store(ctx, job) if job.handle is not None else None
         except WardenError:
-            kept = None
-        if kept is None:
+            contents = None
+        if contents is None:
             raise
-        return await _pull_kept(ctx, job, kept, dest, progress, lost=lost.message)
+        return await _pull_from_store(ctx, job, contents, dest, progress, lost=lost.message)
 
 
-async def _pull_kept(
+async def _pull_from_store(
     ctx: Context,
     job: JobRecord,
-    kept: Kept,
+    contents: StoreContents,
     dest: Path | None,
     progress: Callable[[Progress], None] | None,
     lost: str = "",
@@ -112,9 +112,9 @@ async def _pull_kept(
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)
-    pulled, received = await receive_kept(ctx, job, kept, target, progress)
+    pulled, received = await receive_from_store(ctx, job, contents, target, progress)
     _record(ctx, pulled, received)
-    why = unsettled(ctx, job, kept)
+    why = unsettled(ctx, job, contents)
     return PullResult(
         job,
         target,

@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.leases.budgets import caps_on, carried
 from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
 
-KEPT_PATIENCE_S: Final = 3600.0
+STORE_PATIENCE_S: Final = 3600.0
 """Seconds that a relaunch waits for an artifact store. Meanwhile, no machine is billed."""
 
 
@@ -70,7 +70,7 @@ def taken(ctx: Context, job: JobRecord) -> bool:
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
 
 
-def awaits_kept(ctx: Context, job: JobRecord) -> bool:
+def awaits_store(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job that lost its machine waits for a proven copy of the files in its artifact store."""
     lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
     if (
@@ -80,7 +80,7 @@ def awaits_kept(ctx: Context, job: JobRecord) -> bool:
         or not may_relaunch(ctx, job.id)
     ):
         return False
-    if ctx.clock.now() - lost.at > KEPT_PATIENCE_S:
+    if ctx.clock.now() - lost.at > STORE_PATIENCE_S:
         return False
     asked = pulled is not None and pulled.seq > lost.seq and (bool(pulled.data.store) or pulled.data.unsettled)
     return not asked or copy_state(ctx, job.id) is Copy.UNVERIFIED

@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.execution.arrays import send_array, sent_before
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
-from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch, next_machine, taken
+from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch, next_machine, taken
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.meter import look
@@ -163,7 +163,7 @@ async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
-    if (seen := await _end_kept(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
+    if (seen := await _end_in_store(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
         return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why), seen)
     return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.SELF_STOPPED))
 
@@ -198,18 +198,18 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
 
 
-async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
+async def _end_in_store(ctx: Context, job: JobRecord) -> Observation | None:
     """Return the end of a job as reported in its artifact store; None if the store has no final report."""
     if not job.spec.artifact_store:
         return None
-    from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
+    from gpuwarden.lifecycle.artifacts.store_contents import read_store, reported_end, unsettled
 
     try:
         with anyio.fail_after(STEP_S):  # the job is locked meanwhile
-            kept = await read_kept(ctx, job)
+            contents = await read_store(ctx, job)
     except (WardenError, TimeoutError):
         return None
-    return None if kept is None or unsettled(ctx, job, kept) is not None else reported_end(kept)
+    return None if contents is None or unsettled(ctx, job, contents) is not None else reported_end(contents)
 
 
 def _waited_long(ctx: Context, job: JobRecord) -> bool:
@@ -398,7 +398,7 @@ async def relaunch(ctx: Context, job: JobRecord) -> bool:
     """Rent another machine for a job whose machine is permanently lost, if the user allowed it; else fail the job."""
     if not may_relaunch(ctx, job.id):
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
-    if awaits_kept(ctx, job):
+    if awaits_store(ctx, job):
         return False
     found = next_machine(ctx, job)
     if isinstance(found, str):

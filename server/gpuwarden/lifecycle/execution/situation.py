@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.pausing import stop_keeps
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
-from gpuwarden.lifecycle.execution.relaunch import awaits_kept
+from gpuwarden.lifecycle.execution.relaunch import awaits_store
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, in_force, watched
 from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
@@ -37,7 +37,7 @@ _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     """Return the remaining steps of a job, the next one first, including how to resume if its machine is gone."""
     now = situation(ctx, job)
-    if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_kept(ctx, job):
+    if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_store(ctx, job):
         store = job.spec.artifact_store
         wait = f"Its machine is permanently lost. The watch copies the files from {store} and verifies them, then "
         pull = do(Action.PULL, "to do that now", job_id=job.id)
@@ -62,7 +62,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         launched=job.handle is not None,
         outputs=bool(job.outputs),
         verb=job.spec.teardown,
-        kept=job.spec.artifact_store,
+        artifact_store=job.spec.artifact_store,
         price_ticket=question.ticket if question else "",
         resuming=job.resume_requested,
     )

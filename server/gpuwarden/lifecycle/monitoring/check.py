@@ -14,9 +14,9 @@ from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Leas
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.knowledge.version_skew import Skew
 from gpuwarden.ledger.events import CancelRequested, PauseRequested, ResumeRequested
-from gpuwarden.lifecycle.artifacts.kept_list import KeptView, kept_view
 from gpuwarden.lifecycle.artifacts.ladder import Step, ladder
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
+from gpuwarden.lifecycle.artifacts.store_contents import StoreView, store_view
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.price_change import price_question
@@ -49,7 +49,7 @@ class Checked:
     explained: Explained = NOTHING
     next_steps: tuple[NextStep, ...] = ()
     ending: Arranged | None = None
-    kept: KeptView | None = None
+    artifact_store: StoreView | None = None
     """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
     """The completed and remaining steps in the verification of the job's outputs."""
@@ -114,7 +114,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     rest = steps((*blocked, *job.next_steps, *following(ctx, job)))
     up = lease is None or (lease.instance is not None and lease.instance.state is InstanceState.RUNNING)
     away = job.spec.artifact_store and job.handle is not None and (observation is None or not up)
-    stored = await kept_view(ctx, job) if away and copy_state(ctx, job.id) is not Copy.PROVEN else None
+    stored = await store_view(ctx, job) if away and copy_state(ctx, job.id) is not Copy.PROVEN else None
     found = await diagnosed(ctx, job, observation)
     ending = _arranged(ctx, job, lease)
     left = time_left(ctx, job, observation)

@@ -189,7 +189,7 @@ async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
         return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
         return Known("its credentials belong to an account that rents machines, so no machine may receive them")
-    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # slow import
+    from gpuwarden.lifecycle.artifacts.store_copy import reachable  # slow import
 
     return await reachable(ctx, spec.artifact_store)
 

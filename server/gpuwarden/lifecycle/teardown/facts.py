@@ -20,7 +20,6 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import ArtifactsPulled
-from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
@@ -29,6 +28,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import (
     read_pull,
     verified_now,
 )
+from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, look_at_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.leases.meter import look

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.sanitize import line
-from gpuwarden.remote.first_step.kept import mark_ready, mark_used, prune_environments, remove
+from gpuwarden.remote.first_step.pruning import mark_ready, mark_used, prune_environments, remove
 from gpuwarden.remote.host.interpreter import installed_here, unmet
 from gpuwarden.static_analysis.script import Header
 

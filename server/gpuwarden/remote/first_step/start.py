@@ -25,8 +25,8 @@ from gpuwarden.core.errors import BadRequest, NoSandbox
 from gpuwarden.core.models import MAX_INPUT_BYTES
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.first_step import child, keeper
-from gpuwarden.remote.first_step.kept import RUN, prune_runs, remove
 from gpuwarden.remote.first_step.outcome import Outcome, stopped
+from gpuwarden.remote.first_step.pruning import RUN, prune_runs, remove
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.start import start

@@ -41,7 +41,7 @@ def keep_mac(body: Json, key: str) -> str:
     return hmac.new(key.encode("ascii"), text.encode("ascii"), hashlib.sha256).hexdigest()
 
 
-def sign_kept(body: Json, key: str) -> Json:
+def sign_report(body: Json, key: str) -> Json:
     """Return a manifest with its MAC, or unchanged if there is no key."""
     return {**body, "mac": keep_mac(body, key)} if key else body
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
-from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_kept
+from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_report
 from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
@@ -32,9 +32,9 @@ LONGEST_PAUSE_S = 300.0
 GIVE_UP_S = 86400.0  # after the job's end
 ASKED_EVERY_S = 1.0
 AGAIN_EVERY_S = 10.0
-KEPT_LIST = "gpuwarden-manifest.json"
+STORE_LIST = "gpuwarden-manifest.json"
 SENT = "keep-sent.json"
-KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
+STORE_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
 
 
 def keep(folder: str, scheme: str, how: str) -> None:
@@ -310,7 +310,7 @@ class Keeper:
             below = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
             self.store.put(self.order["prefix"] + below, fd, known, taken)
             self.acknowledge(known, known["size"])
-            return {key: known[key] for key in KEPT_FIELDS if known.get(key) is not None}
+            return {key: known[key] for key in STORE_FIELDS if known.get(key) is not None}
         except Changed:
             return None
         finally:
@@ -327,16 +327,16 @@ class Keeper:
         body = {"schema": 1, "job": self.order["token"], "taken_at": time.time(), "final": self.final, "files": files}
         if end is not None:
             body["end"] = end
-        text = json.dumps(sign_kept(body, self.key), sort_keys=True)
+        text = json.dumps(sign_report(body, self.key), sort_keys=True)
         self.claims = self.claims or end is not None  # a commit without a reply may have succeeded
-        self.store.commit(self.order["prefix"] + KEPT_LIST, text.encode("ascii"))
+        self.store.commit(self.order["prefix"] + STORE_LIST, text.encode("ascii"))
         self.end, self.claims = end, end is not None
         self.remember()
 
     def remember(self) -> None:
         """Record the uploaded files and the uploads in progress, for a later process."""
         record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
-        write_atomic(self.folder + "/" + SENT, json.dumps(sign_kept(record, self.key)).encode("ascii"))
+        write_atomic(self.folder + "/" + SENT, json.dumps(sign_report(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
         """Touch the lock file when new bytes are uploaded, to delay a self-stop. Resent bytes don't count."""

@@ -69,7 +69,7 @@ FIELDS: Final = {
     "numbers": ("percent",),
     "flags": ("progress",),
     "meters": ("cost",),
-    "lists": ("rungs", "alerts", "diagnoses", "steps", "clocks", "kept"),
+    "lists": ("rungs", "alerts", "diagnoses", "steps", "clocks", "store"),
 }
 """Parts of a job's page that its card shows."""
 

@@ -37,7 +37,7 @@ TITLES: Final = {
     Rung.COPIED: "Copied to this machine",
     Rung.EQUAL: "Digests equal",
     Rung.LOADED: "Loads as a checkpoint",
-    Rung.KEPT: "In the artifact store",
+    Rung.STORED: "In the artifact store",
 }
 HELD: Final = {
     Held.YES: "yes",
@@ -90,7 +90,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
             "steps": step_rows(steps),
             "controls": step_rows(controls(ctx, job)),
             "rungs": [rung_row(step) for step in ladder(ctx, job)],
-            "kept": _kept(reply),
+            "store": _store(reply),
             "health": list(_health(seen)),
             "metrics": [{"key": k, "name": shown(k), "value": f"{v:.6g}"} for k, v in reply.metrics.items()],
             "alerts": [{"key": text, "text": shown(text)} for text in reply.alerts],
@@ -186,7 +186,7 @@ def rung_row(step: Step) -> Row:
         parts.append(", ".join(shown(name) for name in step.names[:5]))
     if step.copy in COPIES:
         parts.append(COPIES[step.copy])
-    if step.rung is Rung.KEPT and step.names:
+    if step.rung is Rung.STORED and step.names:
         parts.append("compared with the machine's files when teardown is requested")
     if step.at is not None and step.rung is not Rung.DECLARED:
         parts.append(local(step.at, "%m-%d %H:%M"))
@@ -200,13 +200,13 @@ def rung_row(step: Step) -> Row:
     }
 
 
-def _kept(reply: CheckReply) -> list[Row]:
+def _store(reply: CheckReply) -> list[Row]:
     """Return the files in the job's artifact store, or nothing while the machine itself can be read."""
-    if (kept := reply.kept) is None:
+    if (store := reply.artifact_store) is None:
         return []
-    what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""
-    parts = [what, ", ".join(map(shown, kept.newest)), shown(kept.why)]
-    return [{"key": kept.store, "name": shown(kept.store), "text": " · ".join(filter(None, parts))}]
+    what = f"{counted(store.files, 'file')}, {size(store.bytes)}" if store.files else ""
+    parts = [what, ", ".join(map(shown, store.newest)), shown(store.why)]
+    return [{"key": store.store, "name": shown(store.store), "text": " · ".join(filter(None, parts))}]
 
 
 def _health(seen: Checked | None) -> list[Row]:

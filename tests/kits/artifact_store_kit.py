@@ -19,7 +19,7 @@ from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
 from gpuwarden.lifecycle.artifacts import kept_list
 from gpuwarden.lifecycle.artifacts.pull import PullResult
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
-from gpuwarden.remote.runner.keep_report import keep_key, sign_kept
+from gpuwarden.remote.runner.keep_report import keep_key, sign_report
 from pretend_machines import Processes
 from self_stop_kit import SelfStopHouse
 from store_kit import BUCKET
@@ -82,7 +82,7 @@ class Kit(SelfStopHouse):
         self.shelf = Shelf()
         self.ctx.env = {"GPUWARDEN_STORE_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY": "b" * 9}
         monkeypatch.setattr(kept_list, "open_store", lambda ctx, address: self.shelf)
-        monkeypatch.setattr("gpuwarden.lifecycle.artifacts.kept_store.open_store", lambda ctx, address: self.shelf)
+        monkeypatch.setattr("gpuwarden.lifecycle.artifacts.store_copy.open_store", lambda ctx, address: self.shelf)
 
     def key(self, job: str, path: str) -> str:
         return StoreAddress.parse(KEEP).key(job, path)
@@ -112,7 +112,7 @@ class Kit(SelfStopHouse):
 
     def lists(self, job: str, body: dict[str, Any], *, signed: bool = True) -> None:
         body = (
-            sign_kept({k: v for k, v in body.items() if k != "mac"}, keep_key(job_key(self.ctx, job)))
+            sign_report({k: v for k, v in body.items() if k != "mac"}, keep_key(job_key(self.ctx, job)))
             if signed
             else body
         )

@@ -24,14 +24,14 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
-from gpuwarden.hub.kept_bucket import BucketReader
+from gpuwarden.hub.store_bucket import BucketReader
 from gpuwarden.interfaces.cli.approval import ask
 from gpuwarden.lifecycle.artifacts import kept_store
-from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
-from gpuwarden.lifecycle.artifacts.kept_pull import receive_kept
-from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests, reachable
 from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
+from gpuwarden.lifecycle.artifacts.store_contents import read_store, unsettled
+from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, look_at_store, machine_digests, reachable
+from gpuwarden.lifecycle.artifacts.store_pull import receive_from_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import UPLOAD
 from gpuwarden.lifecycle.monitoring.watch import Watcher
@@ -440,10 +440,10 @@ async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_
     view = await request(ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and large in findings(view)["TD-COPY-001"]
     record = read_job(ctx.ledger, job)
-    kept = await read_kept(ctx, record)
+    kept = await read_store(ctx, record)
     assert kept is not None and kept.signed and unsettled(ctx, record, kept) is None
     asked.clear()
-    pulled, received = await receive_kept(ctx, record, kept, tmp_path / "copy")
+    pulled, received = await receive_from_store(ctx, record, kept, tmp_path / "copy")
     assert len(asked) == len({*asked}), "a pull reads no file twice, however many small ones there are"
     assert received.complete and len(received.files) == 5 and pulled.disclosure is not None
     work = run_dir(ctx, job) / "work"
@@ -452,10 +452,10 @@ async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_
     api = HfApi(endpoint=hub.url, token=STRANGER)
     size = (work / large).stat().st_size
     api.batch_bucket_files("stranger/kept", add=[(bytes(size), f"runs/{job}/{large}")])
-    received = (await receive_kept(ctx, record, kept, tmp_path / "other"))[1]
+    received = (await receive_from_store(ctx, record, kept, tmp_path / "other"))[1]
     assert [p.path for p in received.problems] == [large] and len(received.files) == 4
     api.batch_bucket_files("stranger/kept", delete=[f"runs/{job}/{MANIFEST}"])
-    assert await read_kept(ctx, record) is None
+    assert await read_store(ctx, record) is None
     ctx.env = of_hub(hub, reader=HUB_READER)
     assert (await looked(ctx, job)).code is Code.STORE_DENIED
     assert isinstance(await reachable(ctx, "hf://buckets/stranger/kept"), Known)

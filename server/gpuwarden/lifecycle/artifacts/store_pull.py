@@ -22,9 +22,9 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import StoredFile
 from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.ledger.events import ArtifactsPulled
-from gpuwarden.lifecycle.artifacts.kept_list import Kept, read_kept, unsettled
-from gpuwarden.lifecycle.artifacts.kept_store import disagreement
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_pull
+from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
+from gpuwarden.lifecycle.artifacts.store_copy import disagreement
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import believed, look
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
@@ -41,14 +41,14 @@ _WHY: Final[Mapping[Code, str]] = {
 
 
 @dataclass(frozen=True)
-class KeptSource:
+class StoreSource:
     """A source for `receive` that reads a job's files from the job's artifact store."""
 
-    kept: Kept
+    contents: StoreContents
 
     def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file from `offset`."""
-        return self.kept.store.read(self.kept.address.key(self.kept.listed.job, artifact.path), offset)
+        return self.contents.store.read(self.contents.address.key(self.contents.listed.job, artifact.path), offset)
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
@@ -61,7 +61,7 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
     return believed(ctx, job.lease) is not None
 
 
-async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
+async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
     """Return a job's artifact store if the outputs should be copied from it, else None.
 
     The machine must be off or gone. A machine that stopped itself can be started again, so its store is used only if
@@ -74,17 +74,17 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
     if self_stopped(ctx, job) and last is not None and last.data.store and last.data.not_taken:
         return None
     try:
-        kept = await read_kept(ctx, job)
+        contents = await read_store(ctx, job)
     except WardenError:
         if self_stopped(ctx, job):
             return None
         raise
-    if self_stopped(ctx, job) and (kept is None or unsettled(ctx, job, kept) is not None):
+    if self_stopped(ctx, job) and (contents is None or unsettled(ctx, job, contents) is not None):
         return None
-    if kept is None:
+    if contents is None:
         nothing_better(ctx, job)
         raise NotFound(f"job {job.id}: {because(Code.STORE_EMPTY).text}", do(Action.CHECK, job_id=job.id))
-    return kept
+    return contents
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
@@ -99,46 +99,50 @@ def nothing_better(ctx: Context, job: JobRecord) -> None:
         save_pull(ctx, Pulled(job=job.id, dest="", manifest=nothing, places={}, store=job.spec.artifact_store), size=0)
 
 
-async def receive_kept(
-    ctx: Context, job: JobRecord, kept: Kept, dest: Path, progress: Callable[[Progress], None] | None = None
+async def receive_from_store(
+    ctx: Context,
+    job: JobRecord,
+    contents: StoreContents,
+    dest: Path,
+    progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Pulled, Received]:
     """Copy the files that a store lists to `dest`.
 
     Raises Conflict if the local copy is newer, or if the list is unsigned and its files differ from the local copy.
     Raises Unreachable if the connection to the store is lost; the files received so far remain.
     """
-    if better := better_here(ctx, job, kept):
+    if better := better_here(ctx, job, contents):
         nothing_better(ctx, job)
         why = (
             "newer than its artifact store"
-            if kept.signed
+            if contents.signed
             else "different from its artifact store, whose list is not signed"
         )
         raise Conflict(
             f"the local copy of job {job.id} is {why}, such as {line(better, 200)}; nothing was replaced",
             do(Action.VERIFY, "the local copy", job_id=job.id),
         )
-    manifest = kept.manifest
-    problems = await compare(kept, manifest)
+    manifest = contents.manifest
+    problems = await compare(contents, manifest)
     good = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in problems)})
-    received = await receive(KeptSource(kept), good, dest, owner=job.id, progress=progress)
+    received = await receive(StoreSource(contents), good, dest, owner=job.id, progress=progress)
     problems |= {p.path: f"in the artifact store: {p.why}" for p in received.problems}
     order = [f.path for f in manifest.files if f.path in problems]
     received = received.model_copy(update={"problems": tuple(Problem(path=p, why=problems[p]) for p in order)})
-    last = kept.listed.end if unsettled(ctx, job, kept) is None else None
+    last = contents.listed.end if unsettled(ctx, job, contents) is None else None
     places = {f.path: f.local for f in received.files}
     pulled = Pulled(
         job=job.id,
         dest=str(dest),
         manifest=manifest,
         places=places,
-        store=str(kept.address),
+        store=str(contents.address),
         disclosure=last.disclosed if last else None,
     )
     return pulled, received
 
 
-async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
+async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]:
     """Return the reason for each listed file that can't be copied, by path. Nothing is downloaded."""
     refused: dict[str, str] = {}
     keys: dict[str, str] = {}
@@ -148,14 +152,14 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
         except UnsafeName as unsafe:
             refused[file.path] = unsafe.message
         else:
-            keys[file.path] = kept.address.key(kept.listed.job, file.path)
+            keys[file.path] = contents.address.key(contents.listed.job, file.path)
     limit = store_limit(len(keys))
     try:
         with anyio.fail_after(limit):
-            found: dict[str, StoredFile] = await kept.store.files(list(keys.values()), read=False)
+            found: dict[str, StoredFile] = await contents.store.files(list(keys.values()), read=False)
     except TimeoutError:
-        raise Unreachable(f"{kept.address} did not respond completely within {limit:g} s", "Try again.") from None
-    rows = {row.path: row for row in kept.files}
+        raise Unreachable(f"{contents.address} did not respond completely within {limit:g} s", "Try again.") from None
+    rows = {row.path: row for row in contents.files}
     for file in manifest.files:
         if file.path in keys:
             trouble = disagreement(file, rows[file.path], found.get(keys[file.path]))
@@ -164,7 +168,7 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
     return refused
 
 
-def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
+def better_here(ctx: Context, job: JobRecord, contents: StoreContents) -> str:
     """Return a file in the last copy that is newer than the store's version, or a newer checkpoint that the store
     lacks.
 
@@ -172,14 +176,14 @@ def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
     unsigned list can't be trusted, so any local file that differs from the list counts as newer.
     """
     last = last_pull(ctx, job.id)
-    if last is None or unsettled(ctx, job, kept) is None:
+    if last is None or unsettled(ctx, job, contents) is None:
         return ""
-    rows = {row.path: row for row in kept.listed.files}
+    rows = {row.path: row for row in contents.listed.files}
     newest = max((row.mtime_ns for row in rows.values()), default=0)
     for file in last.manifest.files:
         row = rows.get(file.path)
         older = row is not None and row.artifact.stamp != file.stamp and row.mtime_ns < file.mtime_ns
-        other = not kept.signed and row is not None and row.sha256 != bare(file.sha256 or "")
+        other = not contents.signed and row is not None and row.sha256 != bare(file.sha256 or "")
         lacks = row is None and checkpoint_like(file.path) and file.mtime_ns > newest
         if file.path in last.places and (older or lacks or other):
             return file.path

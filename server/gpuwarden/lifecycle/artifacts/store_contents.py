@@ -22,8 +22,8 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MANIFEST, Store, StoreAddress
 from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.hub.kept_bucket import BucketReader
-from gpuwarden.hub.kept_repo import RepoReader
+from gpuwarden.hub.store_bucket import BucketReader
+from gpuwarden.hub.store_repo import RepoReader
 from gpuwarden.ledger.events import JobSubmitted
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
@@ -48,7 +48,7 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class KeptRow(_Lenient):
+class StoreRow(_Lenient):
     """One file in the store. `gone` means that the machine had removed it when the list was made."""
 
     path: str = Field(max_length=4096)
@@ -71,7 +71,7 @@ class _Skip(_Lenient):
     why: str = Field(max_length=1000)
 
 
-class KeptEnd(_Lenient):
+class StoreEnd(_Lenient):
     """The end of a run. `look` identifies the last check before a self-stop; empty if there was none."""
 
     outputs: tuple[str, ...] = Field(max_length=1000)
@@ -83,27 +83,27 @@ class KeptEnd(_Lenient):
     look: str = Field(default="", max_length=100)
 
 
-class KeptList(_Lenient):
+class StoreList(_Lenient):
     """The stored list."""
 
     job: str
     taken_at: float = Field(default=0.0, ge=0, lt=1e11)
-    files: tuple[KeptRow, ...] = Field(max_length=MOST_FILES)
-    end: KeptEnd | None = None
+    files: tuple[StoreRow, ...] = Field(max_length=MOST_FILES)
+    end: StoreEnd | None = None
     mac: str = Field(default="", max_length=64)
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoreContents:
     """A job's artifact store, as described by the list in it. `signed` means that the job's runner wrote that list."""
 
     address: StoreAddress
     store: Store
-    listed: KeptList
+    listed: StoreList
     signed: bool
 
     @property
-    def files(self) -> tuple[KeptRow, ...]:
+    def files(self) -> tuple[StoreRow, ...]:
         """Return the files that the machine had when the list was made."""
         return tuple(row for row in self.listed.files if not row.gone)
 
@@ -131,7 +131,7 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
     return reader(address, HubConfig.from_env(ctx.env), ctx.clock)
 
 
-async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
+async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
     """Read the list in a job's artifact store; None if it has no list yet. Raises a `WardenError` if the list can't be
     read.
     """
@@ -145,7 +145,7 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
     if content is None:
         return None
     try:
-        listed = KeptList.model_validate_json(content)
+        listed = StoreList.model_validate_json(content)
     except ValidationError as error:
         text = because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields").text
         raise BadReply(text, "Ask the user to check the store's contents.") from None
@@ -153,11 +153,11 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
         text = because(Code.STORE_INVALID, message="it belongs to another job").text
         raise BadReply(text, "Ask the user to check the store's contents.")
     key = keep_key(job_key(ctx, job.id))
-    return Kept(address, store, listed, bool(listed.mac) and keep_mac(json.loads(content), key) == listed.mac)
+    return StoreContents(address, store, listed, bool(listed.mac) and keep_mac(json.loads(content), key) == listed.mac)
 
 
 @dataclass(frozen=True)
-class KeptView:
+class StoreView:
     """A summary of the files in a job's artifact store.
 
     `newest` lists checkpoints and files, the latest first. `why` explains why the store can't be read or may lack
@@ -171,32 +171,34 @@ class KeptView:
     why: str = ""
 
 
-async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
+async def store_view(ctx: Context, job: JobRecord) -> StoreView:
     """Return a summary of a job's artifact store, within `VIEW_S` seconds."""
     try:
         with anyio.fail_after(VIEW_S):
-            kept = await read_kept(ctx, job)
+            contents = await read_store(ctx, job)
     except TimeoutError:
-        return KeptView(
+        return StoreView(
             job.spec.artifact_store, why=because(Code.STORE_UNREACHABLE, message=f"no response in {VIEW_S:g} s").text
         )
     except WardenError as error:
-        return KeptView(job.spec.artifact_store, why=line(error.message, 300))
-    if kept is None:
-        return KeptView(job.spec.artifact_store, why=because(Code.STORE_EMPTY).text)
+        return StoreView(job.spec.artifact_store, why=line(error.message, 300))
+    if contents is None:
+        return StoreView(job.spec.artifact_store, why=because(Code.STORE_EMPTY).text)
     times: dict[str, int] = {}
-    for row in kept.files:
+    for row in contents.files:
         top = "/".join(row.path.split("/")[:-1]) if checkpoint_like(row.path) else row.path
         times[top or row.path] = max(times.get(top, 0), row.mtime_ns)
     newest = sorted(times, key=lambda name: -times[name])[:VIEW_NAMES]
-    reason = unsettled(ctx, job, kept)
-    return KeptView(job.spec.artifact_store, len(kept.files), kept.bytes, tuple(newest), reason.text if reason else "")
+    reason = unsettled(ctx, job, contents)
+    return StoreView(
+        job.spec.artifact_store, len(contents.files), contents.bytes, tuple(newest), reason.text if reason else ""
+    )
 
 
-def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
+def unsettled(ctx: Context, job: JobRecord, contents: StoreContents) -> Reason | None:
     """Return the reason why a store's list may lack files from the job's machine; None if the list is final."""
-    end, launched = kept.listed.end, ctx.ledger.last(job.subject, JobSubmitted)
-    if not kept.signed:
+    end, launched = contents.listed.end, ctx.ledger.last(job.subject, JobSubmitted)
+    if not contents.signed:
         return because(Code.STORE_UNSIGNED)
     if end is None or launched is None or end.status.get("attempt") != job.attempt:
         return because(Code.STORE_NO_END)
@@ -208,6 +210,6 @@ def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
     return because(Code.STORE_NO_LAST_LOOK) if self_stops and not end.look else None
 
 
-def reported_end(kept: Kept) -> Observation | None:
+def reported_end(contents: StoreContents) -> Observation | None:
     """Return how a job ended according to a store's list; None if the list has no record of the end."""
-    return observation(kept.listed.end.status | {"now": kept.listed.taken_at}) if kept.listed.end else None
+    return observation(contents.listed.end.status | {"now": contents.listed.taken_at}) if contents.listed.end else None

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from artifact_store_kit import FILES, KEEP, Kit, landed
 from fakes import FakeClock
 from gpuwarden.core.errors import AuthFailed, Conflict, WardenError
 from gpuwarden.core.next_step import Copy
@@ -28,7 +29,6 @@ from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.providers.rehearsal import RehearsalProvider
-from kept_kit import FILES, KEEP, Kit, landed
 from lifecycle_kit import prove, records, story, weights
 from mortal_kit import Died, Fuse, Mortal, MortalLedger
 from pretend_machines import Processes, remembered
@@ -74,7 +74,7 @@ async def test_a_start_that_nobody_saw_voids_a_copy_from_the_store(kit: Kit) -> 
     used_from_the_console(kit, job)
     view = await request(kit.ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
-    assert copy_state(kit.ctx, job) is Copy.KEPT, "the machine may have more"
+    assert copy_state(kit.ctx, job) is Copy.FROM_STORE, "the machine may have more"
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from gpuwarden.core.policy import ArtifactStores
 from gpuwarden.core.sanitize import secret_values
 from gpuwarden.core.store_address import StoreAddress, StoredFile
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.lifecycle.artifacts.kept_list import KeptList
+from gpuwarden.lifecycle.artifacts.store_contents import StoreList
 from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
@@ -470,7 +470,7 @@ def test_the_end_of_a_run_is_in_a_signed_list_once_everything_is_there(
     assert (end["status"]["state"], end["status"]["attempt"], end["outputs"]) == ("succeeded", 2, ["out", "none"])
     assert end["missing"] == ["none"] and [row["path"] for row in end["skipped"]] == ["out/leads_out"]
     assert [row["path"] for row in end["disclosed"]["files"]] == ["extra.safetensors"] and end["look"] == ""
-    assert KeptList.model_validate(body).end is not None, "both halves agree on its shape"
+    assert StoreList.model_validate(body).end is not None, "both halves agree on its shape"
     (out / "a").unlink()
     (out / "b").write_text("more")
     assert upload.turn()

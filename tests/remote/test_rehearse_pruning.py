@@ -14,7 +14,7 @@ import pytest
 
 from gpuwarden.remote.first_step import kept
 from gpuwarden.remote.first_step.environment import environment_for
-from gpuwarden.remote.first_step.kept import RUN, mark_ready, mark_used, prune_environments, prune_runs
+from gpuwarden.remote.first_step.pruning import RUN, mark_ready, mark_used, prune_environments, prune_runs
 from gpuwarden.remote.first_step.start import Limits, Order, rehearse
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind

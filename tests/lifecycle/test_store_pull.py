@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
+from artifact_store_kit import FILES, KEEP, MODEL, Kit, landed
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
@@ -26,9 +27,9 @@ from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.ledger.events import ArtifactsPulled, ResumeIntent
-from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, last_pull
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.store_contents import read_store, unsettled
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
@@ -42,7 +43,6 @@ from gpuwarden.lifecycle.teardown.gate import request, silent
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.observe import observe
-from kept_kit import FILES, KEEP, MODEL, Kit, landed
 from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
 from pretend_machines import Processes
 from relaunch_kit import Allowed, Resuming
@@ -97,9 +97,9 @@ async def test_without_the_last_word_the_machine_is_started_as_before(kit: Kit, 
     job = await kit.night()
     kit.keeps(job, **UNPROVEN[code])
     record = read_job(kit.ctx.ledger, job)
-    kept = await read_kept(kit.ctx, record)
-    assert kept is not None
-    why = unsettled(kit.ctx, record, kept)
+    contents = await read_store(kit.ctx, record)
+    assert contents is not None
+    why = unsettled(kit.ctx, record, contents)
     assert why is not None and why.code is code
     await kit.round()
     assert (await advance(kit.ctx, job)).state is Job.UNKNOWN
@@ -113,9 +113,9 @@ async def test_another_attempt_s_list_is_not_the_last_word(kit: Kit) -> None:
     body["end"]["status"]["attempt"] = 2
     kit.lists(job, body)
     record = read_job(kit.ctx.ledger, job)
-    kept = await read_kept(kit.ctx, record)
-    assert kept is not None
-    why = unsettled(kit.ctx, record, kept)
+    contents = await read_store(kit.ctx, record)
+    assert contents is not None
+    why = unsettled(kit.ctx, record, contents)
     assert why is not None and why.code is Code.STORE_NO_END
 
 
@@ -125,8 +125,8 @@ async def test_a_list_that_was_changed_is_not_signed(kit: Kit) -> None:
     signed = json.loads(kit.shelf.objects[kit.key(job, MANIFEST)])
     for change in ({"files": body["files"][1:]}, {"taken_at": 2e9}, {"end": body["end"] | {"look": "2"}}):
         kit.shelf.objects[kit.key(job, MANIFEST)] = json.dumps(signed | change).encode()
-        kept = await read_kept(kit.ctx, read_job(kit.ctx.ledger, job))
-        assert kept is not None and not kept.signed
+        contents = await read_store(kit.ctx, read_job(kit.ctx.ledger, job))
+        assert contents is not None and not contents.signed
 
 
 async def test_a_start_after_the_list_voids_the_last_word_and_the_gate_s_proof(kit: Kit) -> None:
@@ -137,9 +137,9 @@ async def test_a_start_after_the_list_voids_the_last_word_and_the_gate_s_proof(k
     await prove(kit.ctx, job)
     record = read_job(kit.ctx.ledger, job)
     kit.ctx.ledger.add(f"lease/{record.lease}", ResumeIntent(why="somebody started it"))
-    kept = await read_kept(kit.ctx, record)
-    assert kept is not None
-    why = unsettled(kit.ctx, record, kept)
+    contents = await read_store(kit.ctx, record)
+    assert contents is not None
+    why = unsettled(kit.ctx, record, contents)
     assert why is not None and why.code is Code.STORE_STARTED_SINCE
     view = await request(kit.ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
@@ -193,12 +193,17 @@ async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_
     for _ in range(3):
         await kit.round(40)
     found = await check(kit.ctx, job)
-    assert found.kept is not None and found.kept.address == KEEP and found.kept.files == 3 and found.kept.why
-    assert "out/checkpoint-10" in found.kept.newest and KEEP in str(results.checked(found).kept)
+    assert (
+        found.artifact_store is not None
+        and found.artifact_store.address == KEEP
+        and found.artifact_store.files == 3
+        and found.artifact_store.why
+    )
+    assert "out/checkpoint-10" in found.artifact_store.newest and KEEP in str(results.checked(found).artifact_store)
     assert [s.action for s in found.next_steps[:2]] == [Action.MANUAL, Action.PULL]
     done = await pull(kit.ctx, job)
-    assert landed(done) == FILES and copy_state(kit.ctx, job) is Copy.KEPT
-    evidence = {"declared": "yes", "copied": "yes", "equal": "not_yet", "loaded": "not_yet", "kept": "unknown"}
+    assert landed(done) == FILES and copy_state(kit.ctx, job) is Copy.FROM_STORE
+    evidence = {"declared": "yes", "copied": "yes", "equal": "not_yet", "loaded": "not_yet", "stored": "unknown"}
     assert results.checked(await check(kit.ctx, job)).evidence == evidence
     assert done.next_steps[0].action is Action.MANUAL
     wording(str(done.next_steps[0].parameters["text"]), KEEP)
@@ -211,11 +216,11 @@ async def test_a_check_of_a_job_that_is_away_names_its_store_and_is_bounded(kit:
     job = await kit.night()
     kit.keeps(job, {f"out/checkpoint-{n}/model.safetensors": b"x" for n in range(500)}, end=False)
     await kit.round()
-    kept = (await check(kit.ctx, job)).kept
-    assert kept is not None and (kept.files, len(kept.newest)) == (500, 8)
+    contents = (await check(kit.ctx, job)).artifact_store
+    assert contents is not None and (contents.files, len(contents.newest)) == (500, 8)
     kit.shelf.silent = True
-    kept = (await check(kit.ctx, job)).kept
-    assert kept is not None and "silent" in kept.why
+    contents = (await check(kit.ctx, job)).artifact_store
+    assert contents is not None and "silent" in contents.why
     shown = " ".join(step.parameters.get("text", "") for step in (await check(kit.ctx, job)).next_steps)  # type: ignore[misc]
     assert KEEP in shown
 
@@ -475,8 +480,8 @@ async def test_a_real_machine_that_uploaded_and_stopped_itself_is_proven_and_end
 ) -> None:
     ctx, cloud, job = await self_stopped_for_real(tmp_path, s3.environment(), late=True)
     assert (await advance(ctx, job)).state is Job.SUCCEEDED
-    kept = await read_kept(ctx, read_job(ctx.ledger, job))
-    assert kept is not None and kept.listed.end is not None and kept.listed.end.look
+    contents = await read_store(ctx, read_job(ctx.ledger, job))
+    assert contents is not None and contents.listed.end is not None and contents.listed.end.look
     done = await pull(ctx, job)
     names = {f"out/checkpoint-{n}/{f}" for n in (10, 20) for f in ("model.safetensors", "trainer_state.json")}
     assert set(landed(done)) == {*names, "out/log.txt", "out/late.txt"}, "a process that outlived the job wrote that"
@@ -494,7 +499,7 @@ async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, 
     writer = s3.environment() | {f"AWS_{n}": s3.writer()[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
     ctx = replace(ctx, env=writer)
     with pytest.raises(WardenError, match="AccessDenied"):
-        await read_kept(ctx, read_job(ctx.ledger, job))
+        await read_store(ctx, read_job(ctx.ledger, job))
     done = await pull(ctx, job)
     assert not done.store and cloud.store.state().calls["start"] == 1, "the store is no help, so the machine is started"
 

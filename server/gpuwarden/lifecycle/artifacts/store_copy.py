@@ -17,8 +17,8 @@ from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manif
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
-from gpuwarden.lifecycle.artifacts.kept_list import KeptList, KeptRow, open_store
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.artifacts.store_contents import StoreList, StoreRow, open_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
@@ -72,7 +72,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
             content = await store.manifest(address.key(job.id, MANIFEST))
             if content is None:
                 return _unknown(store_url, because(Code.STORE_EMPTY))
-            rows = {row.path: row for row in KeptList.model_validate_json(content).files}
+            rows = {row.path: row for row in StoreList.model_validate_json(content).files}
             objects = await store.files([address.key(job.id, file.path) for file in there.files])
     except TimeoutError:
         return _unknown(store_url, because(Code.STORE_UNREACHABLE, message=f"no complete response within {limit:g} s"))
@@ -108,7 +108,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
     return manifest.model_copy(update={"files": tuple(with_digest(file) for file in manifest.files)})
 
 
-def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
+def disagreement(file: Artifact, row: StoreRow | None, found: StoredFile | None) -> Code | None:
     """Return the reason why the store's object may differ from a file; None if the object is proven equal."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
