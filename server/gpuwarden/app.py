@@ -53,8 +53,7 @@ def open_context(
 def record_policy(config: Config, now: float) -> None:
     """Record the policy file that this ledger uses: at first use, and again after the user has edited the file.
 
-    Nothing is written while the environment specifies a policy file or ledger other than the recorded one. Raises
-    LedgerError.
+    Nothing is written while a variable names a policy file or ledger that differs from the record. Raises LedgerError.
     """
     known = config.recorded
     if any(notice.question for notice in config.notices) or (known and known.digest == config.digest):

@@ -1,14 +1,14 @@
 """Configuration: the folders that gpuwarden uses, and the user's policy.
 
 The policy is one TOML file. Each setting has an environment variable with the setting's path in capitals
-(`GPUWARDEN_CAPS_PER_JOB_USD` for `caps.per_job_usd`). It can make the value stricter if the marker on the field allows
-this. A variable that would loosen a value is ignored and reported in a notice. The origin of each effective value is
-recorded.
+(`GPUWARDEN_CAPS_PER_JOB_USD` for `caps.per_job_usd`). The variable can make the value stricter if the marker on the
+field allows this. A variable that would loosen a value is ignored and reported in a notice. The origin of each
+effective value is recorded.
 
 | variable | meaning |
 |---|---|
 | `GPUWARDEN_HOME` | folder of the ledger, the run records and pulled artifacts |
-| `GPUWARDEN_POLICY` | the policy file; a file other than the recorded one is used only after the user accepts it |
+| `GPUWARDEN_POLICY` | the policy file; a file other than the recorded file is used only after the user accepts it |
 """
 
 from __future__ import annotations

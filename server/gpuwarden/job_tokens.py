@@ -1,4 +1,4 @@
-"""Tokens for individual jobs, which a job's program uses to report its metrics and alerts.
+"""Tokens with which a job's program reports its metrics and alerts.
 
 Tokens are derived from the installation's key and are not stored. A token proves one job id for one purpose, and the
 server checks it without reading a file. A token from another installation or for another job does not match.

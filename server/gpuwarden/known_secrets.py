@@ -1,4 +1,4 @@
-"""Remember the secrets that jobs were given, so that later processes that don't have them can redact them in replies.
+"""Remember the secrets that jobs received, so that later processes without them can redact them in replies.
 
 The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and the key of this
 installation. A program that can read both files can test guesses, but such a program could also read the values

@@ -78,7 +78,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """The machine that the user usually rents; information only, never a default of a submission."""
+    """The machine that the user usually rents; information only, never a default for a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -104,7 +104,7 @@ class Notes(Frozen):
     platforms: dict[Annotated[str, Field(pattern=rf"^{_PLATFORM}$")], Told] = {}
 
     def of(self, platform: str) -> Told:
-        """Return the notes on a platform. For `ssh/ALIAS` without notes, return those on `ssh`, which apply to all
+        """Return the notes on a platform. For `ssh/ALIAS` without notes, return the notes on `ssh`, which apply to all
         aliases.
         """
         return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
@@ -169,7 +169,7 @@ def change(file: Path, key: str, value: str | None, check: Callable[[Notes], Non
 
 
 def _put(table: Any, path: list[str], value: str | None) -> None:
-    """Set or delete the value at `path`; also delete a table that becomes empty."""
+    """Set or delete the value at `path`. Delete tables that become empty."""
     import tomlkit
 
     step, *rest = path

@@ -1,7 +1,7 @@
 """Record the policy file in use, next to the ledger, and build notices if a variable names another file.
 
 An environment variable can name any file, and the program that starts a process sets its variables. So the first use
-records the file, and the recorded file stays in force until the user accepts another one at a terminal (`gpuwarden
+records the file, and the recorded file stays in force until the user accepts another file at a terminal (`gpuwarden
 policy use`).
 
 A new ledger has no record. It uses the record of the account's usual ledger, if that ledger has a record. Otherwise a
@@ -38,9 +38,9 @@ class Notice:
 
     - `looser`, `file_only`: the variable `name` is ignored, and the setting `about` keeps the value `kept`.
     - `other_policy`: a variable names the policy file `name`, but the file `kept` is in force.
-    - `other_ledger`: a variable names the ledger folder `name`, but the usual one is `kept`.
-    - `unnamed_ledger`: no variable names a folder, so the ledger is in `name`. This account uses the one in `kept`, and
-      the policy `about` is in force.
+    - `other_ledger`: a variable names the ledger folder `name`, but the usual folder is `kept`.
+    - `unnamed_ledger`: no variable names a folder, so the ledger is in `name`. This account uses the ledger in `kept`,
+      and the policy `about` is in force.
     - `other_server`: the server `name` uses the ledger in `kept` and the policy `about`.
     - `broken`: the policy can't be read now, because of the error `name`.
     - `unwatched`: automatic teardown is on, and no watch runs.
@@ -58,11 +58,11 @@ class Notice:
     def question(self) -> str:
         """Return the reason why all spending needs approval; empty if the notice is only a warning."""
         if self.kind == "other_policy":
-            return f"the named policy file is not the recorded one: {line(self.name, 200)}"
+            return f"a variable names a policy file other than the recorded file: {line(self.name, 200)}"
         if self.kind == "other_ledger":
-            return f"the named ledger is not the usual one: {line(self.name, 200)}"
+            return f"a variable names a ledger other than the usual ledger: {line(self.name, 200)}"
         if self.kind == "unnamed_ledger":
-            return f"no ledger folder is set, but this account uses another one: {line(self.kept, 200)}"
+            return f"no ledger folder is set, but this account uses the ledger in {line(self.kept, 200)}"
         return ""
 
     @property
@@ -75,8 +75,8 @@ class Notice:
             return f"{name} is ignored: only the policy file sets {self.about}."
         if self.kind == "other_policy":
             return (
-                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. All "
-                "spending needs approval until the user accepts the new file."
+                f"A variable names the policy file {name}, but the recorded file {kept} stays in force. All spending "
+                "needs approval until the user accepts the new file."
             )
         if self.kind == "broken":
             return f"Launches, approvals and automatic teardown are suspended: {name}."
@@ -86,12 +86,12 @@ class Notice:
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
             return (
-                f"GPUWARDEN_HOME is not set in this process, so the ledger is in {name}. This account uses the one in "
-                f"{kept}. The policy in force is {line(self.about, 200)}, and all spending needs approval."
+                f"GPUWARDEN_HOME is not set in this process, so the ledger is in {name}. This account uses the ledger "
+                f"in {kept}. The policy in force is {line(self.about, 200)}, and all spending needs approval."
             )
         return (
-            f"The ledger in {name} is not the usual one, which is in {kept}. All spending needs approval until the "
-            "user accepts it."
+            f"The ledger in {name} is not the usual ledger, which is in {kept}. All spending needs approval until the "
+            "user accepts the new ledger."
         )
 
     @property
@@ -102,7 +102,10 @@ class Notice:
         if self.kind == "other_policy":
             return (do(Action.USE_POLICY, file=self.name),)
         if self.kind == "unnamed_ledger":
-            return (do(Action.SETUP, "so that the client passes it on"), do(Action.USE_POLICY, alternative=True))
+            return (
+                do(Action.SETUP, "so that the client passes the folder on"),
+                do(Action.USE_POLICY, alternative=True),
+            )
         return (do(Action.USE_POLICY),) if self.kind == "other_ledger" else ()
 
 
@@ -143,7 +146,7 @@ class Standing:
 def decide(home: Path, named: Path | None, default: Path) -> Standing:
     """Choose the policy file for the ledger in `home`.
 
-    `named` is the file that a variable names, `default` the usual one. Raises LedgerError if the record can't be read.
+    `named` is the file that a variable names, `default` the usual file. Raises LedgerError if the record can't be read.
     """
     own = read_record(home)
     here = absolute(home)
@@ -166,7 +169,7 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
 
 
 def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
-    """Return the ledger that this account used last, and its record, if it takes precedence over the one `here`.
+    """Return the ledger that this account used last, and its record, if it takes precedence over the ledger `here`.
 
     The other ledger takes precedence if the ledger `here` is new (has no record), or if its policy was chosen later.
     """
@@ -220,9 +223,9 @@ def write_record(home: Path, record: Record) -> None:
 
 
 def usual_homes() -> list[Path]:
-    """List the default folders of this account's ledger, used unless a variable names another.
+    """List the default folders of this account's ledger, used unless a variable names another folder.
 
-    The second entry comes from the account database, because a client can set HOME and the XDG variables too.
+    The second entry comes from the account database, because a client can also set HOME and the XDG variables.
     """
     homes = [absolute(Path(platformdirs.user_data_dir("gpuwarden", appauthor=False)))]
     if (account := account_home()) is not None:

@@ -1,7 +1,7 @@
 """Create the folders and files for gpuwarden's state, which only their owner may read.
 
-Any command may be the first and therefore create the state folder, so all commands use this module. The umask is not
-changed, because it applies to the whole process, including jobs and copies that other users may read.
+Any command may run first and create the state folder, so all commands use this module. The umask is not changed,
+because it applies to the whole process, including jobs and copies that other users may read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Remove all access by other users to a path. Another user's path is not changed."""
+    """Remove other users' access to a path. Another user's path is not changed."""
     if os.name != "posix":
         return
     info = path.stat()

@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.D
 
 
 def profile_names(own: Path | None = None) -> list[str]:
-    """Return the sorted ids of all profiles: the shipped ones and those of the user's folder `own`."""
+    """Return the sorted ids of all profiles: the shipped profiles and the profiles in the user's folder `own`."""
     return sorted({file.stem for folder in _folders(own) for file in folder.glob("*.md") if _ID.fullmatch(file.stem)})
 
 

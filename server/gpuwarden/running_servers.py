@@ -1,9 +1,9 @@
 """List the running MCP servers of this account, each with its ledger, policy file and version.
 
 A client may drop the variables that set the paths of the ledger and the policy. Its server then uses a different ledger
-from the user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in a folder
-of the account whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while it
-is running. The kernel releases the lock when the process ends, and the next listing removes the entry.
+than the user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in a folder
+of the account whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while the
+server is running. The kernel releases the lock when the process ends, and the next listing removes the entry.
 
 The ledger folders of ended servers are remembered, so that a new ledger can be compared with the ledgers in use.
 """

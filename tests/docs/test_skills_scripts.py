@@ -360,7 +360,7 @@ def test_an_older_driver_without_a_field_is_read_all_the_same(tmp_path: Path) ->
 def test_a_machine_without_a_card_is_not_blamed(tmp_path: Path, said: str) -> None:
     env = fake(tmp_path, "nvidia-smi", f"{said}\n") if said != "exit 127" else {"PATH": str(tmp_path)}
     code, told = run(sys.executable, script("gpu_health.py"), **env)
-    assert (code, told.splitlines()[-1]) == (3, "NO CARD: nothing to judge"), told
+    assert (code, told.splitlines()[-1]) == (3, "NO CARD: nothing to check"), told
 
 
 def test_a_driver_that_does_not_answer_is_a_failure_and_json_says_the_same(tmp_path: Path) -> None:

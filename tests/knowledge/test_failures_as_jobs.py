@@ -246,7 +246,7 @@ async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
     with memory_group(48 << 20) as group:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
         if group:
-            told(reply, "OOM-004", "observed: the kernel killed for memory")
+            told(reply, "OOM-004", "observed: the kernel killed a process to free memory")
         else:  # the kill is real, and whose it was stays open
             told(reply, "OOM-004", "observed: exit code 137", sure=False)
 
@@ -339,7 +339,7 @@ async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch, "prepare", impatient)
     job_id = await jobs.start(script=script(METRICS + "time.sleep(60)\n"))
     reply = await jobs.until(job_id, good=lambda body: bool(body["alerts"]))
-    told(reply, "PERF-019", "observed: the runner: nothing new for ", sure=False)
+    told(reply, "PERF-019", "observed: the runner: no progress for ", sure=False)
     await jobs.call("cancel_job", job_id=job_id)
 
 

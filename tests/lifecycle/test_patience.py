@@ -83,7 +83,7 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
         tasks.start_soon(limits.pass_when, lambda: len(account.asked) == 2 and len(limits.open) == 1)
         found = await list_instances(w)
     assert [r.platform for r in found.rows] == ["runpod"]
-    assert found.unknown == {"vastai": f"vastai did not finish its answer in {timeouts.ASK_S:g} s"}
+    assert found.unknown == {"vastai": f"vastai did not respond completely within {timeouts.ASK_S:g} s"}
     assert len(account.asked) == 2, "each page was in time"
 
 
@@ -141,4 +141,4 @@ async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_i
         trouble = await reconcile(w)
     assert read_lease(w.ledger, "j1-i1").state is Lease.UNVERIFIED
     assert set(asked) == {"4200001"}
-    assert trouble == {f"j{n}": "not looked at this time: vastai answers slowly" for n in (2, 3)}
+    assert trouble == {f"j{n}": "not checked in this round: vastai responds slowly" for n in (2, 3)}

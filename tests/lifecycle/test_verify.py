@@ -399,7 +399,7 @@ async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> 
     (volume / "kept/out").symlink_to("/etc/hostname")
     got = await pull(house, job)
     assert [f.path for f in got.received.files] == ["/workspace/kept/a.json"], got.manifest
-    assert got.manifest.skipped == ("/workspace/kept/out: a link that leaves its folder",)
+    assert got.manifest.skipped == ("/workspace/kept/out: a link that points outside its folder",)
     assert (await verify(house, job)).verdict is Verdict.PROVEN
     (volume / "kept/out").unlink()
     assert (await verify(house, job, where="instance")).verdict is Verdict.PROVEN

@@ -95,7 +95,7 @@ async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Contex
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2), outputs=("out", "out/train.log"))
     report = await verify(house, job, against="out/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, said(report)
-    assert {"compared: the step went from 10 to 20", "compared: 1 of 1 tensors have moved"} <= {*report.proved}
+    assert {"compared: the step went from 10 to 20", "compared: 1 of 1 tensors have changed"} <= {*report.proved}
     for other, words in (
         ("out/checkpoint-20", "all 1 tensors are the same"),
         ("out/none", "does not exist on the machine"),
@@ -155,7 +155,7 @@ def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(
     found = shipped(pyz, made, level, python=str(bare / "python"))
     by = {f["path"]: f["proved"] for f in found["files"]}
     for name, count in (("checkpoint-10/model.safetensors", "2,048"), ("checkpoint-10/x.npy", "6")):
-        line = f"loads with our own reader into memory, without numpy: 1 tensors, {count} elements"
+        line = f"loads with gpuwarden's own reader into memory, without numpy: 1 tensors, {count} elements"
         assert line in by[name], by[name]
     assert {f["verdict"] for f in found["files"]} == {"proven"}
 

@@ -54,7 +54,7 @@ class JobPlan(ResponseModel):
 
 
 class Plan(ResponseModel):
-    """A dry run."""
+    """The result of a dry run."""
 
     user: str
     job_plans: tuple[JobPlan, ...]
@@ -72,7 +72,7 @@ class Provisioned(ResponseModel):
 
 
 class Submission(ResponseModel):
-    """One submission of a job. If dstack's own `retry` setting applies, dstack creates another one."""
+    """One submission of a job. If dstack's own `retry` setting applies, dstack creates another submission."""
 
     id: Ident
     status: str
@@ -118,7 +118,7 @@ class Run(ResponseModel):
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Return the run's labels."""
+        """Return the run's tags."""
         return self.run_spec.configuration.tags or {}
 
     @property
@@ -275,11 +275,11 @@ class DstackServer:
                 raise
             return None
         if body not in ({"run_name": run.run_spec.run_name}, {"id": run.id}):
-            raise BadReply("dstack returned a different run from the requested one", "Try again.")
+            raise BadReply("dstack did not return the requested run", "Try again.")
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
-        """Return a project's runs, newest first: only the active ones, or all runs since the time `since`."""
+        """Return a project's runs, newest first: only active runs, or all runs since the time `since`."""
         found: list[Run] = []
         page: dict[str, Any] = {"project_name": project, "only_active": active, "limit": PAGE}
         for _ in range(MAX_PAGES):
@@ -304,7 +304,7 @@ class DstackServer:
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
     async def stop(self, project: str, name: str, *, abort: bool) -> None:
-        """Request that dstack stop a run. The reply is empty, even for a run that does not exist."""
+        """Ask dstack to stop a run. The reply is empty, even for a run that does not exist."""
         body = {"runs_names": [name], "abort": abort}
         await self._ask(f"/api/project/{project}/runs/stop", type(None), body)
 

@@ -66,7 +66,7 @@ def observation(run: Run) -> Observation:
 
 
 def _end(run: Run, said: str) -> tuple[Job, Reason]:
-    """Return the state and reason of an ended run. If it was stopped while failing, the failure is the reason."""
+    """Return the state and reason of an ended run. A run that was stopped while it was failing counts as failed."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:

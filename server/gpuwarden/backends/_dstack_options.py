@@ -15,7 +15,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
 
 MOST_PRICE: Final = "max-price"
-"""The key in `Place.environment` for the price that was checked: a run accepts no offer above this price."""
+"""The key in `Place.env` for the price that was checked: a run accepts no offer above this price."""
 LEAST_WINDOW_S: Final = 300
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$")]
 _Words = Annotated[tuple[_Word, ...], Field(max_length=32)]

@@ -63,7 +63,7 @@ class EngineBackend(RunnerBackend):
 
 
 def found(handle: Handle, status: Mapping[str, Any], listed: bool) -> Answer[Handle | None]:
-    """Return the job with a token, as described by the engine's list and the poll of its run folder."""
+    """Return the job with a token, according to the engine's list and the poll of its run folder."""
     if status.get("folder") == "unreadable":
         return Unknown(line(status.get("why")))
     ran = status.get("folder") == "present" and status.get("token") == handle.token

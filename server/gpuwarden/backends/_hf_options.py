@@ -35,7 +35,7 @@ class Volume(Frozen):
 
     @classmethod
     def parse(cls, text: str) -> Volume:
-        """Return a volume written as the `hf` command line does: `hf://buckets/me/ck/run1:/ckpt`."""
+        """Parse a volume in the notation of the `hf` command line: `hf://buckets/me/ck/run1:/ckpt`."""
         found = _VOLUME.fullmatch(text)
         mount = found["mount"].rstrip("/") if found else ""
         if found is None or not mount or ".." in f"{mount}/{found['path'] or ''}".split("/"):
@@ -112,9 +112,7 @@ class HfJobsOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> HfJobsOptions:
-    """Return a spec's options. If they are invalid, raises BadRequest, which describes the problem and lists the
-    options.
-    """
+    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
     try:
         return HfJobsOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -147,7 +145,7 @@ def settle(spec: JobSpec) -> JobSpec:
 
 
 def volumes_of(spec: JobSpec) -> list[Volume]:
-    """Return the volumes to mount: the requested ones, and the buckets of outputs that are on no requested volume."""
+    """Return the volumes to mount: those requested, and the buckets of outputs that are on no requested volume."""
     volumes = [Volume.parse(text) for text in read_options(spec).volumes]
     for output in spec.outputs:
         if (found := _BUCKET_OUTPUT.fullmatch(output)) is None:

@@ -58,7 +58,7 @@ class HubFiles:
         return found
 
     async def _in_bucket(self, hub: HubClient, kind: str, bucket: str, inner: str, *, digests: bool) -> list[Artifact]:
-        """Return a bucket's files. The Hub lists no sha256 for them, so each file is downloaded once to compute it."""
+        """Return a bucket's files. The Hub lists no sha256 for them, so each is downloaded once to compute it."""
         found = []
         for item in await jobs.paged(hub, f"/api/buckets/{bucket}/tree", {"recursive": "true"}, missing=()):
             name, size, xet = item.get("path"), item.get("size"), item.get("xetHash")
@@ -99,8 +99,8 @@ class HubOutputs:
             return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return these files with sha256 digests. The Hub reports the digests of LFS files; those of other files are
-        computed here.
+        """Return the same files with sha256 digests. The Hub reports the digests of LFS files; the digests of other
+        files are computed here.
         """
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=True)

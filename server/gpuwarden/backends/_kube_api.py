@@ -109,7 +109,7 @@ class KubeApi:
         ]
 
     def claim(self, uid: str = "") -> dict[str, Any]:
-        """Return the claim for run folders: the one with gpuwarden's label, or the claim `uid` of an earlier job."""
+        """Return the claim for run folders: the claim with gpuwarden's label, or the claim `uid` of an earlier job."""
         if uid:
             every = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", "")
             own = next((claim for claim in every if claim["metadata"]["uid"] == uid), None)
@@ -132,11 +132,11 @@ class KubeApi:
         return self._list(self.core.list_namespaced_pod, "PodList", JOB)
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return the job with this name, None if it does not exist."""
+        """Return the job with this name, or None if it does not exist."""
         return self._one(self.batch.read_namespaced_job, name, "Job")
 
     def pod(self, name: str) -> dict[str, Any] | None:
-        """Return the pod with this name, None if it does not exist."""
+        """Return the pod with this name, or None if it does not exist."""
         return self._one(self.core.read_namespaced_pod, name, "Pod")
 
     def local_queue(self, name: str) -> Queue | None:
@@ -207,7 +207,7 @@ class KubeApi:
             page = self._call(ask, kind, namespace=self.namespace, label_selector=selector, limit=PAGE, **more)
             items, about = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(about, dict) or not all(map(_is_object, items)):
-                raise BadReply(f"the cluster's {kind} has an unknown format", "It was ignored; try again.")
+                raise BadReply(f"the cluster's {kind} has an unknown format", "The reply was ignored; try again.")
             rows += items
             if not about.get("continue"):
                 return rows
@@ -272,18 +272,18 @@ def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bo
 
 
 def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a nested object, {} if it is absent. Raises BadReply if the value has another type."""
+    """Return a nested object, or {} if it is absent. Raises BadReply if the value has another type."""
     found = whole.get(key)
     if found is not None and not isinstance(found, dict):
-        raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
+        raise BadReply(f"the cluster's {key} has an unknown format", "The reply was ignored; try again.")
     return found or {}
 
 
 def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a nested list of objects, [] if it is absent. Raises BadReply if the value has another type."""
+    """Return a nested list of objects, or [] if it is absent. Raises BadReply if the value has another type."""
     found = whole.get(key)
     if found is not None and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
+        raise BadReply(f"the cluster's {key} has an unknown format", "The reply was ignored; try again.")
     return found or []
 
 

@@ -44,7 +44,9 @@ def check_array(tasks: Sequence[ArrayTask]) -> None:
     """Raise BadRequest if the tasks can't form one array."""
     check_tasks(tasks, _asked)
     if len(tasks) > MOST_TASKS:
-        raise BadRequest(f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split it up.")
+        raise BadRequest(
+            f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split the array up."
+        )
     if sum(len(json.dumps(dict(task.secrets))) for task in tasks) > MOST_SECRETS:
         raise BadRequest("the secrets of an array are too large for a single Kubernetes secret", "Split the array up.")
 
@@ -55,9 +57,7 @@ def _asked(task: ArrayTask) -> tuple[Manifest, int]:
 
 
 def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
-    """Return the secrets of an array's job, keyed by index; empty if no task has secrets, or if some tasks are not
-    given.
-    """
+    """Return the secrets of an array's job, keyed by index; empty if no task has secrets or `tasks` is incomplete."""
     given = {task.token: task.secrets for task in tasks}
     tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
     if not any(given.values()) or not given.keys() >= set(tokens):

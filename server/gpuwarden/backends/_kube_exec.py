@@ -1,7 +1,7 @@
 """Run commands in a pod with the interface of `remote.ssh.link`, so that files and the runner work as on any machine.
 
-Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never held in
-memory completely.
+Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never completely in
+memory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SEND_S: Final = 60.0
 START_S: Final = 180.0
 LOOK_S: Final = 0.2
 MOST_IN_URL: Final = 2_000
-"""Maximum size in bytes of a command that is sent in the URL, as proxies limit URLs to 8 KiB.
+"""Maximum size in bytes of a command that is sent in the URL, because proxies limit URLs to 8 KiB.
 
 A longer command is sent over stdin.
 """
 MOST_LEAVING: Final = 6
-"""Maximum number of file access pods that may be terminating.
+"""File access pods have numbers below this value.
 
-On a lost node, pods keep terminating until the node is deleted.
+Several are needed because pods on a lost node keep terminating until the node is deleted.
 """
 
 

@@ -55,7 +55,7 @@ def job_manifest(
 ) -> Manifest:
     """Return the job of one attempt.
 
-    The cluster restarts its pod after an interruption, as often as the job allows, but not after the job itself failed.
+    The cluster restarts the pod after an interruption, as often as the job allows, but not if the job itself fails.
     """
     stem = stem_of(token)
     runner_request = json.dumps({"attempt": attempt, "id": POD_ID})
@@ -139,7 +139,7 @@ def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def _shared(claim: Mapping[str, Any]) -> Manifest:
-    """Return the settings of all pods, which mount the claim, run as its user and get no cluster credentials."""
+    """Return the settings that all pods share: mount the claim, run as the claim's user, get no cluster credentials."""
     user = str(claim["metadata"].get("annotations", {}).get(USER, ""))
     as_user = {"runAsUser": int(user), "runAsNonRoot": user != "0", "fsGroup": int(user)} if user.isdecimal() else {}
     return {

@@ -38,7 +38,7 @@ class KubeRow(Row):
     uid: str = ""
     index: int | None = None
     pods: tuple[tuple[str, str], ...] = ()
-    """Their names and uids."""
+    """The names and uids of these pods."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
 
 
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
-    """Yield the tasks of a job; a job that is not an array has one. Raises BadReply for an array in an unknown
+    """Yield the tasks of a job; a job that is not an array has one task. Raises BadReply for an array in an unknown
     format.
     """
     notes = part_of(job["metadata"], "annotations")
@@ -71,7 +71,9 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
             yield _Task(str(token), str(run_dir), int(attempt), index)
     except (ValueError, TypeError, RecursionError) as error:
         name = line(job["metadata"]["name"])
-        raise BadReply(f"the array {name} lists tasks in an unknown format", "It was ignored; try again.") from error
+        raise BadReply(
+            f"the array {name} lists tasks in an unknown format", "The reply was ignored; try again."
+        ) from error
 
 
 def rows_of(
@@ -119,7 +121,7 @@ def _row(
 ) -> KubeRow:
     about = job["metadata"]
     if not task.attempt:
-        raise BadReply(f"the job {line(about['name'])} has no attempt number", "It was ignored; try again.")
+        raise BadReply(f"the job {line(about['name'])} has no attempt number", "The reply was ignored; try again.")
     newest = max(pods, key=_age, default=None)
     state, why = _state(job, newest) if task.index is None else _state_of_index(job, pods, newest, task.index, ends)
     ended = _ended(newest)
@@ -156,7 +158,7 @@ def _row(
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the sort key of a pod: its creation time in whole seconds, then whether the pod has yet to end."""
+    """Return the sort key of a pod: its creation time in whole seconds, then whether the pod has not ended."""
     return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
@@ -221,7 +223,7 @@ def _interrupted(pod: Mapping[str, Any]) -> bool:
 
 
 def _ended(pod: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return how the job's container ended."""
+    """Return the `terminated` state of the job's container; empty if the container has not ended."""
     for container in rows_in(part_of(pod or {}, "status"), "containerStatuses"):
         if container.get("name") == MAIN:
             return part_of(part_of(container, "state"), "terminated")

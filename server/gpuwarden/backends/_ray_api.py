@@ -133,8 +133,7 @@ def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Ro
     """Return the last attempt of each of these jobs, by stem. `folders` contains their run folders.
 
     A job belongs to gpuwarden only if both its metadata and its id match the folder, because another user could copy
-    one of the two. All other fields of other jobs are ignored, so an invalid one can't make gpuwarden's jobs
-    unreadable.
+    either. All other fields of other jobs are ignored, so an invalid field can't make gpuwarden's jobs unreadable.
     """
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
@@ -218,7 +217,7 @@ def read_limits(
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
-    """Return a cluster's Python version, read from the path of Ray on each node; None if a path does not contain it.
+    """Return a cluster's Python version, read from the path of Ray on each node; None if a path has no version.
 
     Ray's dashboard does not report the version, and Ray accepts only nodes with the same version.
     """

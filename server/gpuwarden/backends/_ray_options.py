@@ -38,7 +38,7 @@ class RayOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> RayOptions:
-    """Return a spec's options. Raises BadRequest, which states the problem and lists the options."""
+    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
     try:
         return RayOptions.model_validate(spec.options)
     except ValidationError as error:

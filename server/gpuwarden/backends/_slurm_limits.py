@@ -30,7 +30,7 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 
 
 def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
-    """Parse the limits in the node agent's reply.
+    """Parse the limits in the Slurm agent's reply.
 
     Raises a `WardenError` if the reply is missing or invalid, or if Slurm is too old.
     """
@@ -115,7 +115,7 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
 
 
 def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
-    """Return the QOS of a job: the requested one or the default of its association, or "" if unknown."""
+    """Return the QOS of a job: the requested QOS, or the default of its association; "" if unknown."""
     if asked.qos:
         return asked.qos
     account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
@@ -161,7 +161,7 @@ def _optional(found: Mapping[str, Any], part: str) -> str | None:
 def _queues(text: str, config: Mapping[str, str], machines: Mapping[str, Mapping[str, Any]]) -> tuple[Queue, ...]:
     rows = [dict(pair.split("=", 1) for pair in row.split() if "=" in pair) for row in text.splitlines() if row.strip()]
     if not rows or any("PartitionName" not in row for row in rows):
-        raise BadReply("Slurm's list of partitions has an unknown format", "It was ignored; try again.")
+        raise BadReply("Slurm's list of partitions has an unknown format", "The list was ignored; try again.")
     preemption = config.get("PreemptType", "preempt/none").rpartition("/")[2]
     return tuple(_queue(row, config, preemption, machines.get(row["PartitionName"], {})) for row in rows)
 

@@ -121,7 +121,7 @@ def ceilings(
 
 
 def _chain(table: Table, account: str, queue: str) -> list[Association]:
-    """Return the user's association with an account, or the default one, and the accounts above it."""
+    """Return the user's association with an account, or the default association, and the accounts above it."""
     mine = [a for a in table.associations if a.user and (a.account == account if account else a.default)]
     own = next((a for a in mine if a.partition == queue), next((a for a in mine if not a.partition), None))
     if own is None:

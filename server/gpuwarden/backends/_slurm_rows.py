@@ -59,7 +59,7 @@ def queue_rows(found: Mapping[str, Any]) -> list[Row]:
     """Parse the rows of the agent's `squeue`. Raises BadReply for a row that can't be parsed."""
     rows = found.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadReply("Slurm's queue has an unknown format", "It was ignored; try again.")
+        raise BadReply("Slurm's queue has an unknown format", "The list was ignored; try again.")
     return [_queue_row(row) for row in rows]
 
 
@@ -131,14 +131,16 @@ def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return one row for each job, from its last attempt; a live row takes precedence over an ended one."""
+    """Return one row for each job, from its last attempt; a live row takes precedence over an ended row."""
     return {row.stem: row for row in sorted(rows, key=lambda r: (r.attempt, not r.over, r.submitted_at, r.id))}
 
 
 def _named(name: object) -> tuple[str, int]:
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None:
-        raise BadReply("Slurm lists a job under a name that gpuwarden never assigns", "It was ignored; try again.")
+        raise BadReply(
+            "Slurm lists a job under a name that gpuwarden never assigns", "The list was ignored; try again."
+        )
     return found[1], int(found[2])
 
 
@@ -172,7 +174,7 @@ def states(value: object) -> tuple[str, frozenset[str]]:
     if base is None and set(known) & {"COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}:
         base = "RUNNING"
     if base is None:
-        raise BadReply(f"Slurm reports an unknown state: {line(value, 80)}", "It was ignored; try again.")
+        raise BadReply(f"Slurm reports an unknown state: {line(value, 80)}", "The reply was ignored; try again.")
     return base, frozenset(known) - {base}
 
 

@@ -13,7 +13,8 @@ Every backend guarantees the following, and `tests/kits/contract_backend.py` che
   engine may reuse its own job ids, so every poll compares the token.
 - `logs` reads from a byte cursor. `stop` returns GONE for a job that has ended, and can be repeated safely.
 
-Optional capabilities have their own protocols below. Callers test them with `isinstance` and never by a backend's name.
+Optional capabilities have their own protocols below. Callers test for them with `isinstance`, never by a backend's
+name.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Examiner(Protocol):
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return the findings of `checkpoints.archive` by output. The machine reports them; they are not verified.
+        """Return the findings of `checkpoints.archive` for each output, reported by the machine and not verified.
 
         `against` and the outputs are paths on that machine.
         """
@@ -186,7 +187,7 @@ class Looker(Protocol):
     """A backend that can run read-only commands on the job's machine."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
-        """Return the output of each command by its name. The machine reports it; it is not verified."""
+        """Return each command's output by its name. The output comes from the machine and is not verified."""
         ...
 
 
@@ -263,7 +264,7 @@ class Supplying(Backend, Protocol):
 
 @runtime_checkable
 class Bounded(Backend, Protocol):
-    """A backend for an engine with queues and limits. The submit gate reads the limits before it submits a job."""
+    """A backend for an engine with queues and limits. The submit gate reads the limits before a job is submitted."""
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
         """Return the limits that apply to this job. Raises a `WardenError` if the engine does not report them."""
@@ -371,7 +372,7 @@ def source(backend: Backend, handle: Handle) -> Source:
 
 
 async def list_artifacts(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
-    """Return the files to receive under `paths`, with digests unless they are computed while sending."""
+    """Return the files to receive under `paths`, with digests unless the machine computes digests while sending."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 

@@ -41,7 +41,7 @@ from gpuwarden.hub.client import HubConfig
 
 MOST_LOG: Final = 64 << 20
 MOST_PAGES: Final = 1_000
-"""Maximum pages of a log in one call, in case a server always announces another page."""
+"""Maximum number of pages of a log that one call reads, in case a server always announces another page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
 """A job with a grace period shorter than this is aborted, without dstack's own grace period."""
@@ -74,7 +74,7 @@ class DstackBackend(HubOutputs):
         """Return the spec unchanged. Raises BadRequest for an option that dstack does not have."""
         read_options(spec.options)
         if any("\0" in text for text in (*spec.command, *spec.args)):
-            raise BadRequest("an argument contains a zero byte", "Remove it; a command line can't contain one.")
+            raise BadRequest("an argument contains a NUL character", "Remove it; command lines can't contain NUL.")
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
@@ -101,7 +101,7 @@ class DstackBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the run, or adopt the one with the token's name. Values of secrets are never sent."""
+        """Start the run, or adopt the run with the token's name. Values of secrets are never sent."""
         if inputs:
             raise NotSupported("a dstack run can't receive input files", "Put them into a dataset on the Hub.")
         project = project_of(place.platform)

@@ -71,7 +71,7 @@ class HfJobsBackend(HubOutputs):
         return settle(spec)
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return the maximum number of runs on the Hub. Whether the time limit is for one run or for all is unknown."""
+        """Return the maximum number of runs on the Hub. It is unknown whether each run gets the full time limit."""
         return read_options(spec).attempts
 
     async def check(self, place: Place) -> list[Finding]:
@@ -93,7 +93,7 @@ class HfJobsBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt the one with this token and attempt."""
+        """Start the job, or adopt the job with this token and attempt."""
         if inputs:
             raise NotSupported(
                 "a job on the Hub's machines can't receive input files", "Put them into a dataset on the Hub."
@@ -146,7 +146,7 @@ class HfJobsBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the newest attempt of a token, None if no job has the token."""
+        """Return the newest attempt of a token, or None if no job has the token."""
         try:
             async with self._hub() as hub:
                 owner = place.user or await jobs.namespace(hub)
@@ -218,7 +218,7 @@ def script_command(spec: JobSpec) -> list[str]:
     if len(packed) > MAX_SCRIPT:
         raise BadRequest(
             f"the script is too long for a job's command line: {len(packed):,} bytes packed, more than {MAX_SCRIPT:,}",
-            "Upload it to a repo or another URL, and run that with `uv run`.",
+            "Upload the script to a repo or another URL, and run it from there with `uv run`.",
         )
     return ["/bin/sh", "-c", _RUN, packed, *spec.args]
 
@@ -255,7 +255,7 @@ def ssh_of(job: Mapping[str, Any]) -> str:
 
 
 def beat_of(usage: Mapping[str, Any]) -> Beat | None:
-    """Return a heartbeat from the Hub's measurements, with the busiest GPU; None if it has no measurements."""
+    """Return a heartbeat from the Hub's measurements, with the highest values of any GPU; None without measurements."""
     given = usage.get("gpus")
     gpus = [gpu for gpu in given.values() if isinstance(gpu, dict)] if isinstance(given, dict) else []
     beat = Beat(

@@ -123,8 +123,8 @@ class KubernetesBackend(EngineBackend):
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Check that the user has the required rights in the namespace, and that its claim for run folders can be
-        mounted by every node.
+        """Check that the user has the required rights in the namespace, and that every node can mount its claim for run
+        folders.
         """
         try:
             missing = await self._there(place, lambda api: api.missing_rights())
@@ -147,11 +147,11 @@ class KubernetesBackend(EngineBackend):
             f"the claim {name} is {given or 'without an access mode'}: a job's pod and the pod for its files may be on"
             " different nodes, and only one of them could mount it"
         )
-        return [_unusable(said, f"Choose a claim that is {SHARED}.")]
+        return [_unusable(said, f"Choose a claim with the access mode {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Let the cluster check this job in a dry run. The nodes are not read, because the user has no right to list
-        them.
+        """Let the cluster check this job in a dry run. The nodes are not read, because gpuwarden does not require the
+        right to list them.
         """
 
         def ask(api: KubeApi) -> EngineLimits:
@@ -238,7 +238,7 @@ class KubernetesBackend(EngineBackend):
     async def _started(
         self, handles: Sequence[Handle], attempts: Mapping[str, int]
     ) -> tuple[dict[str, KubeRow], set[str]]:
-        """Return the cluster's rows for these attempts or later ones, and the tokens whose attempt has already run."""
+        """Return the cluster's rows for these or later attempts, and the tokens whose attempt has already run."""
         rows, seen = await self._rows(handles), await self._look(handles)
         ran = set()
         for handle in handles:
@@ -380,7 +380,7 @@ def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
 
 
 def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> dict[str, Any]:
-    """Create the job, or return the existing one. Raises Conflict if another tool's job has its name."""
+    """Create the job, or return the existing job. Raises Conflict if another tool's job has its name."""
     name = str(body["metadata"]["name"])
     try:
         return api.create(body)

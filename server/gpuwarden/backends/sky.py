@@ -184,7 +184,7 @@ def _named(name: str | None) -> tuple[str, int]:
 
 
 def _rows(queue: JobQueue) -> dict[str, Row]:
-    """Return one row for each job: the first one submitted for its last attempt."""
+    """Return one row for each job: the first submission of its last attempt."""
     rows = {}
     for job in sorted(queue.rows, key=lambda job: -job.id):
         stem, attempt = _named(job.name)

@@ -1,9 +1,9 @@
 """Run jobs as SkyPilot managed jobs: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
 
-SkyPilot's jobs controller rents a machine for the job, rents another one if the machine is preempted, and terminates it
-when the job ends. gpuwarden can't connect to these machines: it only reads the controller's queue and the job's log,
-and outputs must be uploaded to an artifact store while the job runs. The job's command contains gpuwarden's runner,
-which uploads the outputs. Once all outputs are in the store, the command exits and the machine is terminated.
+SkyPilot's jobs controller rents a machine for the job, replaces the machine if it is preempted, and terminates it when
+the job ends. gpuwarden can't connect to these machines: it only reads the controller's queue and the job's log, and
+outputs must be uploaded to an artifact store while the job runs. The job's command contains gpuwarden's runner, which
+uploads the outputs. Once all outputs are in the store, the command exits and the machine is terminated.
 
 A job's name in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
 On a new machine, the command starts in an empty folder: it resumes only if its script loads a checkpoint from
@@ -86,7 +86,7 @@ class SkyJobsBackend:
         return spec.model_copy(update={"options": {k: v for k, v in spec.options.items() if k != "managed"}})
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how many times the controller may start the command, not counting restarts after interruptions.
+        """Return the maximum number of times that the command may start, without restarts after interruptions.
 
         The controller itself has no limit; gpuwarden cancels a job that was started more often.
         """
@@ -226,7 +226,7 @@ def _of(stem: str, name: str) -> tuple[int, ...]:
 
 
 def newest(queue: ManagedQueue, stem: str) -> ManagedJob | None:
-    """Return the first job that was submitted for the last attempt; later ones are duplicates."""
+    """Return the first job that was submitted for the last attempt; later submissions are duplicates."""
     ours = [(-number, row.id, row) for row in queue.rows for number in _of(stem, row.name)]
     return min(ours)[2] if ours else None
 
@@ -250,7 +250,7 @@ def _observed(queue: ManagedQueue, stem: str) -> Observation:
 def observation(job: ManagedJob) -> Observation:
     """Return the observation of a managed job. Raises BadReply for an unknown state.
 
-    A recovering job counts as queued: it waits for another machine, and the files of the old one are lost.
+    A recovering job counts as queued: it waits for another machine, and the old machine's files are lost.
     """
     if job.status not in STATES:
         raise BadReply(
@@ -260,7 +260,7 @@ def observation(job: ManagedJob) -> Observation:
     again = f"recovered {job.recoveries} times" if job.recoveries else ""
     said = line("; ".join(part for part in (again, job.why) if part), 300)
     waits = (
-        f"{job.status}: its machine was preempted; SkyPilot is renting another one"
+        f"{job.status}: its machine was preempted; SkyPilot is renting another"
         if job.status == "RECOVERING"
         else job.status
     )

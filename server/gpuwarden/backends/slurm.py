@@ -1,7 +1,7 @@
 """Run jobs as Slurm batch jobs, on a cluster that is reached over SSH or whose login node is this machine.
 
-The run folder is on a file system that the login node and the compute nodes share. The runner is the batch script: it
-works in an allocation as it does on any machine, and its files are read on the login node. The state of a job comes
+The run folder is on a file system that the login node and the compute nodes share. The batch script starts the runner,
+which works in an allocation as on any other machine. Its files are read on the login node. The state of a job comes
 from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The process id
 of a command on another node can't be checked here, so the state of the command is read from the runner's status, and
 Slurm determines whether the job can still run.
@@ -67,7 +67,7 @@ class _LoginNode(LocalBackend):
     name = "slurm"
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the plain mapping."""
+        """Return the mapping without the limits of the sandbox."""
         return place.mapping
 
 
@@ -101,7 +101,7 @@ class SlurmBackend(EngineBackend):
         self._policy = policy
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` for a cluster whose login node is this machine, unless the policy allows it.
+        """Raise `NoSandbox` if the cluster's login node is this machine, unless the policy allows unsandboxed jobs.
 
         The cluster's jobs run as this user, with this home folder and without a sandbox, so they could change the
         policy.
@@ -111,7 +111,7 @@ class SlurmBackend(EngineBackend):
                 "jobs in this machine's own Slurm run without a sandbox and can write to the home folder, including"
                 " gpuwarden's files",
                 (
-                    "Run gpuwarden on another machine and name the cluster as slurm/HOST.",
+                    "Run gpuwarden on another machine and specify the cluster as slurm/HOST.",
                     do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
                 ),
             )
@@ -285,7 +285,7 @@ class SlurmBackend(EngineBackend):
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
-            raise BadReply(f"stopping a job returned {line(reply.get('result'))}", do(Action.CHECK)) from error
+            raise BadReply(f"the Slurm agent's stop returned {line(reply.get('result'))}", do(Action.CHECK)) from error
 
     # ------------------------------------------------------------------------------------------------------- agent
 

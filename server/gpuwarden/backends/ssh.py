@@ -1,8 +1,8 @@
-"""Run jobs on a machine over SSH, with the runner that is uploaded to the machine.
+"""Run jobs on a machine over SSH, with a runner that gpuwarden uploads.
 
 The runner is stored in the run root under the digest of its content, so the runner of a live run never changes. All
 jobs on an instance are polled with one command on one reused connection. Every handle contains the host key of the
-first connection; from then on no other key is accepted.
+first connection, and later connections accept no other key.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SshBackend(MachineBackend):
         message = (
             f"this is the first connection to {place.host}: from now on, only its host key {key.fingerprint} is trusted"
         )
-        compare = "Compare the key with the one in the provider's console, if it is shown there."
+        compare = "Compare it with the host key in the provider's console, if the console shows one."
         return [_host(Severity.INFO, message, compare), *fitness]
 
     async def host_key(self, place: Place) -> HostKey:
@@ -178,7 +178,7 @@ class SshBackend(MachineBackend):
         return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
 
     async def prepare(self, spec: JobSpec, place: Place, token: str) -> tuple[Handle, launch.Launch]:
-        """Return the job's handle and files. The job's PATH is the one from the machine's own shell."""
+        """Return the job's handle and files. The job's PATH comes from the machine's own shell."""
         handle = await self.handle_of(place, token)
         host = await self.host_info(place)
         ready = launch.prepare(spec, place, handle.run_dir, await (await self._start(place)).interpreter(spec))
@@ -226,7 +226,7 @@ class SshBackend(MachineBackend):
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Stream many small files as one bundle, in which each is named by its number in `artifacts`."""
+        """Stream many small files as one bundle, in which each file is named by its number in `artifacts`."""
         request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:

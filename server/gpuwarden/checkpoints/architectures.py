@@ -1,7 +1,7 @@
-"""Compare a model's config with its tensors, based on a small table of architecture families. Standard library only.
+"""Compare a model's config with its tensors, using a small table of architecture families. Standard library only.
 
-The table has transformers' tensor names and shapes for the families that are fine-tuned most often. `build_child.py`
-uses transformers itself, so it supports every architecture of the installed version.
+The table lists the tensor names and shapes that transformers uses for the most commonly fine-tuned families.
+`build_child.py` uses transformers itself, so it supports every architecture of the installed version.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """An architecture's tensors: `once` occur once, `each` in each layer, `may` are optional. Shapes are given as
-    symbols.
+    """The names of an architecture's tensors, with their shapes as symbols.
+
+    `once` lists the tensors that occur once, `each` those in every layer, `may` the optional tensors of a layer, and
+    `head` the output layer.
     """
 
     prefixes: Tuple[str, ...]  # noqa: UP006
@@ -46,12 +48,12 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # The model class has a default head size, so a missing head size can't be computed from the other numbers.
+    # True if the model class has its own default head size. A missing head size then can't be computed.
     own_head: bool = False
 
 
 def _affine(shapes: _Shapes) -> _Shapes:
-    """Return the names and shapes of weights and biases of linear layers and norms, given the weights' shapes."""
+    """Return the shapes of the layers' weights and biases by tensor name, given the shape of each layer's weight."""
     made = {f"{name}.weight": shape for name, shape in shapes.items()}
     made.update({f"{name}.bias": shape.split()[0] for name, shape in shapes.items()})
     return made
@@ -140,7 +142,7 @@ class Agreement:
 
 
 def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
-    """Compare names, shapes and types of the tensors with the config."""
+    """Compare the names, shapes and types of the tensors with the config."""
     said = Agreement()
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -150,7 +152,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     _types(tensors, said)
     if family is None:
         what = f"of the architecture {short(kind, 40)}" if isinstance(kind, str) else "of an architecture"
-        said.unproved.append(f"whether the tensors are those {what}; use level load to check it with transformers")
+        said.unproved.append(f"whether the tensors are those {what}; use level load to check this with transformers")
         return said
     prefix = next((p for p in family.prefixes if any(n.startswith(p + family.layers) for n in tensors)), None)
     numbers = _numbers(config, family)
@@ -160,7 +162,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     wanted, may = _expected(config, family, numbers, said)
     lost = [name for name in wanted if prefix + name not in tensors and name not in tensors]
     if lost:
-        said.problems.append(f"tensors of the {kind} in config.json are missing: {some(lost)}")
+        said.problems.append(f"tensors of the {kind} model in config.json are missing: {some(lost)}")
     _layers(tensors, prefix + family.layers, numbers["L"], config, said)
     odd = []
     for name, shape in {**may, **wanted}.items():
@@ -181,13 +183,13 @@ def quantized(config: dict[str, Any]) -> bool:
 
 
 def experts(config: Any) -> int:
-    """Return the number of experts per layer in a config; 0 if it has none."""
+    """Return the number of experts per layer that a config specifies; 0 if it specifies none."""
     given = [config.get(key) for key in _NUMBERS["E"]] if isinstance(config, dict) else []
     return next((n for n in given if type(n) is int), 0)
 
 
 def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
-    """Return the value of each symbol; None if it is not in the config."""
+    """Return the value of each symbol; None if the config does not determine it."""
     made: dict[str, int | None] = {}
     for symbol, keys in _NUMBERS.items():
         given = (config.get(key) for key in keys)
@@ -239,7 +241,7 @@ def _expected(
 
 
 def _layers(tensors: dict[str, Tensor], stem: str, layers: int | None, config: dict[str, Any], said: Agreement) -> None:
-    """Report layers whose number is higher than the config allows."""
+    """Report layer numbers that exceed the number of layers in the config."""
     numbered = re.compile(re.escape(stem) + r"(\d{1,6})\.")
     found = {int(m.group(1)) for m in map(numbered.match, tensors) if m}
     more = config.get("num_nextn_predict_layers")
@@ -258,14 +260,14 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
         if len(types) > 1:
             rare = min(types, key=lambda dtype: len(types[dtype]))
             said.doubts.append(
-                f"{some(types[rare])} has type {rare}; in other layers, the type is "
+                f"{some(types[rare])} has type {rare}, but the type in other layers is "
                 f"{some(d for d in types if d != rare)}: the tensors are from two saves, or were converted manually"
             )
             return
 
 
 def tokens(tokenizer: Any) -> int | None:
-    """Return one more than the highest token id in a parsed tokenizer.json; None if it has no tokens."""
+    """Return the highest token id in a parsed tokenizer.json, plus one; None if the file has no tokens."""
     if not isinstance(tokenizer, dict):
         return None
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")

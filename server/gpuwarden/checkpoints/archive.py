@@ -1,12 +1,13 @@
-"""Pack the modules that need only the standard library into one archive, which any Python from 3.8 on can run.
+"""Pack the modules that need only the standard library into one archive, which runs on Python 3.8 and later.
 
-    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    one line of findings per path
-    python3 gpuwarden-checkpoints.pyz manifest PATH...                               one line of manifest per path
+    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    print a line of findings per path
+    python3 gpuwarden-checkpoints.pyz manifest PATH...                              print a manifest line per path
     python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
-It runs on the machine that stores the files, so large files are checked without a transfer. The output is JSON of
-limited size, with the worst files first. With `--load` or `--resume`, undamaged files are also loaded, in a separate
-process; with `--against`, they are compared. The runner starts `seal` alongside a job, and `examine` on request.
+The archive runs on the machine that stores the files, so large files are checked without being transferred. The output
+is JSON of limited size, with the worst files first. With `--load` or `--resume`, undamaged files are also loaded, in a
+separate process. With `--against`, they are compared with other files. The runner starts `seal` alongside a job, and
+`examine` on request.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """Return the zipapp. Its bytes must be reproducible, because its file name contains their digest."""
+    """Return the bytes of the archive. They must be reproducible, because the file name contains their digest."""
     package = Path(__file__).resolve().parent.parent
     files = [package / "__init__.py", *(package / "core" / n for n in _CORE)]
     files += [p for p in sorted((package / "checkpoints").rglob("*.py")) if p.name not in _HOME]
@@ -65,7 +66,7 @@ def name(data: bytes) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line on the machine. Return 0, or 2 if a path could not be examined."""
+    """Run the archive's command line. Return 0, or 2 if a path could not be examined."""
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
@@ -151,8 +152,9 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seal(args: argparse.Namespace) -> int:
-    """Seal finished files under the paths: in two passes with `--once`, until stdin ends with `--attached`, else
-    forever.
+    """Seal the finished files under the paths.
+
+    With `--once`, make two passes. With `--attached`, continue until stdin ends. Otherwise, never stop.
     """
     lowest_priority()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
@@ -170,7 +172,7 @@ def _seal(args: argparse.Namespace) -> int:
             time.sleep(args.every)
         else:
             readable, _, _ = select.select([0], [], [], args.every)
-            if readable and not os.read(0, 4096):  # At the end of stdin, the job has ended and no longer writes files.
+            if readable and not os.read(0, 4096):  # The end of stdin means that the job has ended and writes no files.
                 for sealer in sealers:
                     sealer.quiet_s = 0.0
                 _announce(sealers)

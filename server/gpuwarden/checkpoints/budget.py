@@ -28,7 +28,7 @@ class ByteCount:
             self._report(self._done, total)
 
     def expect(self, size: int) -> None:
-        """Add to the total number of bytes to read."""
+        """Add `size` to the total number of bytes to read."""
         with self._lock:
             self._total = (self._total or 0) + size
             self._report(self._done, self._total)
@@ -36,7 +36,7 @@ class ByteCount:
 
 @dataclass
 class Budget:
-    """Limits on the time since the budget was created, the bytes read, and the folder entries. Threads may share it."""
+    """Limits on bytes read, folder entries, and the time since the budget was created. Threads may share a budget."""
 
     seconds: float
     bytes: int
@@ -51,11 +51,11 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """Return a sentence about the limit that was reached; "" if none was."""
+        """Return a description of the limit that was reached; "" if none was reached."""
         if self.now() >= self._end:
-            return f"the time limit of {self.seconds:,.0f} s is reached"
+            return f"the time limit of {self.seconds:,.0f} s was reached"
         if self._read >= self.bytes:
-            return f"the limit of {self.bytes:,} bytes is reached"
+            return f"the limit of {self.bytes:,} bytes was reached"
         return ""
 
     @property

@@ -1,7 +1,7 @@
 """Build the architecture that a config describes, without weights, and compare it with the tensors in its folder.
 
-The child process runs `build_child.py`; it gets the parsed config and the tensors' names and shapes, but no path. If it
-can't build an architecture, this check is reported as unproved, and the verdict depends on the other checks.
+The child process runs `build_child.py`. It receives the parsed config and the tensors' names and shapes, but no path.
+If it can't build an architecture, this check is reported as not made, and the verdict depends on the other checks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST = 200
 
 
 def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
-    """Add to each model's judgement whether transformers can build the model from these tensors."""
+    """Check whether transformers can build each model from its tensors, and add the result to the model's findings."""
     tasks: dict[str, list[Judgement]] = {}
     for found in founds:
         _tasks(found, tasks)
@@ -46,7 +46,7 @@ def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
 
 
 def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
-    """Add the models that the child process builds. Models with equal configs, names and shapes share one task."""
+    """Collect the models to build in the child process. Models with equal configs, names and shapes share one task."""
     folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
     for judgement in found.judgements:
         folder = folders.get(judgement.path)
@@ -64,7 +64,7 @@ def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
 
 
 def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
-    """Add the child's result for one model to the model's judgement."""
+    """Add the child's result for one model to the model's findings."""
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return

@@ -1,8 +1,8 @@
 """Build architectures in a child process: read the task as JSON on stdin, print one JSON line per model on stdout.
 
-The installed transformers builds each model without weights, on torch's `meta` device, and compares the names and
-shapes of the tensors as it does when it loads a model. The child process opens no model files, runs no code from
-repositories, and uses neither the network nor other programs.
+The installed version of transformers builds each model without weights, on torch's `meta` device, and compares the
+names and shapes of the tensors as it does when it loads a model. The child process opens no model files, runs no code
+from repositories, and uses neither the network nor other programs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 def main() -> None:
-    """Build every model of the task. An error in one config does not prevent the other models from being built."""
+    """Build every model in the task. An error in one config does not prevent the other models from being built."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(task["memory"]))
@@ -48,8 +48,7 @@ def _forbid(event: str, _: Any) -> None:
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     """Return the missing tensors, the unexpected tensors, and those whose shapes differ from the architecture."""
-    # The working directory is empty. Using it as the cache folder prevents libraries from reading this machine's
-    # caches.
+    # The working directory is empty. As the cache folder, it keeps libraries from reading this machine's caches.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch

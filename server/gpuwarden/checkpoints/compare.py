@@ -21,7 +21,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
-# Buffers that converters omit, because they are computed and not learned.
+# Buffers that converters omit, because they are computed instead of learned.
 _DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "inv_freq", "position_ids")
 _PIECE = 1 << 20
 
@@ -39,7 +39,7 @@ class Compared(Evidence):
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor, its file, and the function that opens it."""
+    """A tensor, its file, and the function that opens the file."""
 
     path: Path
     tensor: Tensor
@@ -64,7 +64,9 @@ def compare(now: Findings, before: Findings) -> Compared:
     said = Compared()
     new, old = _held(now), _held(before)
     if not new or not old:
-        said.doubts.append("no tensors to compare" + ("" if new else " in it") + ("" if old else " in the other"))
+        said.doubts.append(
+            "no tensors to compare" + ("" if new else " (this one has none)") + ("" if old else " (the other has none)")
+        )
         return said
     if any(h.path.suffix == ".gguf" for h in new.values()) and not any(h.path.suffix == ".gguf" for h in old.values()):
         _conversion(now, new, before, old, said)
@@ -81,7 +83,7 @@ def comparable(found: Findings) -> bool:
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """Return a model's tensors by name. If there are several checkpoints of a run, use the newest one."""
+    """Return a model's tensors by name. If the run has several checkpoints, return those of the newest one."""
     several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
     last = found.newest() if several else None
     newest = last.path if last else ""
@@ -126,15 +128,15 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.doubts.append(f"the bytes could not be compared: {why}")
         return
     if len(still) == len(new):
-        said.problems.append(f"all {len(new):,} tensors are the same as before, so training changed no weight")
+        said.problems.append(f"all {len(new):,} tensors are the same as before, so training changed no weights")
     else:
-        said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have moved")
+        said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have changed")
         if still:
             said.warnings.append(f"{len(still):,} tensors are unchanged; only frozen ones should be: {some(still)}")
 
 
 def _progress(now: Findings, before: Findings, said: Compared) -> None:
-    """Check that the steps of the optimizer and the scheduler have advanced as well."""
+    """Compare the steps that the optimizers and schedulers of the two checkpoints record."""
     places = []
     for found in (now, before):
         newest = found.newest()
@@ -146,7 +148,7 @@ def _progress(now: Findings, before: Findings, said: Compared) -> None:
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
-    """Check that every adapted module exists in the base, with the dimensions that its A and B matrices need."""
+    """Check that every adapted module exists in the base model, with the dimensions that its A and B matrices need."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"

@@ -1,7 +1,7 @@
 """Compare a GGUF file's tensors and tokenizer with its source model.
 
-The gguf library's own table maps the names. Some rows of each tensor are dequantised and compared with the source; the
-error must not exceed that of the quantisation itself. A converter reorders the rows of llama's query and key matrices,
+The gguf library's own table maps the names. Some rows of each tensor are dequantized and compared with the source; the
+error must not exceed that of the quantization itself. A converter reorders the rows of llama's query and key matrices,
 because llama.cpp implements rotary embeddings differently, and adds one to gemma's norms.
 """
 
@@ -31,15 +31,15 @@ _ALIASES = {
 # Architectures whose conversion is fully known, so that any mismatch is a problem.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
-# Allowed relative errors for types that the library can't quantise to: twice the error of normally distributed weights.
+# Allowed relative errors for types that the library can't quantize to: twice the error of normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # factor on the library's own quantisation error; weighted quantisation has a larger error
+_MORE = 1.6  # factor for the library's own quantization error, because weighted quantization has a larger error
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
 def without_shared(new: Mapping[str, Stored], old: Mapping[str, Stored], config: Mapping[str, Any]) -> set[str]:
-    """Return the name of the source's output layer if it was omitted because it equals the embeddings."""
+    """Return the name of the source's output layer if the converter omitted it because it equals the embeddings."""
     head = next((n for n in old if n.endswith("lm_head.weight")), "")
     table = next((old[n] for n in old if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
     if not head or "output.weight" in new or table is None:
@@ -49,7 +49,7 @@ def without_shared(new: Mapping[str, Stored], old: Mapping[str, Stored], config:
 
 
 class Stored(Protocol):
-    """A tensor, its file, and the function that opens it."""
+    """A tensor, its file, and the function that opens the file."""
 
     @property
     def path(self) -> Path: ...  # noqa: D102
@@ -86,7 +86,7 @@ def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converte
 
 
 def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
-    """Compare the first tokens, and the number of merges, with those of the source's tokenizer.json."""
+    """Compare the first tokens and the number of merges with those in the source's tokenizer.json."""
     said = Converted()
     model = content.get("model") if isinstance(content, dict) else None
     tokens = meta.get("tokenizer.ggml.tokens")
@@ -102,7 +102,7 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
     for added in content.get("added_tokens") or []:
         if isinstance(added, dict) and type(added.get("id")) is int:
             theirs[added["id"]] = added.get("content")
-    # Skip token ids that the source does not use, because a converter fills them.
+    # Skip token ids that the source does not use, because a converter adds placeholders for them.
     both = [(i, mine, theirs[i]) for i, mine in enumerate(tokens["first"]) if i in theirs]
     other = [f"{i} is {mine!r}, not {his!r}" for i, mine, his in both if mine != his]
     if other:
@@ -164,7 +164,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Map each known source name to the name in the GGUF file and the expert's number."""
+        """Map each source tensor with a known name to its name in the GGUF file and its expert's number."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -243,7 +243,7 @@ class _Comparison:
         return found
 
     def rows(self, held: Stored, rows: Any) -> Any:
-        """Return rows of an unquantised tensor as 32-bit floats."""
+        """Return rows of an unquantized tensor as 32-bit floats."""
         np, t = self.numpy, held.tensor
         count, width = _matrix(t)
         codes = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": "<u2"}
@@ -256,7 +256,7 @@ class _Comparison:
         return (values.astype("u4") << 16).view("f4") if t.dtype == "BF16" else values.astype("f4")
 
     def dequantised(self, held: Stored, rows: Any) -> Any:
-        """Return dequantised rows of a tensor in the GGUF file."""
+        """Return dequantized rows of a tensor in the GGUF file."""
         np, t = self.numpy, held.tensor
         size = t.extent // max(_matrix(t)[0], 1)
         with held.open(held.path, "") as source:
@@ -266,7 +266,7 @@ class _Comparison:
         ).reshape(len(rows), -1)
 
     def error(self, got: Any, source: Any, kind: Any) -> tuple[float, float]:
-        """Return the relative error, and the maximum error that the type can cause."""
+        """Return the relative error, and the maximum error that quantizing to the type can cause."""
         np, quants = self.numpy, self.gguf.quants
         if got.shape != source.shape:
             return float("inf"), 0.0
@@ -291,7 +291,7 @@ class _Comparison:
             )
         if self.unturned:
             self.said.problems.append(
-                f"{len(self.unturned):,} tensors have attention rows in a different order than {self.kind} needs: "
+                f"{len(self.unturned):,} tensors have attention rows in a different order than {self.kind} requires: "
                 f"{some(self.unturned)}"
             )
         if self.unsure:
@@ -304,7 +304,7 @@ class _Comparison:
 
 
 def _matrix(t: Tensor) -> tuple[int, int]:
-    """Return the numbers of rows and columns. A vector is one row; dimensions of size one are ignored."""
+    """Return the number of rows and the number of columns. A vector is one row; dimensions of size one are ignored."""
     shape = [d for d in t.shape if d != 1]
     width = shape[-1] if shape else 1
     return t.numel // max(width, 1), width

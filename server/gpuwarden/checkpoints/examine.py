@@ -1,4 +1,4 @@
-"""Examine the structure and the content of a file or a folder. Standard library only, so that it runs on any machine.
+"""Examine the structure and the content of a file or a folder. Standard library only, so it runs on any machine.
 
 `verify.verify` calls `examine` locally; `archive.py` runs it on the machine that stores the files.
 """
@@ -43,7 +43,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def examine(path: Path, ask: Ask) -> Findings:
-    """Examine a file, or all files in a folder. Invalid content is never raised as an error."""
+    """Examine a file, or all files in a folder. Invalid content never raises an exception."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
     unreadable, manifests = Anatomy("manifest"), 0
@@ -114,7 +114,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
     """Return the sizes and digests in the manifests that were written into the tree when it was saved."""
-    # In a Hub cache, the name of a large file's blob is its SHA-256.
+    # In a Hub cache, the name of a large file's blob is the SHA-256 of its content.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
     for folder in sorted(tree.folders, key=lambda f: f.rel):
@@ -140,7 +140,7 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
 
 
 def judge(found: Findings) -> None:
-    """Check each folder with every layout that claims it."""
+    """Check each folder with every layout that it matches."""
     if found.tree is None:
         return
     plugins = [p for _, p in LAYOUTS.usable()]
@@ -151,7 +151,7 @@ def judge(found: Findings) -> None:
                 if not plugin.claims(folder):
                     continue
                 judgement = plugin.judge(folder, found)
-            except (Broken, Doubtful, *GAVE_UP) as why:  # Invalid content, or a file was removed meanwhile.
+            except (Broken, Doubtful, *GAVE_UP) as why:  # Invalid content, or a file was removed.
                 judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be checked: {short(why, 80)}"])
             if not isinstance(judgement, Judgement):
                 fault = f"could not be checked: its layout returned {short(judgement)}"
@@ -205,20 +205,20 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
         entry.unproved.append(
-            "its content, because it is left over from an unfinished save and belongs to no checkpoint"
+            "its content, because the file is left over from an unfinished save and belongs to no checkpoint"
         )
     elif entry.temporary:
         entry.doubt(
-            "is left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING
+            "is left over from an unfinished save; delete it, or find the process that is writing it", Cause.CHANGING
         )
     elif anatomy.opaque and not entry.sealed:
         entry.doubt("only a digest recorded at save time could prove the file, and none was compared", Cause.UNSEALED)
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
-    """Read the file's structure with the format that claims it.
+    """Read the file's structure with the reader of the format that the file matches.
 
-    An empty file is accepted only if it may be a log.
+    An empty file is accepted only if its format is text or JSON lines, or its name is `__init__.py` or `.gitkeep`.
     """
     if entry.temporary:
         entry.format = "temporary"
@@ -234,7 +234,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
             return Anatomy(entry.format, proved=["empty"])
         raise Broken("is empty")  # the save failed
     if plugin is None:
-        raise Unread("; ".join(("of an unknown format", *(s.fault for s in FORMATS.broken()))))
+        raise Unread("; ".join(("has an unknown format", *(s.fault for s in FORMATS.broken()))))
     anatomy = plugin.read(source, limits)
     if not isinstance(anatomy, Anatomy):
         raise Doubtful(f"its reader returned {type(anatomy).__name__}, not an Anatomy")
@@ -247,8 +247,8 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     """Read all bytes once: compare checksums and recorded digests, and search for NaN and infinity."""
-    # For a manifest from the caller, the strongest digest is compared. A manifest next to the files can reveal only
-    # damage.
+    # For a manifest from the caller, the strongest digest is compared. A manifest next to the files can only reveal
+    # damage, so the fastest digest is enough.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")
@@ -305,5 +305,5 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
 
 
 def reader(name: str, head: bytes) -> Any | None:
-    """Return the format that claims a file by its name and first bytes, or None. Built-in formats take precedence."""
+    """Return the format that a file's name and first bytes match, or None. Built-in formats take precedence."""
     return next((p for _, p in FORMATS.usable() if p.claims(name, head)), None)

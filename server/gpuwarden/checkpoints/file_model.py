@@ -1,4 +1,4 @@
-"""Define the findings of a reader about one file: tensors, spans with checksums and problems.
+"""Define a reader's findings about one file: its tensors, the spans with checksums, and the problems.
 
 Uses only the standard library.
 """
@@ -17,7 +17,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 class Broken(Exception):
     """The file is definitely damaged or malicious.
 
-    The message explains how; `cause` must be a cause that refutes a file.
+    The message explains why; `cause` must be a cause that refutes a file.
     """
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
@@ -44,9 +44,9 @@ class Limits:
     The limits apply to work and not to time, so that a verdict does not depend on the machine.
     """
 
-    header: int = 100 << 20  # safetensors' own cap
+    header: int = 100 << 20  # the safetensors library has the same limit
     json: int = 64 << 20
-    containers: int = 2_000_000  # lists and objects per JSON text, as 2 bytes of text need 60 bytes of memory
+    containers: int = 2_000_000  # lists and objects per JSON text; 2 bytes of text can need 60 bytes of memory
     pickle: int = 64 << 20
     opcodes: int = 4_000_000
     names: int = 20_000  # number of distinct names that one pickle imports
@@ -54,9 +54,9 @@ class Limits:
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
-    lines: int = 5_000_000  # of JSON
-    unpacked: int = 1 << 30  # limit on the bytes decompressed from one file
-    unpack_ratio: int = 20  # a larger limit applies if this factor times the file's size is more
+    lines: int = 5_000_000  # number of lines that are parsed in a JSON lines file
+    unpacked: int = 1 << 30  # number of bytes that are decompressed from one file
+    unpack_ratio: int = 20  # `unpacked` is raised to this factor times the file's size
     inflate_ratio: int = 1100  # the maximum compression ratio of deflate is 1032:1
 
 
@@ -173,9 +173,9 @@ class Anatomy(Evidence):
     big_endian: bool = False
     # The format contains nothing that can be checked, so only a matching recorded digest can prove the file.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format for data or weights; `values/data_arrays.py` tells data and weights apart.
+    # Arrays with NaN or infinity in a format that stores data or weights; `values/data_arrays.py` tells which.
     not_finite: list[str] = field(default_factory=list)
-    # Checks that read the complete file. They run only at the level `content`, and may raise Broken or add findings.
+    # Checks that read the complete file. Level `structure` omits them. They may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -183,7 +183,7 @@ PARAMETER = re.compile(
     r"(?:.*[./])?(?:\w*weight|(?:\w+_)?bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+|pos_embed"
     r"|\w+_token|A_log)"
 )
-"""The keys under which trained parameters, and the moments of their optimizer, are saved."""
+"""Matches the keys of trained parameters and of optimizer moments."""
 MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
 """The usual keys for the model in a training state file."""
 _BRIEF = reprlib.Repr()
@@ -204,7 +204,7 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Replace the numbers in the name of a tensor or a module by #, so that the name is the same in every layer."""
+    """Replace the numbers in the name of a tensor or a module with #, so that the name is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 

@@ -77,13 +77,13 @@ class Judgement(Evidence):
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # Omitted checks, each with instructions for making it. They do not affect the verdict.
+    # Checks that were not made, each with the reason or a way to make it. They do not affect the verdict.
     unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Findings(Evidence):
-    """The findings under one path. `problems` and `doubts` contain those that concern more than one file or folder."""
+    """The findings about one path. `problems` and `doubts` contain those about more than one file or folder."""
 
     root: Path
     entries: dict[str, Entry]
@@ -110,11 +110,11 @@ class Findings(Evidence):
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return all files in a folder, or the file with that path."""
+        """Return all files in a folder, or the file that has this path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
-        """Return the checkpoint with the highest step; checkpoints that are proven and can be resumed are preferred."""
+        """Return the checkpoint with the highest step. At equal steps, prefer proven and then resumable checkpoints."""
 
         def rank(judgement: Judgement) -> tuple[int, bool, bool]:
             parts = (judgement, *self.within(judgement.path))
@@ -144,11 +144,11 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Returns those files in a folder that gpuwarden itself wrote; they are not examined.
+    # Returns the files in a tree that gpuwarden itself wrote. They are not examined.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:
-        """Add the number of bytes that will be read to the progress total."""
+        """Increase the progress total by the number of bytes that will be read."""
         if self.content and isinstance(self.progress, ByteCount):
             self.progress.expect(size)
 

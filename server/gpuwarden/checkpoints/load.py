@@ -1,9 +1,8 @@
 """Load checkpoint files in a separate process with limits on memory and time.
 
-Only files that passed every other check are loaded. The child process runs `load_child.py`; it uses torch's safe loader
-and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy arrays. A
-file that makes the process crash, hang or run out of memory is reported, and a new process continues with the next
-file.
+Only files that passed every other check are loaded. The child process runs `load_child.py`. It uses torch's safe loader
+and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy arrays. If a
+file causes a crash, a hang or an out-of-memory error, this is reported, and a new process continues with the next file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
 
 
 def child_with_torch(python: str) -> list[str]:
-    """Return the command for a child process. It uses the first Python that has torch installed, or else this Python.
+    """Return the command that starts a child process with the first Python that has torch, or else with this Python.
 
     The candidates are this Python, `python`, and other Pythons on the PATH, if their version is at least 3.8. The child
     process ignores the working folder and Python's environment variables. It imports gpuwarden from the location of
@@ -61,8 +60,8 @@ def child_with_torch(python: str) -> list[str]:
 class LoadLimits:
     """Limits on the child process.
 
-    `memory` is the size of its address space in bytes, to which three times the size of the largest file is added;
-    `start_s` is the maximum time for its start in seconds; `bytes_per_s` is the minimum loading speed.
+    `memory` limits its address space, in bytes; three times the size of the largest file is added. `start_s` is the
+    maximum time for its start, in seconds. `bytes_per_s` is the minimum loading speed.
     """
 
     memory: int = 8 << 30
@@ -84,7 +83,7 @@ def load(
             entry.proved.append("loads: the complete file was parsed")
         elif not entry.load:
             entry.doubt("no loader for this format is available", Cause.NOT_LOADED)
-    # A file with an object that torch's safe loader rejects is loaded by gpuwarden's reader if it has tensors.
+    # If a file has an object that torch's safe loader rejects, gpuwarden's reader loads the tensors, if there are any.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     limits = limits or LoadLimits()
     while queue:
@@ -117,7 +116,7 @@ def _inert(entry: Entry) -> bool:
 
 
 def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """Run a child process for a task. Return its results, one per file, and the reason why the process ended."""
+    """Run a child process for a task. Return its results, one per file or model, and the reason why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(

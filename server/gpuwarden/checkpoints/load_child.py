@@ -1,4 +1,4 @@
-"""Load files in a child process: read the task as JSON from stdin, print one JSON line per file to stdout."""
+"""Load files in a child process: read the task as JSON from stdin, and print one JSON line per file to stdout."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ def _parts(tensor: Any) -> list[int] | None:
 
 
 def _own(path: Path, name: str) -> dict[str, Any]:
-    """Read every tensor into a numpy array of its shape. Types that numpy lacks are read as integers of the same width.
+    """Read every tensor into a numpy array of its shape. Elements are read as raw bytes, since numpy lacks some types.
 
-    Without numpy, tensors are read into bytes objects. Compressed tensors and types smaller than one byte are only
+    Without numpy, tensors are read into bytes objects. Elements that are compressed or smaller than a byte are only
     counted.
     """
     np = importlib.import_module("numpy") if _has("numpy") else None
@@ -213,7 +213,7 @@ def _own(path: Path, name: str) -> dict[str, Any]:
                 else:
                     elements += int(raw.reshape(shape).size // each)
     by = "memory, without numpy" if np is None else "numpy"
-    return {"by": f"our own reader into {by}", "tensors": len(anatomy.tensors), "elements": elements}
+    return {"by": f"gpuwarden's own reader into {by}", "tensors": len(anatomy.tensors), "elements": elements}
 
 
 if __name__ == "__main__":

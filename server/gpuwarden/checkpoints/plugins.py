@@ -1,9 +1,9 @@
 """Define the two kinds of plug-ins that examine checkpoints, and their interfaces. Standard library only.
 
 A format reads one file. It has `NAME`, `LOAD`, `claims(name, head)` and `read(source, limits)`, which returns an
-`Anatomy` and raises `Broken` or `Doubtful`. `LOAD` is "parsed" if `read` parses the complete file, "tensors" if a
-separate process loads its tensors, and "" if it can't be loaded here. A layout checks one folder. It has `NAME`,
-`claims(folder)` and `judge(folder, found)`, which returns a `Judgement`.
+`Anatomy` or raises `Broken` or `Doubtful`. `LOAD` is "parsed" if `read` parses the complete file, "tensors" if a
+separate process loads the file's tensors, and "" if gpuwarden has no loader for the format. A layout checks one folder.
+It has `NAME`, `claims(folder)` and `judge(folder, found)`, which returns a `Judgement`.
 """
 
 from __future__ import annotations

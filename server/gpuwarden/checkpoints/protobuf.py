@@ -11,7 +11,7 @@ FIELDS = 2_000_000
 
 
 class Walker:
-    """Read the fields of one file. Their total number is limited."""
+    """Read the fields of one file, up to a maximum number."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -30,17 +30,17 @@ class Walker:
             shift += 7
             if byte < 0x80:
                 return value, at + i + 1
-        raise Broken(f"its protobuf is invalid at byte {at:,}, or cut off")
+        raise Broken(f"its protobuf is invalid or truncated at byte {at:,}")
 
     def byte(self, at: int) -> int:
-        """Return one byte. Bytes are read in buffered windows."""
+        """Return the byte at an offset. The file is read in larger blocks."""
         if not self.base <= at < self.base + len(self.window):
             self.base = at
             self.window = self.source.at(at, min(1 << 14, self.source.size - at))
         return self.window[at - self.base]
 
     def text(self, place: tuple[int, int]) -> str:
-        """Return the first 1,000 bytes of a string."""
+        """Return a string, truncated to 1,000 bytes."""
         begin, end = place
         return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
 

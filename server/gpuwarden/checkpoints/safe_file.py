@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 class Source:
-    """One open file. Reads specify their offset, so threads can share it."""
+    """One open file. Each read specifies its offset, so several threads can share the file."""
 
     def __init__(self, path: str | Path, name: str = "") -> None:
         self.path = Path(path)
@@ -45,8 +45,8 @@ class Source:
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
         self.took: Callable[[int], None] | None = None
-        """A function that `at` calls with the number of bytes before reading them. If it raises an error, nothing is
-        read.
+        """A function that `at` calls with a number of bytes before it reads them. If the function raises an exception,
+        nothing is read.
         """
 
     def at(self, offset: int, length: int) -> bytes:
@@ -66,7 +66,7 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, view: memoryview, offset: int) -> int:
-        """Read bytes at `offset` into `view`. Return their number, at least one. Raises Broken at the file's end."""
+        """Read at least one byte at `offset` into `view`; return the number of bytes. Raises Broken at the end."""
         if hasattr(os, "preadv"):
             try:
                 got = os.preadv(self.fd, [view], offset)
@@ -90,7 +90,7 @@ class Source:
         return Source(place) if place.is_file() else None
 
     def changed(self) -> bool:
-        """Return true if the file was written to since it was opened."""
+        """Return true if the file has been written to since it was opened."""
         now = os.fstat(self.fd)
         first = self._first
         return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)
@@ -140,7 +140,7 @@ class Source:
 
 
 class Window(Source):
-    """A part of a file that is read as if it were a separate file named `name`."""
+    """A part of a file, read as if it were a separate file named `name`."""
 
     def __init__(self, whole: Source, offset: int, size: int, name: str = "") -> None:
         self.whole, self.offset, self.size = whole, offset, size
@@ -173,7 +173,7 @@ class Reader:
         """Skip `n` bytes and return the offset of the first one. Raises Broken if fewer bytes remain."""
         if n < 0 or n > self.end - self.at:
             raise Broken(
-                f"is cut off: {n:,} bytes are needed at byte {self.at:,}, but the data ends at byte {self.end:,}"
+                f"is truncated: {n:,} bytes are needed at byte {self.at:,}, but the data ends at byte {self.end:,}"
             )
         self.at += n
         return self.at - n

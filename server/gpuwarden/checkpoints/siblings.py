@@ -1,7 +1,7 @@
-"""Compare a run's checkpoints with each other: in a checkpoint with a higher step, every part must have advanced.
+"""Compare the checkpoints of a run: in a checkpoint with a higher step, every part must have advanced.
 
-A Trainer reads each part of a checkpoint separately, so it does not detect that a part is from another step. Standard
-library only.
+A Trainer reads each part of a checkpoint separately, so it does not detect a part from another step. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(folder: Folder, step: int, found: Findings) -> Sibling:
 
 
 def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Judgement) -> None:
-    """Compare a checkpoint with an earlier one of the same run. Both are given as (step, folder)."""
+    """Compare a checkpoint with an earlier checkpoint of the same run. Both are given as (step, folder)."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
     compare_progress(later, earlier, said)
     if found.content:
@@ -73,12 +73,13 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
         if later is None or earlier is None:
             continue
         if later == earlier:
-            said.problems.append(f"its {what} is at step {later:,}, as in {before.name}, so it is from another step")
+            said.problems.append(f"its {what} is from another step: it is at step {later:,}, as in {before.name}")
         elif earlier == before.step and later > now.step:
-            said.problems.append(f"its {what} is at step {later:,}, which is higher than its own step")
+            said.problems.append(f"its {what} is at step {later:,}, which is higher than the checkpoint's step")
         elif later < earlier:
             said.doubts.append(
-                f"its {what} is at step {later:,}, but at {earlier:,} in {before.name}: restarted, or from another step"
+                f"its {what} is at step {later:,}, but at {earlier:,} in {before.name}: "
+                "it was restarted or is from another step"
             )
 
 
@@ -120,7 +121,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     # If the optimizer has moments for every tensor, it must have changed every tensor between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):
-        said.problems.append(f"{line}, although its optimizer has trained them")
+        said.problems.append(f"{line}, although the optimizer has trained these weights")
     else:
         said.doubts.append(f"{line}: the weights are frozen or from another step")
 

@@ -1,4 +1,4 @@
-"""Read a complete training state from one file: a dict saved with torch.save, as by nanoGPT or Lightning.
+"""Read a complete training state from one file: a dict that was saved with torch.save, as nanoGPT and Lightning do.
 
 The step, the optimizer and the scheduler are values in the dict. Standard library only.
 """
@@ -13,7 +13,7 @@ from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
 
 NAME = "training state"
-# Usual names of these parts, the most specific first.
+# The usual keys of these parts, most specific first.
 STEPS = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
 _OPTIMIZER = (
     "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",
@@ -27,7 +27,7 @@ _State = Tuple[str, Any]  # noqa: UP006  # the path in the file and the optimize
 
 
 def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgement | None:
-    """Return a judgement of a file with a model and a step; None for any other file.
+    """Return the findings about a file with a model and a step; None for any other file.
 
     `named` is the step in the file's name. It is used if the file has an optimizer and records no step.
     """

@@ -1,4 +1,4 @@
-"""Check what a transformers Trainer needs for a resume, including what the Trainer itself does not check.
+"""Check the files that a transformers Trainer needs to resume, including details that the Trainer does not check.
 
 The Trainer silently restarts the optimizer if optimizer.pt or scheduler.pt is missing, and accepts any step in
 trainer_state.json. Standard library only.
@@ -24,7 +24,7 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     # DeepSpeed and FSDP keep the optimizer in a separate folder.
     elsewhere = any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
     if gone and not elsewhere:
-        said.resume.append(f"{some(gone)} missing, so a resume would silently restart the optimizer")
+        said.resume.append(f"lacks {some(gone)}, so a resume would silently restart the optimizer")
     # The Trainer computes the position in the data from the epoch, the step and each rank's random state.
     state = _anatomy(folder, found, "trainer_state.json")
     content = state.content if state and isinstance(state.content, dict) else None
@@ -91,6 +91,8 @@ def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
     if below:
         said.problems.append(f"optimizer.pt has negative second moments: {some(below)}")
     if made_steps is not None and made_steps > said.step:
-        said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at {said.step:,}")
+        said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at step {said.step:,}")
     elif made_steps is not None and made_steps < said.step:
-        said.warnings.append(f"the optimizer has made {made_steps:,} steps, fewer than the checkpoint's {said.step:,}")
+        said.warnings.append(
+            f"the optimizer has made only {made_steps:,} steps, but the checkpoint is at step {said.step:,}"
+        )

@@ -1,4 +1,4 @@
-"""List the files in a folder without following links to files outside of the folder. Standard library only."""
+"""List the files in a folder without following links to files outside the folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tree:
     """The files and folders under one path. `doubts` lists the folders that could not be listed.
 
     `aliases` are links to other entries of the tree. `blobs` are files in a Hub cache, where a snapshot consists of
-    links to files in the folder `blobs`. Links to any other location outside of the tree are not followed.
+    links to files in the folder `blobs`. Links to any other location outside the tree are not followed.
     """
 
     root: Path
@@ -55,7 +55,7 @@ class Tree:
         return snapshots.parent / "blobs" if snapshots else None
 
     def beside(self, folder: Folder) -> list[Folder]:
-        """Return at most a thousand siblings of a folder; limited because this may be called for each folder."""
+        """Return at most 1,000 siblings of a folder. The limit exists because this may be called for every folder."""
         above: Folder | None = self.top
         for part in folder.rel.split("/")[:-1]:
             above = above.folders.get(part) if above else None
@@ -113,7 +113,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
 
 
 def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
-    """Add an entry to its folder, or a link to the tree. If the entry is a folder, return it; otherwise None."""
+    """Add an entry to its folder, or a link to the tree. Return the entry if it is a folder, otherwise None."""
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)
@@ -128,7 +128,7 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
                 folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
                 tree.blobs[rel] = Path(target)
             else:
-                folder.odd[entry.name] = "is a link to a location outside of the folder, and was not followed"
+                folder.odd[entry.name] = "is a link to a location outside the folder, and was not followed"
     except OSError as why:
         folder.odd[entry.name] = f"can't be read: {why.strerror}"
         return None

@@ -3,12 +3,12 @@
 Each level proves:
 
 - `structure`: every file is complete according to its format, shards match the index, and no file is missing. For the
-  most used architectures, the config, tensors and tokenizer match. All parts of a checkpoint are at the same step.
+  most common architectures, the config, tensors and tokenizer match. All parts of a checkpoint are at the same step.
   Only headers are read, which takes milliseconds. A changed byte inside a tensor goes undetected.
 - `content`: in addition, every CRC and every recorded digest matches, and all values are finite. If neither the
   format nor a manifest has a checksum, a changed byte goes undetected if the value stays finite; `not_checked` says so.
-- `load`: in addition, the tensors can be loaded, and the installed transformers can build the architecture of the
-  config from them. Both are done in separate processes.
+- `load`: in addition, the tensors can be loaded, and the installed version of transformers can build the model in the
+  config from them. Both checks run in separate processes.
 - `resume`: in addition, everything that a resume needs is present and consistent.
 
 With a manifest, exactly the files in it are verified: all of them must exist and match their digests.
@@ -61,12 +61,12 @@ def verify(
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or the folder with all outputs of a run.
 
-    The files are compared with `manifest`, in which `path` has the name `under`. If `manifest` is None, a manifest next
-    to the checkpoint is used if one was written at save time. `expected` contains sizes and digests of some of the
-    files, from another source. `against` is an earlier checkpoint that this one should differ from, the base of an
-    adapter, or the source of a GGUF file. It is a path or the findings of an examination. `progress` is called with
-    numbers of bytes read, from several threads. Invalid content never raises an exception; an invalid or missing path
-    raises BadRequest or NotFound.
+    The files are compared with `manifest`, in which `path` has the name `under`. If `manifest` is None, a manifest that
+    was written next to the checkpoint at save time is used, if there is one. `expected` contains sizes and digests of
+    some of the files, from another source. `against` is an earlier checkpoint that this one should differ from, the
+    base of an adapter, or the source of a GGUF file. It is a path or the findings of an examination. `progress` is
+    called from several threads with the number of bytes read since the last call. Invalid content never raises an
+    exception; an invalid or missing path raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -140,7 +140,7 @@ def usable(path: Path) -> Path:
 
 
 class _Extra(Evidence):
-    """The lines of a report that are not about a single file or folder."""
+    """The parts of a report that are not about a single file or folder."""
 
     def __init__(self) -> None:
         self.proved: list[str] = []
@@ -252,7 +252,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
-    """Return the findings about a file as a report."""
+    """Return the findings about a file, in the form in which a report contains them."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,

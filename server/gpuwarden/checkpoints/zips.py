@@ -34,7 +34,7 @@ class Member:
     packed: int
     size: int
     start: int
-    # The writer omitted the CRCs, as torch does on request, so all CRCs in the archive are zero.
+    # The writer omitted the CRCs, as torch does on request. All CRCs in the archive are zero.
     unchecked: bool = False
 
 
@@ -58,7 +58,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
     for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
         head = m.start - at
         if head < _LOCAL.size + len(m.name.encode()):
-            raise Broken(f"member {short(m.name, 60)} overlaps the one before it", Cause.CONTRADICTION)
+            raise Broken(f"member {short(m.name, 60)} overlaps the previous member", Cause.CONTRADICTION)
         # Between members: header, name, extra field (64-bit sizes, padding), and the previous member's data descriptor.
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
             raise Broken(f"{head:,} bytes before member {short(m.name, 60)} belong to no member", Cause.CONTRADICTION)
@@ -72,7 +72,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
 
 
 def ends_whole(source: Source) -> bool:
-    """Return true if the archive has an end record that points into the archive, so the archive is not truncated."""
+    """Return true if the archive is not truncated: it has an end record, which points into the archive."""
     try:
         end, (_, _, _, _, size, offset, comment) = _end_record(source)
     except Broken:
@@ -86,7 +86,7 @@ def span(member: Member) -> Span:
 
 
 def read(source: Source, member: Member, cap: int) -> bytes:
-    """Return the bytes of a small member, and check its CRC. Raises Doubtful if it is larger than `cap` bytes."""
+    """Return the bytes of a small member after checking its CRC. Raises Doubtful if it is larger than `cap` bytes."""
     if member.size > cap:
         raise Doubtful(
             f"member {short(member.name, 60)} has {member.size:,} bytes; at most {cap:,} are read", Cause.LIMIT
@@ -99,7 +99,7 @@ def read(source: Source, member: Member, cap: int) -> bytes:
         except zlib.error as why:
             raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
-        raise Broken(f"member {short(member.name, 60)} has a different size in the directory")
+        raise Broken(f"member {short(member.name, 60)} does not have the size that its directory entry specifies")
     if not member.unchecked and zlib.crc32(data) != member.crc:
         raise Broken(f"member {short(member.name, 60)} does not match its CRC")
     return data
@@ -118,7 +118,7 @@ def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
-    """Yield a compressed member in pieces, so that zip bombs can't exhaust memory. Checks size and CRC at the end."""
+    """Yield a compressed member in pieces, so that zip bombs can't exhaust memory. Check size and CRC at the end."""
     if member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(
             f"member {short(member.name, 60)} stores {member.size:,} bytes in {member.packed:,}, which is impossible",
@@ -143,7 +143,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         pending = machine.unconsumed_tail
         crc, size = zlib.crc32(out, crc), size + len(out)
         if size > member.size:
-            raise Broken(f"member {short(member.name, 60)} is longer than in the directory")
+            raise Broken(f"member {short(member.name, 60)} is longer than its directory entry specifies")
         yield out
     fits = member.unchecked or crc == member.crc
     if not machine.eof or machine.unused_data or at != member.packed or size != member.size or not fits:
@@ -216,7 +216,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     parts = name.replace("\\", "/").split("/")
     if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
         raise Broken(
-            f"has a member named {short(name, 60)!r}, which would be extracted outside of the folder",
+            f"has a member named {short(name, 60)!r}, which would be extracted outside the folder",
             Cause.CONTRADICTION,
         )
     if _FULL in (packed, size, offset):
@@ -236,7 +236,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
 
 
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
-    """Return the sizes and the offset; 64-bit values are read from the extra field."""
+    """Return (packed size, size, offset). Values that need 64 bits are read from the extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)

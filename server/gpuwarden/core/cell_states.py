@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class QueueSeen:
-    """One launched queue. `ended`: the queue's job has ended. `collected`: the queue's copy was examined after that."""
+    """One launched queue. `ended`: its job has ended. `collected`: its copy was examined after the job had ended."""
 
     job: str
     cells: tuple[int, ...]

@@ -40,8 +40,8 @@ class SystemClock:
 class ShiftedClock:
     """The system clock plus a number of seconds from a file. All processes that read the file have the same time.
 
-    With this clock, a rehearsal that simulates hours takes less real time. `sleep` waits in real time, so that
-    processes can run. A missing or unreadable file counts as 0 seconds.
+    With this clock, a rehearsal can simulate hours in less real time. `sleep` waits in real time, so that processes can
+    run. A missing or unreadable file counts as 0 seconds.
     """
 
     def __init__(self, file: Path) -> None:
@@ -60,11 +60,10 @@ class ShiftedClock:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait according to a `Retry-After` header, which has seconds or a date; None without a
-    header.
+    """Return the seconds to wait, from a `Retry-After` header with a number of seconds or a date.
 
-    A date is compared with the server's own `Date` header, because clocks differ; without that header, it is compared
-    with `now`.
+    A date is compared with the server's own `Date` header, because clocks differ, or with `now` if there is no such
+    header. Return None without a valid `Retry-After` header.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

@@ -38,12 +38,12 @@ def instance_of(kind: type) -> Value:
 
 @dataclass(frozen=True)
 class Contract:
-    """The contract of one kind of plug-in. `home` is the module whose docstring describes it."""
+    """The contract of one kind of plug-in. `home` is the module whose docstring describes the contract."""
 
     home: str
     values: Mapping[str, Value] = field(default_factory=dict)
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The functions that are not async, by name, with the parameters that they are called with."""
+    """The functions that the module must define, each with the parameters that callers pass. They can't be async."""
     product: type | None = None
     """The protocol of the object that `create` returns. If it is set, `functions` must contain `create`."""
     rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
@@ -86,7 +86,7 @@ def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> I
 
 
 def _signature(function: Any) -> inspect.Signature:
-    """Return a function's signature as text, or an empty string for a C function whose signature can't be read."""
+    """Return a function's signature, or an empty signature for a C function whose signature can't be read."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Read credentials and endpoints from an environment, in a way that HTTP clients never quote a credential in an error.
+"""Read credentials and endpoints from an environment, so that HTTP clients never quote a credential in an error.
 
 A token that was read from a file often ends in a line break. HTTP clients reject a header with a line break, and their
 error message quotes the full header.
@@ -15,7 +15,10 @@ _LOGIN = re.compile(r"(?s)^((?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?.*@")
 
 
 def credential(env: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a variable without surrounding white space, or None if it is empty. Raises AuthFailed."""
+    """Return the value of a variable without surrounding white space, or None if it is empty.
+
+    Raises AuthFailed if the value can't be sent in a header.
+    """
     return sendable(name, env.get(name, "").strip()) or None
 
 

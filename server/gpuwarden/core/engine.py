@@ -15,11 +15,11 @@ UNLIMITED: Final = 2**31
 
 
 class Queue(Frozen):
-    """One queue of an engine, such as a Slurm partition. `open` is False if it accepts or starts no jobs now.
+    """One queue of an engine, such as a Slurm partition. `open` is False if the queue accepts or starts no jobs now.
 
-    `preempts` is what happens to its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of
-    one machine by type, "" if the engine does not report the type. `accounts` and `qos` are the values that the queue
-    admits, or None if it admits all; `own_qos` is the QOS whose limits apply to all of its jobs.
+    `preempts` is the engine's action on the queue's jobs when it makes room for other jobs. `gpus` maps each GPU type
+    to the number per machine; the type is "" if the engine does not report it. `accounts` and `qos` are the values that
+    the queue admits, or None if it admits all; `own_qos` is the QOS whose limits apply to all of the queue's jobs.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Ceiling(Frozen):
 
     `kind` is the limited quantity: the number of queued or running jobs, the run time of a job in seconds, the amount
     of a resource per job or per machine, or resource-minutes, for one job or for all jobs of `owner` together.
-    `resource` is Slurm's name, such as `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for run time without
-    regard to resources. `used` is 0 for limits that apply to each job separately.
+    `resource` is Slurm's name, such as `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for run time regardless
+    of resources. `used` is 0 for limits that apply to each job separately.
     """
 
     owner: str

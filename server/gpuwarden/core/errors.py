@@ -18,7 +18,7 @@ WardenError              code, message, next_steps, retry
 └── Internal             a bug; completed actions are in the ledger
 ```
 
-A message describes the failure and its cause. `next_steps` are values, which each interface words in its own way.
+A message describes the failure and its cause. `next_steps` are values that each interface renders in its own words.
 `retry` is true if the same call may succeed later without any change.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base class of all errors: `str(error)` is the message, and `next_steps` are the ways to fix it.
+    """Base class of all errors: `str(error)` is the message, and `next_steps` are the steps that fix the problem.
 
     A `hint` that is a plain sentence becomes one manual step.
     """
@@ -49,9 +49,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """True if no request that could rent a machine was sent, so the failed create does not have to be checked
-        again.
-        """
+        """True if no request that could rent a machine was sent, so the failed create needs no second check."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs. `interfaces.results` defines the form for replies."""
@@ -92,7 +90,7 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """The named object does not exist. It was searched for everywhere."""
+    """The named object does not exist; every place where it could be was searched."""
 
     code = "not_found"
 
@@ -147,7 +145,7 @@ class BadReply(WardenError):
 
 
 class LedgerError(WardenError):
-    """The ledger can't be read or written. Nothing was launched or lost by this call."""
+    """The ledger can't be read or written. The call launched nothing and lost nothing."""
 
     code = "ledger_error"
 

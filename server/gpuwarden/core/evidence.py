@@ -4,7 +4,7 @@
 - *unknown* means that something was not understood or not checked; the causes name the missing evidence.
 - *proven* means that everything was read, and that loading the file can't call anything outside the allow-list.
 
-A cause is an enum member. The sentences about a cause are for people; no code depends on their wording.
+A cause is an enum member. The sentences about a cause are for readers; no code depends on their wording.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ORDER = {cause: place for place, cause in enumerate(Cause)}
 
 
 def gravest_first(causes: Iterable[Cause]) -> Tuple[Cause, ...]:  # noqa: UP006
-    """Return each cause once."""
+    """Return each cause once, most serious first."""
     return tuple(sorted(set(causes), key=_ORDER.__getitem__))
 
 

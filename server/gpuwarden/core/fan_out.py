@@ -22,7 +22,7 @@ from gpuwarden.core.models import MAX_CELLS, Cell, Frozen, JobSpec, digest
 
 SEED: Final = "seed"
 QUEUE_START_S: Final = 300
-"""Extra seconds for each queue in addition to the time of its cells, to install packages once and to store files."""
+"""Seconds that each queue gets in addition to its cells' time, to install packages once and to store files."""
 
 
 class Search(Frozen):
@@ -49,9 +49,9 @@ class Search(Frozen):
 
 
 class FanOutPlan(Frozen):
-    """All cells of a fan-out and its limits. `base` is the job of one cell, so its timeout is that of one cell.
+    """All cells of a fan-out and its limits. `base` is the job of one cell, so its timeout applies to one cell.
 
-    Raises ValueError for cells that collide: two with the same index, or two that would do the same work.
+    Raises ValueError for cells that collide, because they have the same index or would do the same work.
     """
 
     base: JobSpec
@@ -97,7 +97,7 @@ class FanOutPlan(Frozen):
 
 
 def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
-    """Return the digest of all that determines a cell's result: program, arguments, variables, inputs and settings."""
+    """Return the digest of everything that determines a cell's result: program, arguments, env, inputs and settings."""
     program = [base.script, list(base.args), base.env, list(base.inputs)]
     return digest([program, dict(settings)])
 
@@ -198,7 +198,7 @@ def weight(cell: Cell, weigh: str) -> float:
 
 
 def pack(cells: Sequence[Cell], machines: int, weigh: str = "") -> list[list[Cell]]:
-    """Return at most `machines` queues of about equal cost: assign the costliest cell first, to the lightest queue."""
+    """Return at most `machines` queues of about equal cost: each cell, costliest first, joins the cheapest queue."""
     queues: list[tuple[float, list[Cell]]] = [(0.0, []) for _ in range(min(machines, len(cells)))]
     for cell in sorted(cells, key=lambda c: (-weight(c, weigh), c.index)):
         n = min(range(len(queues)), key=lambda n: (queues[n][0], n))

@@ -59,7 +59,7 @@ _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id is that of a fan-out, which stands for all of the fan-out's jobs."""
+    """Return whether an id is the id of a fan-out, which stands for all of the fan-out's jobs."""
     return _FAN_OUT.fullmatch(name) is not None
 
 
@@ -68,7 +68,7 @@ class NextStep:
     """One recommended action.
 
     `purpose` is the end of the sentence that begins with the call, such as "to copy the existing outputs".
-    `alternative` marks a step to take instead of the one before it. The `text` of a MANUAL step is a sentence for the
+    `alternative` marks a step to take instead of the previous step. The `text` of a MANUAL step is a sentence for the
     user, without the name of a tool, option or command.
     """
 
@@ -118,7 +118,7 @@ def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
 
 
 def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
-    """Return the steps, with the job's id added to each step that is about a job and does not name one."""
+    """Return the steps. Each step about a job that has neither a job id nor a path gets `job_id`."""
     return tuple(
         NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
         if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)

@@ -185,7 +185,7 @@ class JobSpec(WithOptions):
     """The fan-out cells that this machine runs, one per GPU at a time."""
     cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
-    """Fallbacks, as `PLATFORM` or `PLATFORM:GPU`. Each is used only if the ones before it have no capacity."""
+    """Fallbacks, as `PLATFORM` or `PLATFORM:GPU`. Each is used only if no earlier choice has capacity."""
 
     @field_validator("artifact_store")
     @classmethod
@@ -326,8 +326,8 @@ class SelfStopOrder(Frozen):
     """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
 
     The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
-    machine is not stopped while one of the `outputs` is stored in memory; in a rehearsal the list is empty, because the
-    files are on the test's disk. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine
+    machine is not stopped while one of the `outputs` is stored in memory; in a rehearsal the list is empty, because all
+    files are on the local disk. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine
     uses its own clock.
     """
 
@@ -530,7 +530,7 @@ class Beat(Frozen):
 
 
 class RunnerAlert(Frozen):
-    """An alert from the runner. `subject` is what it is about, such as a metric; `step` is the step at that time."""
+    """An alert from the runner. `subject` is the affected item, such as a metric; `step` is the step at that time."""
 
     kind: str
     text: str
@@ -777,8 +777,8 @@ class CheckpointEvidence(Frozen):
 class Report(Frozen):
     """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` contain those that do not concern a single file. `step` and `newest` are the
-    step and the path of the newest complete checkpoint, or None and "" if there is none. `unread` lists files of an
+    `problems`, `doubts` and `not_checked` contain entries that do not concern a single file. `step` and `newest` are
+    the step and the path of the newest complete checkpoint, or None and "" if there is none. `unread` lists files of an
     unknown format that match a recorded digest. `aside` lists broken images, tables and logs outside of checkpoints
     that match a recorded digest, so they were already broken when they were saved. `readable` is the verdict on
     everything else.

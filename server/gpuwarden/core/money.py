@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""The smallest amount that is shown exactly. A smaller one, as in the first minutes of billing, is `<$0.0001`."""
+"""The smallest amount that is shown exactly. A smaller amount, as in the first minutes of billing, is `<$0.0001`."""
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
-    """Return an amount, rounded to the cent, or to 4 decimal places below a dollar; None is `unknown`, never zero."""
+    """Format an amount, rounded to the cent, or to 4 decimal places below a dollar; None is `unknown`, never zero."""
     if estimated and amount is not None:
         return f"about {usd(amount)}"
     if amount is None:
@@ -23,7 +23,7 @@ def usd(amount: float | None, estimated: bool = False) -> str:
 
 
 def usd_per_hour(price: float | None) -> str:
-    """Return a price per hour."""
+    """Format a price per hour; None is `unknown`."""
     return "unknown" if price is None else f"{usd(price)}/h"
 
 
@@ -46,5 +46,5 @@ def bills_on(names: Sequence[str], price: float | None) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """Return an amount in a platform's currency: `$25.00`, `180.00 CNY`."""
+    """Format an amount in a platform's currency: `$25.00`, `180.00 CNY`."""
     return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

@@ -1,7 +1,7 @@
 """Derive a job's remaining steps from the states of the job, its machine, copy, proof and ticket.
 
-One pure function, `plan`, decides for every use case and interface. The first step that it returns is the next one: it
-advances the job, or waits if waiting causes no avoidable cost.
+One pure function, `plan`, decides for every use case and interface. It returns the next step first. That step advances
+the job, or waits if waiting causes no avoidable cost.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         if now.settles_at is not None:
             left = max(0.0, now.settles_at - now.now)
             when = f"in {left:.0f} s" if left else "again"
-            look = do(Action.CHECK, f"{when}, to settle that", job_id=now.job_id)
+            look = do(Action.CHECK, f"{when}, to find out", job_id=now.job_id)
             return steps((REFUSED, look))
         return steps(do(Action.CHECK, "again later; you don't need to wait here", job_id=now.job_id))
     if now.machine is Machine.NONE:

@@ -109,8 +109,8 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When alerts are raised, and to which channels they are sent in addition to the ledger and the terminal. Variables
-    can only cause alerts to be raised earlier.
+    """When alerts are raised, and which channels receive them in addition to the ledger and the terminal. A variable
+    can only lead to earlier alerts.
 
     `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` receives JSON that
     is signed with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming
@@ -129,15 +129,15 @@ class Watch(Frozen):
 
 
 class TeardownPolicy(Frozen):
-    """Teardown while the user is away. Only the policy file sets it, never a variable.
+    """Settings for teardown while the user is away. Only the policy file sets them, never a variable.
 
     `automatic` turns on automatic teardown for every job that is accepted while it is set. After a job has succeeded,
     if all its outputs are proven and its machine has no other content, the watch stops or terminates the machine
     without a further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may
-    copy to this disk automatically, for all jobs together; with 0, nothing is copied. `self_stop_minutes` lets a rented
-    machine stop itself that long after its job has ended if its outputs were not pulled. Self-stop requires a platform
-    that keeps the outputs when a machine is stopped, and that gives the machine a key to stop itself; 0 turns self-stop
-    off.
+    copy to this disk automatically, for all jobs together; with 0, nothing is copied. `self_stop_minutes` is the time
+    after the end of a job when a rented machine stops itself if its outputs were not pulled; 0 turns self-stop off.
+    Self-stop requires a platform that keeps the outputs when a machine is stopped, and that gives the machine a key to
+    stop itself.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -206,7 +206,7 @@ class ArtifactStores(Frozen):
 
 
 class Local(Frozen):
-    """Permissions of jobs on this machine, including rehearsals. Only the policy file sets it, never a variable.
+    """Permissions for jobs on this machine, including rehearsals. Only the policy file sets them, never a variable.
 
     The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works (set by `gpuwarden
     policy allow local`). `network` gives them access to this machine's network and the services on it. `caches` gives
@@ -223,7 +223,7 @@ class Local(Frozen):
 
 
 class Hosts(Frozen):
-    """Programs that gpuwarden may copy to machines over SSH. Only the policy file sets it, never a variable.
+    """Programs that gpuwarden may copy to machines over SSH. Only the policy file sets them, never a variable.
 
     `bring_uv` copies uv into the run root of a Linux machine that lacks it, if a script's header requires packages that
     are not installed. uv comes from a pinned PyPI wheel, which pip downloads to this machine.
@@ -243,7 +243,7 @@ Name = Annotated[str, Field(min_length=1, max_length=120)]
 
 
 class Team(Frozen):
-    """People who share a ledger. Only the policy file sets it, never a variable.
+    """The people who share a ledger. Only the policy file sets them, never a variable.
 
     If `approvers` has entries, only those people may approve. If `people` or `projects` has entries, a job of any other
     user or project requires approval. `caps` apply to all users and projects together.

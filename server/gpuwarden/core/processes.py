@@ -24,8 +24,8 @@ async def start(
 ) -> Process:
     """Start a program; the caller must close the process.
 
-    A cancelled start would leave a child that is never reaped and pipes that are never closed (asyncio waits for them,
-    and anyio cancels that wait again). So a start always completes, and the caller's next await is cancelled.
+    Canceling a start would leave a child that is never reaped and pipes that are never closed (asyncio waits for them,
+    and anyio cancels that wait again). Therefore a start always completes, and the caller's next await is canceled.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):

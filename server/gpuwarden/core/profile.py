@@ -55,9 +55,9 @@ class Survival(Frozen):
 class Tier(Sourced):
     """One kind of storage: its mount and the events that its files survive.
 
-    `present` is whether every machine has it: `on_request` tiers count only for jobs with `durable_storage`, and
-    `sometimes` tiers count only after they were observed. An `on_request` tier may have the path of an `always` tier,
-    and then replaces it for the jobs that requested it.
+    `present` states whether every machine has the tier: `on_request` tiers count only for jobs with `durable_storage`,
+    and `sometimes` tiers count only after they were observed. An `on_request` tier may have the path of an `always`
+    tier, which it then replaces for jobs with `durable_storage`.
     """
 
     tier: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -87,7 +87,7 @@ class Tier(Sourced):
 class Meter(Sourced):
     """When the platform bills. `stops_on` lists the verbs after which compute is not billed.
 
-    `residue` are the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
+    `residue` lists the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
     `Profile.residue` adds the resources that the job requested. `counts` is the resource that a job consumes: money, or
     on an engine without prices, a quota of machine time (`walltime`) or the user's share (`fair_share`).
     """
@@ -144,8 +144,8 @@ class Limits(Sourced):
 class Unattended(Sourced):
     """How a machine can end without gpuwarden: it stops itself, or the platform ends it on a given date.
 
-    `self_stop` is whether a command on the machine, or a key limited to this one machine, can stop it. `by` is the way
-    to do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on a given date: only an
+    `self_stop` is whether a command on the machine, or a key limited to this machine, can stop it. `by` is the way to
+    do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on a given date: only an
     action that a source has observed counts, and no guarantee depends on `unreliable`.
     """
 
@@ -159,7 +159,7 @@ class Unattended(Sourced):
         if (self.self_stop is True) != (self.by is not None):
             raise ValueError("unattended.by is required if self_stop is true, and not allowed otherwise")
         if self.by is not None and bool(self.by.command) == bool(self.by.url and self.by.key and self.by.method):
-            raise ValueError("a machine stops itself by a command, or by a request with method, url and key")
+            raise ValueError("unattended.by must be either a command, or a request with method, url and key")
         return self
 
 
@@ -192,9 +192,9 @@ class DangerClock(Sourced):
 
 
 class Target(Frozen):
-    """The part after the slash of a platform's name, such as the alias in `ssh/ALIAS`.
+    """The part of a platform's name after the slash, such as the alias in `ssh/ALIAS`.
 
-    `word` is its placeholder in listings, `hint` describes where to find a name, `here` is the name of this machine.
+    `word` is its placeholder in listings, `hint` describes where to find a name, `here` is the name for this machine.
     """
 
     word: str = Field(pattern=r"^[A-Z]{2,16}$")
@@ -268,8 +268,8 @@ class Profile(Frozen):
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
         """Return the tier that contains an absolute path, or None if that is uncertain.
 
-        The tier is that of the longest mount that contains the path, for a job with or without durable storage
-        requested. If that mount may be absent, the result is None, since the file may be on either disk. Paths that are
+        The longest mount that contains the path determines the tier. If that mount may be absent, the result is None,
+        since the file may be on either disk. `requested` is whether the job requested durable storage. Paths that are
         in memory on every machine are on a disk only if the profile has a tier there.
         """
         if not path.startswith("/") or ".." in path.split("/"):
@@ -291,7 +291,7 @@ class Profile(Frozen):
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
         """Return the tiers of a job, one for each path. `requested` is whether the job requested durable storage."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
-        # if two tiers have the same path, the requested one is kept
+        # if two tiers have the same path, the `on_request` tier is kept
         there.sort(key=lambda t: t.present == "on_request")
         return tuple({t.path: t for t in there}.values())
 

@@ -1,4 +1,4 @@
-"""Check whether a machine has what a job needs to start: an interpreter, packages, a GPU, programs and files."""
+"""A job's requirements for starting on a machine, and the result of their check: interpreter, packages, GPUs, files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 class Uv(StrEnum):
     """How uv gets onto a machine.
 
-    BROUGHT: gpuwarden copies it to the machine, as the policy allows. UNUSED: no script uses it.
+    BROUGHT: gpuwarden copies uv to the machine, as the policy allows. UNUSED: the backend does not use uv.
     """
 
     THERE = "there"

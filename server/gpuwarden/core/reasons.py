@@ -1,6 +1,6 @@
 """Reasons as values: why a job or an instance is in its state. Code compares the codes and never reads a sentence.
 
-A code records an observation or a decision by gpuwarden. Text that a job can write never becomes a code.
+A code records an observation or a decision by gpuwarden. Text that a job may have written never becomes a code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find plug-ins by file name, or by an entry point of an installed package. There is no list to edit.
 
-`gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds one with an entry point of
-the group `gpuwarden.<package>`, whose value is a module:
+`gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds a plug-in with an entry
+point of the group `gpuwarden.<package>`, whose value is a module:
 
     [project.entry-points."gpuwarden.providers"]
     mycloud = "gpuwarden_mycloud"
@@ -43,7 +43,7 @@ class Status:
     what: str
     name: str
     origin: str
-    """The installed package that provides it; empty for a built-in one."""
+    """The installed package that provides the plug-in; empty for a built-in plug-in."""
     fault: str = ""
     hint: str = ""
 
@@ -101,7 +101,7 @@ class Registry:
         return made
 
     def usable(self) -> list[tuple[str, ModuleType]]:
-        """Load every plug-in, the built-in ones first.
+        """Load every plug-in, built-in plug-ins first.
 
         Plug-ins of installed packages that can't be used are omitted: see `broken`.
         """
@@ -129,7 +129,7 @@ class Registry:
         shadows = []
         for entry in hidden:
             origin, fault = _brought_by(entry), f"has the name of a built-in {self.what}"
-            hint = f"The built-in one is used. Rename the entry point of {origin}, or uninstall it."
+            hint = f"The built-in plug-in is used. Rename the entry point of {origin}, or uninstall the package."
             shadows.append(Status(self.what, entry.name, origin, fault, hint))
         return shadows + [self._status(n) for n in self.added()]
 
@@ -170,7 +170,7 @@ class Registry:
         if faults:
             shown = self._shown(name, getattr(module, "__file__", None) or module.__name__, entry)
             raise NotSupported(
-                f"{shown} does not fulfil its contract: {'; '.join(faults)}", _to_mend(self.contract, entry)
+                f"{shown} does not fulfill its contract: {'; '.join(faults)}", _to_mend(self.contract, entry)
             )
 
     def _shown(self, name: str, place: str, entry: EntryPoint | None) -> str:

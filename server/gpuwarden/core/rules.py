@@ -82,7 +82,7 @@ class Finding(BaseModel):
 class Found:
     """The raw result that a rule yields.
 
-    The decorator adds the id, and also the severity and fix if they are not set here.
+    The decorator adds the id. It adds the severity and the fix if they are not set here.
     """
 
     message: str

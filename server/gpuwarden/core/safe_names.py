@@ -16,7 +16,9 @@ from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
 LOG_NAME = "gpuwarden-job.log"
-"""The folder that a pull creates next to the artifacts for partial files and the job's log."""
+"""The job's log in the folder of a pull. The subfolder `STAGING` has partial files, and the log if an artifact has this
+name.
+"""
 ABSOLUTE = "machine"
 MAX_NAME_BYTES = 255
 
@@ -62,7 +64,8 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
         raise UnsafeName(
-            f"the machine named a file {path[:200]!r}, in gpuwarden's own folder", "Rename it on the machine."
+            f"the machine named a file {path[:200]!r}, which is in a folder that gpuwarden reserves",
+            "Rename it on the machine.",
         )
 
 

@@ -1,7 +1,7 @@
 """Sanitize untrusted text and redact secrets.
 
-Logs, READMEs, dataset rows and provider messages are data. They reach a model truncated to a maximum length, between
-two fence lines with a digest of the text, so that text can't close its own fence.
+Logs, READMEs, dataset rows and provider messages are data. They are truncated and put between two fence lines before a
+model reads them. The fence lines contain a digest of the text, so the text can't close its own fence.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 
 # Token formats that their issuers publish. A match is a secret, regardless of the name of its variable. A file of a
 # megabyte is searched in one call, so every alternative takes linear time: a match can start only at the start of a run
-# of its characters, and never backtracks. Only single characters are repeated possessively, because Python 3.11 before
-# 3.11.5 matches possessive groups incorrectly.
+# of its characters, and matching never backtracks. Only single characters are repeated possessively, because Python
+# 3.11 before 3.11.5 matches possessive groups incorrectly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
       [A-Za-z0-9_-]++\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,}+
     | \b(?:
       hf_[A-Za-z0-9]{30,}                          # Hugging Face
-    | (?:sk|rk|pk)-(?:proj-|ant-|svcacct-)?[A-Za-z0-9_-]{20,}  # OpenAI, Anthropic and kin
+    | (?:sk|rk|pk)-(?:proj-|ant-|svcacct-)?[A-Za-z0-9_-]{20,}  # OpenAI, Anthropic and similar
     | gh[pousr]_[A-Za-z0-9]{36,} | github_pat_[A-Za-z0-9_]{40,}
     | (?:AKIA|ASIA)[A-Z0-9]{16}                    # AWS access key id
     | xox[abprs]-[A-Za-z0-9-]{10,}                 # Slack
@@ -37,15 +37,15 @@ TOKEN = re.compile(
     | AIza[0-9A-Za-z_-]{35}                        # Google
     | glpat-[A-Za-z0-9_-]{20,}                     # GitLab
     | wandb_v1_[A-Za-z0-9_-]{20,}
-    | gw[jklst]_[A-Za-z0-9_.-]{30,}                # gpuwarden's own: of jobs, links, sessions and clients
+    | gw[jklst]_[A-Za-z0-9_.-]{30,}                # gpuwarden: jobs, links, sessions and clients
     )
     | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----
       (?: [^-]*+ (?:-(?!----)[^-]*+)* -----END\ [A-Z ]{0,40}PRIVATE\ KEY-----
-        | (?: (?:\s|\\[nr])* [A-Za-z0-9+/=]{40,}+ )* )                    # one that was cut off, as far as it goes
+        | (?: (?:\s|\\[nr])* [A-Za-z0-9+/=]{40,}+ )* )                    # a truncated key
     """
 )
 
-# Names of variables whose values are secrets if they look like secrets.
+# Names of variables whose values are treated as secrets.
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
@@ -75,13 +75,13 @@ def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[st
     """Return the values to redact: values of at least 8 characters if the variable is named like a secret, and values
     of at least 6 characters if the variable is in `names`.
     """
-    # A value is sent without its trailing line break.
+    # Clients send a value without its trailing line break, so that form is redacted.
     called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
     return tuple(sorted(called | {env[name].strip() for name in names if len(env.get(name, "").strip()) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """Return a JSON body from which tokens of known formats, `values` and unpaired surrogates are removed.
+    """Return a JSON body without tokens of known formats, `values` or unpaired surrogates.
 
     Each string is processed separately.
     """
@@ -149,6 +149,6 @@ def unquoted(text: str) -> str:
 
 
 def _clean(text: str, values: Iterable[str] = ()) -> str:
-    """Return sanitized and redacted text. The second redaction finds a key in which an escape sequence was inserted."""
+    """Return sanitized and redacted text. The second redaction finds keys that an escape sequence had split."""
     values = tuple(values)
     return redact(plain(redact(text, values)), values)

@@ -39,7 +39,7 @@ class SecretDigest:
 
 
 def parts_of(value: str) -> Iterator[str]:
-    """Yield the parts of a secret that must not be shown: the full value, and each line if it has several."""
+    """Yield the parts of a secret that must not be shown: the value, the stripped value, and each of several lines."""
     lines = value.splitlines()
     for part in {value, value.strip(), *(lines if len(lines) > 1 else ())}:
         if len(part) >= MIN_LENGTH:

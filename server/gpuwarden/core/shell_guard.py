@@ -1,8 +1,8 @@
 """Declare the commands with which a platform's own tools end billed resources, for the guard in an agent's shell.
 
 A sequence is a string of steps that follow a program's name. A step is one word, or several with `|` between them; `*`
-matches any one word. A step that starts with `-` is an option that must be present anywhere, and one that starts with
-`!-` an option that must be absent. Words and options between the steps are skipped, as in a command line parser.
+matches any one word. A step that starts with `-` is an option that must be present anywhere; a step that starts with
+`!-` is an option that must be absent. Words and options between the steps are skipped, as in a command line parser.
 
     ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})
 """

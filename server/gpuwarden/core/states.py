@@ -1,7 +1,7 @@
 """The three state machines as tables, and the function that enforces them.
 
-A transition that a table does not list raises `Conflict`; the message names the legal ones. Staying in a state is not a
-transition; callers that may get the same observation twice must check first.
+A transition that a table does not list raises `Conflict`; the message names the legal transitions. Staying in a state
+is not a transition; callers that may get the same observation twice must check first.
 """
 
 from __future__ import annotations
@@ -114,15 +114,15 @@ LEASE: Final[dict[Lease, frozenset[Lease]]] = {
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Platforms have listed instances again after they were gone. A stopped instance can be started again, or it is
-    # released before it ran a job.
+    # Platforms sometimes list an instance again after it was gone. A stopped instance can be started again, or released
+    # before it has run a job.
     _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
 TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
     _T.REQUESTED: frozenset({_T.BLOCKED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
     _T.BLOCKED: frozenset({_T.REQUESTED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
-    # Any change of the facts returns a request to an earlier state; only an approval advances it.
+    # Any change to the facts returns a request to an earlier state; only an approval advances it.
     _T.AWAITING_HUMAN: frozenset({_T.APPROVED, _T.BLOCKED, _T.REQUESTED, _T.WITHDRAWN}),
     _T.APPROVED: frozenset({_T.EXECUTING, _T.REQUESTED, _T.BLOCKED, _T.WITHDRAWN}),
     _T.EXECUTING: frozenset({_T.VERIFIED_STOPPED, _T.NEEDS_HUMAN}),

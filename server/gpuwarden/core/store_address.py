@@ -1,15 +1,15 @@
-"""Addresses of artifact stores, which keep outputs independently of the rented machine and of this one.
+"""Addresses of artifact stores, which keep outputs independently of the rented machine and of this machine.
 
 A store is a path in an S3 bucket, or a repo or a bucket on the Hub.
 
-The files of a job are stored under the path and the job's id, so that no job overwrites the files of another one.
+The files of a job are stored under the path and the job's id, so that no job overwrites another job's files.
 
 | variable | meaning |
 |---|---|
 | `GPUWARDEN_STORE_AWS_ACCESS_KEY_ID`, `GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY` | the uploader's key for S3 |
 | `GPUWARDEN_STORE_AWS_SESSION_TOKEN` | the session token of a temporary key |
 | `GPUWARDEN_STORE_HF_TOKEN` | the uploader's token for the Hub |
-| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key that reads a store in S3 from here |
+| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key with which this machine reads S3 |
 | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the endpoint of an S3-compatible store other than AWS |
 | `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of a store in S3 |
 """
@@ -76,7 +76,7 @@ class StoreAddress:
 
     @staticmethod
     def reserved(path: str) -> bool:
-        """Return whether an output's path is one that the store reserves for absolute paths or for the manifest."""
+        """Return whether the store reserves an output's path for absolute paths or for the manifest."""
         return path.split("/")[0] in {"machine", MANIFEST}
 
     @property
@@ -90,7 +90,7 @@ class StoreAddress:
         return tuple(OWN_KEYS + name for name in (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]))
 
     def handed(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the uploader's variables under the store's own names: credentials, and the public endpoint and region.
+        """Return the uploader's variables under their usual names, such as `HF_TOKEN`: credentials, endpoint, region.
 
         A user and password in an endpoint are removed. Raises AuthFailed for a credential that can't be sent.
         """

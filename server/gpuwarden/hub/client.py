@@ -4,15 +4,16 @@ It uses huggingface_hub's async session, which provides the offline guard, the u
 huggingface_hub has no async API and no default timeout, and its list calls wait 23 seconds for a refused connection, so
 this module sends the requests itself.
 
-One request takes at most `timeout_s`, including its retry and the wait until fewer requests are in flight.
+One request takes at most `timeout_s` seconds, including its retry and its wait for other requests to finish.
 
-A 401, 403 or 404 is a valid response and is returned as a `HubResponse`. Raises `RateLimited` (with the number of
-seconds to wait), `Unreachable` for no response or a 5xx, and `BadReply` for a body that is not JSON or is too long.
+A 401, 403 or 404 is a valid response and is returned as a `HubResponse`. A request raises `RateLimited` (with the
+number of seconds to wait), `Unreachable` if there is no response or a 5xx, and `BadReply` if the body is too long or is
+not JSON.
 
 | variable | meaning |
 |---|---|
-| `HF_TOKEN` | the Hub's token, instead of the one from `hf auth login` |
-| `HF_ENDPOINT` | another address of the Hub |
+| `HF_TOKEN` | the token for the Hub; it replaces the token from `hf auth login` |
+| `HF_ENDPOINT` | the address of the Hub, if it is not huggingface.co |
 | `GPUWARDEN_DATASET_VIEWER` | the address of that Hub's dataset viewer |
 | `HF_HOME` | the folder of the Hub's cache and of the token that `hf auth login` stored |
 """
@@ -46,7 +47,7 @@ _LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d+)\s*;\s*t\s*=\s*(\d+)')
 
 @dataclass(frozen=True)
 class HubConfig:
-    """The addresses of the Hub and its dataset viewer, and the token in use. A repr never contains the token."""
+    """The addresses of the Hub and its dataset viewer, and the token in use. Its repr never contains the token."""
 
     endpoint: str = HUB
     viewer: str = VIEWER
@@ -54,10 +55,10 @@ class HubConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> HubConfig:
-        """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token, like huggingface_hub.
+        """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token, as huggingface_hub does.
 
-        The viewer's address can't be derived reliably from the Hub's: if you set your own endpoint, also set the
-        viewer's.
+        The viewer's address can't be derived reliably from the Hub's address. If you set the address of another Hub,
+        also set that of its viewer.
         """
         from huggingface_hub import get_token
 
@@ -118,7 +119,7 @@ class HubClient:
         from huggingface_hub.utils import build_hf_headers, get_async_session  # type: ignore[attr-defined]
 
         self._session = get_async_session()
-        # Bodies are read here with a limit; the library's own response hook would read error bodies without one.
+        # Bodies are read here with a limit; the library's own response hook would read error bodies without a limit.
         self._session.event_hooks = {**self._session.event_hooks, "response": []}
         self._session.timeout = httpx2.Timeout(self._timeout_s)
         self._headers = build_hf_headers(token=self.config.sendable_token, library_name="gpuwarden")
@@ -136,7 +137,7 @@ class HubClient:
         return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
 
     async def send(self, method: str, path: str, body: Any = None) -> HubResponse:
-        """Send a request that changes data, without a retry. It may have succeeded even if `Unreachable` is raised."""
+        """Send a request that changes data, without a retry. The change may be made even if `Unreachable` is raised."""
         return await self._ask(method, path, body=body, tries=1)
 
     async def _ask(

@@ -33,9 +33,10 @@ async def repo_details(
     *,
     hub: HubClient,
 ) -> RepoAnswer:
-    """Look up 1 to 10 repos at once. Without a type, a repo is looked up as a model and as a dataset.
+    """Look up 1 to 10 repos at once. Without a type, an overview looks up a repo as a model and as a dataset; the other
+    operations look it up as a dataset.
 
-    `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be read has status `error`;
+    `offset` and `limit` (1 to 100) select the rows of `dataset_preview`. A repo that can't be read has status `error`;
     the call itself raises only `BadRequest`, for invalid arguments.
     """
     if not 1 <= len(ids) <= MAX_IDS:
@@ -70,7 +71,7 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """Return one repo without rows; send one request if its type is known. Never raises for Hub errors."""
+    """Return one repo, without rows. Hub errors are not raised; the repo then has status `error` and the reason."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
             id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; use the form owner/name"
@@ -123,7 +124,7 @@ async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Hu
         near += await suggest(hub, repo_id, k)
     what = kind or "model or dataset"
     if reply.status == 401 or not hub.config.token:
-        why = f"the Hub has no public {what} with this id; a token is needed to see private ones"
+        why = f"the Hub has no public {what} with this id; a token is needed to see private repos"
         return Repo(id=repo_id, type=kind, status="private_or_missing", why=why, did_you_mean=_unique(near))
     why = f"the Hub has no {what} with this id that the token in use can see"
     return Repo(id=repo_id, type=kind, status="missing", why=why, did_you_mean=_unique(near))

@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file as listed by the Hub. `sha256` is None for small files, because git uses another hash for those."""
+    """A file as listed by the Hub. `sha256` is None for small files, for which git uses another hash."""
 
     size: int
     sha256: str | None

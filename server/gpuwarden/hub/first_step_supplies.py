@@ -1,4 +1,4 @@
-"""Fetch what a rehearsal needs from the Hub: the small files of its models and a few rows of its datasets."""
+"""Fetch the small files of models and a few rows of datasets from the Hub, for a rehearsal."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _cached(name: str) -> dict[str, bytes]:
 def wanted(path: str) -> bool:
     """Return whether a file of a model's repo is a config, a part of a tokenizer, or code.
 
-    Return False for a path outside of the repo; a mirror of the Hub may list such paths.
+    Return False for a path outside the repo; a mirror of the Hub may list such paths.
     """
     try:
         if local_name(path) != path:

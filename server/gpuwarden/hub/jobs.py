@@ -46,7 +46,7 @@ async def namespace(hub: HubClient) -> str:
     if not isinstance(account, Known):
         raise Unreachable(f"the token's account could not be looked up: {account.why}")
     if not account.value.name:
-        raise AuthFailed("the Hub rejected the token", "Create a new one at huggingface.co/settings/tokens.")
+        raise AuthFailed("the Hub rejected the token", "Create a new token at huggingface.co/settings/tokens.")
     return account.value.name
 
 
@@ -62,7 +62,7 @@ async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | N
 
 
 async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
-    """Cancel a job. A job that is already gone is not an error."""
+    """Cancel a job. It is not an error if the job is already gone."""
     reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
     if reply.status not in {200, 404, 409}:
         refuse(reply)
@@ -160,8 +160,8 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest, which lists the known
-    flavors, if there is none.
+    """Return the flavor for a request such as `a100-large` or `a100` x 4. If none matches, raises BadRequest, which
+    lists the known flavors.
     """
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
@@ -223,7 +223,7 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub describes it. Raises BadReply for an unknown format, or an error of `refuse`."""
+    """Return a job as the Hub describes it. Raises BadReply for an unknown format, and the errors of `refuse`."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
@@ -242,7 +242,7 @@ def refuse(reply: HubResponse) -> None:
     if reply.status == 402:
         raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
     if reply.status in {400, 422}:
-        raise BadRequest(f"the Hub refused the job: {said}", "Fix it, then submit again.")
+        raise BadRequest(f"the Hub refused the job: {said}", "Fix the job, then submit it again.")
     if reply.status == 404:
         raise NotSupported(f"this account can't use Hugging Face Jobs: {said}", "Check the token's account.")
     raise BadReply(f"the Hub returned HTTP {reply.status}: {said}")

@@ -1,4 +1,4 @@
-"""Collect the Hub facts for the submit rules, with one request for each repo that the job names."""
+"""Collect the Hub facts for the submit rules: each repo that the job names and, for a push, the token's account."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return how the script uses repos, including the repos named in environment variables."""
+    """Return the uses of repos in the script, and the repos that environment variables name."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []

@@ -1,7 +1,7 @@
 """Fetch scripts that a command names by URL.
 
-Only known hosts that serve raw files are contacted, and redirects are not followed. Otherwise the author of a command
-could make this machine contact hosts that are not accessible to the author.
+Only known hosts that serve raw files are contacted, and redirects are not followed. Otherwise, the author of a command
+could make this machine contact hosts that the author can't reach.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read an artifact store in a Hub bucket. Names and sizes are read from the Hub's list, and bytes by range requests.
+"""Read an artifact store in a Hub bucket. Names and sizes come from the Hub's list, and bytes from range requests.
 
 A bucket lists the Hub's own chunk hashes instead of SHA-256, so its list can't be compared with sealed digests. Small
 files are read completely, up to a limit. A larger file can be proven only by a pull, which hashes the bytes as they
@@ -30,7 +30,7 @@ _PIECE: Final = 4 << 20
 
 
 class BucketSource(RangeSource):
-    """One file of a bucket, read by range requests."""
+    """One file in a bucket, read with range requests."""
 
     @property
     def url(self) -> str:

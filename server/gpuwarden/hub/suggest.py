@@ -1,8 +1,8 @@
-"""Suggest existing ids that are similar to one that does not exist.
+"""Suggest existing ids that are similar to a missing id.
 
-One query is not enough: the Hub searches names only, and how it splits them into words is not documented. Therefore
-four queries run concurrently: the name within the namespace, the namespace's most used repos, the longest words of the
-name in all namespaces, and the same id with another repo type. This module ranks the results.
+One query is not enough: the Hub searches names only, and its way of splitting them into words is not documented.
+Therefore, up to five queries run concurrently: the name within the namespace, the namespace's most used repos, each of
+the name's two longest words in all namespaces, and the same id with another repo type. This module ranks the results.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
 
 
 def score(wanted: str, candidate: str) -> float:
-    """Return a similarity from 0 to about 108. Owner and name are compared separately, so that an unrelated repo of the
-    same owner gets a low score.
+    """Return a similarity from 0 to 108. Owner and name are compared separately, so that an unrelated repo of the same
+    owner gets a low score.
     """
     owner, _, name = wanted.lower().rpartition("/")
     their_owner, _, their_name = candidate.lower().rpartition("/")

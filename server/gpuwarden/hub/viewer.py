@@ -1,7 +1,8 @@
 """The dataset viewer: configs, splits, rows, columns, and a preview of a few rows.
 
-One request to `/info` returns the structure of a dataset whose conversion succeeded. If it failed, `/splits` still
-lists the configs, and the rows contain the column names. Missing facts are reported as unknown, with the reason.
+One request to `/info` returns the structure of a dataset whose conversion succeeded. If the conversion failed,
+`/splits` still lists the configs, and the rows contain the column names. Missing facts are reported as unknown, with
+the reason.
 """
 
 from __future__ import annotations

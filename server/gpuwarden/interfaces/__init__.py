@@ -1,1 +1,1 @@
-"""The interfaces for agents and users: MCP, command line, shell hooks."""
+"""The interfaces for agents and users: MCP, HTTP, command line and shell hooks."""

@@ -1,7 +1,7 @@
-"""Build the command line that a client uses to start the server, and the entry in the client's own format.
+"""Build the command line with which a client starts the server, and the entry for the client's configuration.
 
-A plugin starts the server from its own folder, with uv and the lock file in it. Without a plugin, the entry in the
-client's configuration file starts this installation, or lets uvx fetch the server.
+A plugin starts the server from its own folder, with uv and the lock file in that folder. Without a plugin, the entry in
+the client's configuration file starts this installation, or lets uvx download the server.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ NAME: Final = "gpuwarden"
 CLIENT_NAMES: Final = ("claude", "codex", "gemini", "cursor", "vscode", "zed")
 """The clients that `gpuwarden setup` supports."""
 SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
-"""The package source for uvx. When the package is on PyPI, change this line only, to `gpuwarden=={version}`."""
+"""The package source for uvx. Once the package is on PyPI, change only this line, to `gpuwarden=={version}`."""
 FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""gpuwarden's own variables, and variables that Gemini does not pass on by default or may consider secret.
-"""
+"""Matches gpuwarden's own variables, and variables that Gemini does not pass on by default or may consider secret."""
 FIRST_START_S: Final = 300
-"""Maximum seconds for a first start, which downloads the packages of the lock file."""
+"""Maximum seconds for the first start, which downloads the packages in the lock file."""
 
 Run = dict[str, Any]
 
@@ -46,7 +45,7 @@ def from_source(client: str, version: str) -> Run:
 
 
 def in_cache() -> bool:
-    """Return whether this installation is in uv's cache, as if started by uvx.
+    """Return whether this installation is in uv's cache, from which uvx starts it.
 
     uv may delete such an installation at any time.
     """

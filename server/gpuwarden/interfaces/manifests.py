@@ -1,13 +1,13 @@
-"""Generate the files from which clients and registries install this repository.
+"""Generate the manifests that clients and registries read to install gpuwarden.
 
-`python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and license come from
-pyproject.toml, the command from `launch`, the variables from the docstring tables of the modules that read them. A test
-checks that the files are current.
+Run `python -m gpuwarden.interfaces.manifests` in a checkout to write them. The name, version, description and license
+come from pyproject.toml, the command from `launch`, and the variables from the docstring tables of the modules that
+read them. A test checks that the files are up to date.
 
-Claude Code, Codex and Gemini start the server from the plugin's folder, each with a separate file, because only Claude
-Code expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd":
-"."`. The plugin of the portable format (Agent Plugins) is in a separate folder, because Codex would prefer it to the
-file for Codex.
+Claude Code, Codex and Gemini start the server from the plugin's folder. Each needs its own file: only Claude Code
+expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd": "."`.
+The plugin in the portable format (Agent Plugins) is in a separate folder, because Codex would otherwise prefer it to
+the file for Codex.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """Return the text of every manifest by its path relative to `root`, a checkout."""
+    """Return the text of every manifest, keyed by its path relative to the checkout `root`."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about = project["description"]
-    short = about.partition(":")[0][:100]  # a registry shows 100 characters at most
+    short = about.partition(":")[0][:100]  # a registry shows at most 100 characters
     authors = [a["name"] for a in project.get("authors", ())]
     author = {"name": authors[0] if authors else f"the {name} authors"}
     package = {"name": name, "version": version, "description": about}
@@ -99,8 +99,8 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:
-    """Return the entry of the MCP registry, with the name from README.md. Raises ValueError if README.md does not
-    contain a name.
+    """Return the entry for the MCP registry, with the name from README.md. Raises ValueError if README.md contains no
+    name.
     """
     proof = REGISTRY_NAME.search((root / "README.md").read_text("utf-8"))
     if proof is None:
@@ -133,7 +133,7 @@ def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variab
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write every manifest; return the number of changed files."""
+    """Write the manifests that have changed, and return their number."""
     changed = 0
     for path, text in manifests(root).items():
         file = root / path

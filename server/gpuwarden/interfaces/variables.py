@@ -1,8 +1,8 @@
-"""List the variables that a client must pass on to the server, from the docstring tables of the modules that read them.
+"""List the environment variables that a client must pass to the server.
 
 Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits
 variables whose names look like those of secrets. Therefore each plug-in lists its variables in a table in its module
-docstring, and the manifests and `gpuwarden setup` name all of these variables. Files contain only names, never values.
+docstring, and the manifests and `gpuwarden setup` list all of these names. The files contain names only, never values.
 
     | variable | meaning |
     |---|---|
@@ -31,7 +31,7 @@ SYSTEM: Final = {
     "XDG_STATE_HOME": "folder of the list of this account's servers",
     "XDG_CACHE_HOME": "folder of the Hub's cache, unless HF_HOME names it",
     "SSH_AUTH_SOCK": "the socket of the SSH agent",
-    "HTTPS_PROXY": "the proxy of the network",
+    "HTTPS_PROXY": "the proxy for HTTPS requests",
     "NO_PROXY": "addresses that bypass the proxy",
 }
 """System environment variables that libraries read."""
@@ -58,7 +58,7 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
     plugins = [module for registry in (PROVIDERS, BACKENDS) for _, module in registry.usable()]
     # These variables make the policy stricter. If a client omitted one, the policy would be less strict than intended.
     tightening = {
-        PREFIX + field.path.upper().replace(".", "_"): f"may {field.by_variable.may} {field.path} of the policy"
+        PREFIX + field.path.upper().replace(".", "_"): f"may {field.by_variable.may} {field.path} in the policy"
         for field in policy_fields()
         if field.by_variable is not None
     }
@@ -72,7 +72,7 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
 
 
 def documented(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield the variables in the table of a module docstring, each with its meaning."""
+    """Yield the variables in the table in a module's docstring, each with its meaning."""
     for names, meaning in _ROW.findall(module.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             yield name, meaning

@@ -1,5 +1,5 @@
-"""Known training failures as data: a strict loader, a search and a diagnosis of logs. The catalog is
-`references/**/*.md`. Users read the same entries that `search` and `diagnose` use.
+"""Known training failures as data: a strict loader, a search, and the diagnosis of logs. The catalog consists of the
+entries in `references/**/*.md`, which users read too.
 """
 
 from gpuwarden.knowledge.catalog import (

@@ -7,7 +7,7 @@ level-2 heading and one fenced block:
     ```yaml gotcha
     symptom: ...
     signatures: ['...']      # regular expressions over one log line; may be empty
-    examples: ['...']        # log lines; every signature needs at least one, every example a signature
+    examples: ['...']        # log lines; each matches a signature, and each signature matches one
     cause: ...
     fix: ...
     scope: [cuda, torch]
@@ -16,10 +16,10 @@ level-2 heading and one fenced block:
     ```
 
 Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
-from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, because they also follow
-other failures), `least_lines` (the number of different lines that must match before a log is diagnosed, for values that
-mean nothing if they occur only once), `unsigned` (the reason why the entry has neither signatures nor signs). Prose may
-follow the block. Every mistake is reported with file and line.
+from its log, see `observations.py`), `secondary` (the entry's lines alone don't establish the cause, because they also
+follow other failures), `least_lines` (the number of different lines that must match before a log is diagnosed, for
+values that mean nothing if they occur only once), `unsigned` (the reason why the entry has neither signatures nor
+signs). Prose may follow the block. Every mistake is reported with its file and line.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Gotcha(Block):
 
 
 class Front(Frozen):
-    """The front matter of a page. `prefix` is the letters of its entries' ids. A page's source may be gpuwarden's own
-    code.
+    """The front matter of a page. `prefix` is the first part of its entries' ids. A page's source may be gpuwarden's
+    own code.
     """
 
     title: Words
@@ -142,20 +142,20 @@ class Catalogue:
         """Return the entry with this id."""
         found = self.gotchas.get(key.strip().upper())
         if found is None:
-            raise NotFound(f"there is no entry {key!r}", "search by symptom or by log line instead")
+            raise NotFound(f"there is no entry {key!r}", "Search by symptom or by log line instead.")
         return found
 
     def page(self, path: str) -> Page:
         """Return the page with this path in the references, with or without `.md`."""
         found = self.pages.get(path) or self.pages.get(f"{path}.md")
         if found is None:
-            raise NotFound(f"no reference page {path!r}", f"the pages are {', '.join(sorted(self.pages))}")
+            raise NotFound(f"no reference page {path!r}", f"The pages are {', '.join(sorted(self.pages))}.")
         return found
 
 
 @lru_cache(maxsize=1)
 def shipped() -> Catalogue:
-    """Return the references that came with this installation, read once."""
+    """Return the references of this installation. They are read only once."""
     return load(data_dir("references"))
 
 
@@ -163,7 +163,7 @@ def load(root: Path) -> Catalogue:
     """Read every page under `root`; raise BadRequest with all mistakes, one `file:line: message` per line."""
     catalog, problems = read_tree(root)
     if problems:
-        raise BadRequest("the references have mistakes:\n" + "\n".join(map(str, problems)), "correct these lines")
+        raise BadRequest("the references have mistakes:\n" + "\n".join(map(str, problems)), "Correct these lines.")
     return catalog
 
 
@@ -239,7 +239,7 @@ class _Reader:
     def entry(self, page: Page, lines: list[str], line: int) -> Gotcha:
         found = ENTRY_HEADING.match(lines[0])
         if found is None:
-            raise _wrong(page.path, line, "the heading of an entry is `## ABC-001 · Title`")
+            raise _wrong(page.path, line, "the heading of an entry must have the form `## ABC-001 · Title`")
         key, title = found.groups()
         if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
             raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")

@@ -39,7 +39,7 @@ READERS = {
 They change nothing and always terminate.
 """
 MAX_TEXT, MAX_ROW = 16 << 10, 400
-"""The maximum number of characters that are searched, counted from the end of the output, and the same for one line.
+"""The maximum number of characters that are searched at the end of the output, and in each line.
 
 A machine may return any text, so these limits and the removal of blank lines bound the time for matching a pattern.
 """
@@ -58,7 +58,8 @@ class Where(StrEnum):
 
 
 class Outcome(Frozen):
-    """One possible result of a check. `when` describes it for the user; the other fields are tests that must all pass.
+    """One possible result of a check. `when` describes it for the user; `pattern`, `least` and `most` are tests, all of
+    which must pass.
 
     In a check with `reads`, an outcome without a test applies if no other outcome matches.
     """
@@ -110,7 +111,7 @@ class Check(Frozen):
         if len({one.id for one in self.outcomes}) < len(self.outcomes):
             raise ValueError(f"{self.id}: two outcomes have the same id")
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
-            raise ValueError(f"{self.id}: `value` must be set exactly if an outcome has least or most")
+            raise ValueError(f"{self.id}: `value` must be set if, and only if, an outcome has `least` or `most`")
         if self.reads and not self._only_reads(names):
             raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
         return self
@@ -149,7 +150,7 @@ class Check(Frozen):
 
 
 class DecisionList(Frozen):
-    """The checks for one symptom. `entries` are the entries of diagnoses that can't distinguish its causes."""
+    """The checks for one symptom. `entries` are the entries whose diagnosis can't distinguish the symptom's causes."""
 
     id: Name
     title: str = ""
@@ -207,6 +208,6 @@ def for_words(text: str) -> DecisionList | None:
 def for_entries(ids: Sequence[str]) -> DecisionList | None:
     """Return the first list that is linked to one of the entries, or None.
 
-    The entries are ordered from the best match.
+    `ids` starts with the best match.
     """
     return next((one for key in ids for one in decision_lists() if key in one.entries), None)

@@ -206,7 +206,9 @@ class _Case:
             return "the line alone doesn't establish this; check the errors before it"
         if not self.own(claims):
             return "other entries explain the same line; check them in this order"
-        return matched if self.likely(claims) else f"{matched}; too few reports confirm that it has no other cause"
+        return (
+            matched if self.likely(claims) else f"{matched}; too few reports confirm that the line has no other cause"
+        )
 
     def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
         """Return the diagnosis with its main evidence: observations, the first matched lines and the last one."""
@@ -247,7 +249,9 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop entries with much weaker evidence than the best: recovered errors, and warnings if an error was found."""
+    """Drop entries whose evidence is much weaker than that of the best entry: recovered errors, and warnings if an
+    error was found.
+    """
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
     kept = [case for case in cases if case.seen or case.weight >= least]

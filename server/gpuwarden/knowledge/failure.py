@@ -19,7 +19,7 @@ from gpuwarden.knowledge.log_lines import LogLine, read_lines, step_of
 from gpuwarden.knowledge.tracebacks import Raised, exceptions
 
 CONTINUED = 2
-"""If this many different steps follow an error, the run continued."""
+"""A run counts as continued if at least this many different steps follow an error."""
 MANY_STEPS = 8
 LONG = 100
 """Text with at least this many lines and several steps is a log, even if samples in it contain questions."""
@@ -55,9 +55,9 @@ class Outcome(StrEnum):
 class Gone(Frozen):
     """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
 
-    `callers` are the calls in the traceback's last lines of source, innermost first, because before Python 3.10 a
-    message does not contain the class. `partial` means that the module was only partly imported, because of a circular
-    import or a local file with its name.
+    `callers` are the calls in the traceback's source lines, innermost first. They are needed because the messages of
+    Python 3.9 and older do not contain the class. `partial` means that the module was only partly imported, because of
+    a circular import or a local file with its name.
     """
 
     kind: str
@@ -105,7 +105,9 @@ class Failure(Frozen):
 
     @property
     def query(self) -> str:
-        """Return the line to search for on the web or in issues, or an empty string if no exception was raised."""
+        """Return the text to search for on the web or in issues: the exception, or else the first device error, or an
+        empty string.
+        """
         if self.exception is None:
             return self.device[0].text[:200] if self.device else ""
         where = f" {self.exception.package}" if self.exception.package else ""
@@ -127,7 +129,7 @@ class Reading:
         self._fatal = frozenset(self.fatal)
         own = [one for one in self.fatal if one.name not in marks.FOLLOWS]
         self.primary = next(iter(own or self.fatal), None)
-        """The exception that ended the run: the first that is not a consequence of another one."""
+        """The exception that ended the run: the first one that is not a consequence of another."""
         self._hard = [
             at
             for at, line in enumerate(self.lines)
@@ -165,8 +167,8 @@ class Reading:
 
     @property
     def source(self) -> str:
-        """Return the source line that raised the exception, if the log shows it. It is needed for an assertion without
-        a message.
+        """Return the source line that raised the exception, if the log shows it. An assertion without a message can be
+        recognized only by this line.
         """
         if self.primary is None:
             return ""
@@ -189,7 +191,7 @@ class Reading:
         return len(few) > 1 and 2 * sum(marks.SHAPED.match(line.text) is not None for line in few) > len(few)
 
     def _weigh(self) -> None:
-        """Set the weights of the lines of exceptions, and also of their frames if the run continued."""
+        """Set the weights of the lines of exceptions, and those of their frames if the run continued."""
         self._weights[-1] = Weight.PLAIN
         rank = self.primary.rank if self.primary else ""
         for last in self.raised:

@@ -1,4 +1,6 @@
-"""List what needs maintenance in the knowledge base: invalid entries, old facts, dead references, missing sources."""
+"""List the parts of the knowledge base that need maintenance: invalid entries, old facts, dead references, missing
+sources.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def age(verified: str, today: date) -> int:
 def _stale(verified: str, what: str, file: str, line: int, urgent: bool, today: date, months: int) -> Iterator[Issue]:
     old = age(verified, today)
     if old > months:
-        message = f"{what} was verified {verified}, {old} months ago"
+        message = f"{what} was last verified in {verified}, {old} months ago"
         yield Issue(kind="stale", urgent=urgent, file=file, line=line, message=message)
 
 

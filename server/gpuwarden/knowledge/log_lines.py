@@ -1,4 +1,4 @@
-"""Split a log into lines with their rank, and read a file of any size within bounds.
+"""Split a log into lines with their ranks, and read a limited part of a file of any size.
 
 Launchers prefix each line with a rank or a time (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` from
 srun), and interleave the ranks. `LogLine.body` is the line without its prefix, so that a traceback can be read per
@@ -18,7 +18,8 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""The number of failure marks kept from the middle of a long file: the first ones and the last ones, half each."""
+"""The number of failure marks kept from the middle of a long file. Half of them are the first marks, and half the last.
+"""
 LEFT_OUT = "\x00"
 """Marks the start of a line that replaces omitted lines and gives their number."""
 TELLING = (

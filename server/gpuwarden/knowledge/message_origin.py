@@ -24,7 +24,8 @@ _PACKAGES = {"sentence_transformers": "sentence-transformers", "pytorch_lightnin
 class Origin(Frozen):
     """The first and the last known release of `package` in which `file` raises a message.
 
-    `until` is empty if the newest release in the table also raises the message, and `since` if the oldest one does.
+    `until` is empty if the newest release in the table also raises the message; `since` is empty if the oldest one
+    does.
     """
 
     package: str

@@ -78,10 +78,12 @@ def draft(
     checked = validate(Block, parse_yaml(text, name=f"the draft of {key}"), name=f"the draft of {key}")
     wrong = mistakes(checked)
     if wrong:
-        raise BadRequest(f"the draft of {key}: {'; '.join(wrong)}", "Give a line with more fixed words.")
+        raise BadRequest(f"the draft of {key}: {'; '.join(wrong)}", "Use a line that contains more constant text.")
     broad = [pattern for pattern in checked.signatures if len(literal_of(pattern)) < MIN_FIXED]
     if broad:
-        raise BadRequest(f"the signature {broad[0]!r} would match too much", "Give a line with more fixed words.")
+        raise BadRequest(
+            f"the signature {broad[0]!r} would match too much", "Use a line that contains more constant text."
+        )
     known = tuple(found.id for found in diagnose(catalogue, "\n".join(lines), excerpt=True))
     return Draft(home.path, f"## {key} · {title}\n\n```yaml gotcha\n{text}```\n", known)
 

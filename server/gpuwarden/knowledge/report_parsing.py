@@ -1,8 +1,8 @@
 """Extract the relevant parts of a pasted report: its title, the description and the lines of the error.
 
 Users paste complete issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
-Most of these words match entries unrelated to the failure, so they are removed before a search by words. Signatures are
-still compared with every line.
+Most of these words match entries unrelated to the failure, so these words are removed before a search by words.
+Signatures are still compared with every line.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ RESPELLED = 0.8
 PAIR = 0.5
 CHINESE_PAIR = 0.9
 COMMON = 0.15
-"""The weight of log(1 + count / FEW_REPORTS) in the order, where `frequency.txt` contains the number of reports for an
+"""The weight of log(1 + count / FEW_REPORTS) in the ranking. `frequency.txt` contains the number of reports of each
 entry.
 """
 FEW_REPORTS = 2.5
@@ -270,7 +270,7 @@ class Index:
 
 @lru_cache(maxsize=1)
 def frequencies() -> dict[str, float]:
-    """Return how often public failure reports mention each entry, by its id."""
+    """Return the number of public failure reports that mention each entry, keyed by its id."""
     text = resources.files("gpuwarden.knowledge").joinpath("frequency.txt").read_text(encoding="utf-8")
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return {key: float(count) for key, count in rows}

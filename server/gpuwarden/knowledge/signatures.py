@@ -2,8 +2,8 @@
 
 Python's `re` can't be interrupted, so a signature may only use constructs that can't backtrack without limit: no group
 is repeated, a dot is repeated only up to a bound, a signature does not begin with an unbounded repetition, and
-look-arounds and back references are not allowed. Each also contains a literal that every match must include, so that
-one substring search rules out most signatures for a whole log.
+look-arounds and back references are not allowed. A signature must contain a literal that is part of every match, so
+that one substring search rules out most signatures for a whole log.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def complaint(pattern: str) -> str | None:
         return f"is longer than {MAX_PATTERN} characters"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a construct whose meaning may change in a future Python
+            warnings.simplefilter("error")  # about constructs whose meaning may change in a later Python
             compiled = re.compile(pattern)
     except (re.error, FutureWarning) as error:
         return f"is not a regular expression: {error}"
     if compiled.search("") is not None:
-        return "matches the empty line"
+        return "matches an empty line"
     return _unsafe(pattern) or (None if literal_of(pattern) else "has no fixed part of 3 characters to search for")
 
 
 @lru_cache(maxsize=4096)
 def compiled_signature(pattern: str) -> re.Pattern[str]:
-    """Compile once; signatures are case-sensitive unless they start with `(?i)`."""
+    """Compile a signature once. It is case-sensitive unless it starts with `(?i)`."""
     return re.compile(pattern)
 
 

@@ -1,6 +1,6 @@
 """Read the exceptions of a log: their type, message, frames and chain, per rank.
 
-The formats of CPython, IPython and rich are supported, and also an exception's line that was pasted without a
+The formats of CPython, IPython and rich are supported, as is the line of an exception that was pasted without its
 traceback.
 """
 

@@ -36,7 +36,7 @@ class Change(StrEnum):
     REMOVED = "removed"
     ADDED = "added"
     OUTSIDE = "outside"
-    """It was added and removed later; the log does not show which release is installed."""
+    """The name was added and later removed; the log does not show which release is installed."""
     REQUIRED = "required"
     PRESENT = "present"
     NEVER = "never"
@@ -45,9 +45,9 @@ class Change(StrEnum):
 class Skew(Frozen):
     """A missing name, and the releases that have it.
 
-    `since` is the first known release with the name, empty if it is older than the table. `until` is the last release
-    with the name and `gone_in` the next release; both are empty while the name exists. `pin` is a requirement that
-    selects releases with the name, empty if unknown.
+    `since` is the first known release with the name, empty if the name is older than the table. `until` is the last
+    release with the name and `gone_in` the next release; both are empty while the name exists. `pin` is a requirement
+    that selects releases with the name, empty if unknown.
     """
 
     package: str
@@ -65,7 +65,7 @@ class Skew(Frozen):
 
 @dataclass(frozen=True)
 class _Fact:
-    """The indexes of a package's releases in which a name exists."""
+    """The indices of a package's releases in which a name exists."""
 
     package: str
     name: str
@@ -138,7 +138,7 @@ def _answer(fact: _Fact, kind: str, known: Mapping[str, str], *, ambiguous: bool
 
 
 def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
-    """Return how the installed release differs from those that have the name. If the installed release is unknown, the
+    """Compare the installed release with the releases that have the name. If the installed release is unknown, the
     result only states whether the name was added, removed, or both.
     """
     if (found := version(installed)) is not None:

@@ -125,7 +125,7 @@ def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (concept, from, to) for every known phrase in the stems, longest first at each position.
 
-    A phrase inside a longer one does not count separately: "GPU RAM" is not RAM.
+    A phrase inside a longer phrase does not count separately: "GPU RAM" is not RAM.
     """
     table = concepts()[0]
     beyond = 0
@@ -174,7 +174,7 @@ def terms(text: str) -> list[str]:
 
 
 class Speller:
-    """Finds the known word nearest to an unknown one."""
+    """Finds the known word nearest to an unknown word."""
 
     def __init__(self, known: Iterable[str]) -> None:
         self.known = {word for word in known if word.isalpha() and word.isascii() and len(word) >= 4}
@@ -185,7 +185,7 @@ class Speller:
                 self._grams[gram].add(word)
 
     def parts(self, word: str) -> tuple[str, ...]:
-        """Split an unknown word into two known ones, as in "googlecolab", or return it alone."""
+        """Split an unknown word into two known words, as in "googlecolab", or return it alone."""
         if word in self.known or not word.isalpha() or not LEAST_JOINED <= len(word) <= 2 * self._longest + STEMMED:
             return (word,)
         halves = ((word[:at], stem(word[at:])) for at in range(4, len(word) - 3))

@@ -1,4 +1,4 @@
-"""Check a complete ledger: the hash chain of the events and the tables that are derived from them."""
+"""Check a complete ledger: the hash chain of the events, and the tables that are derived from the events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES: Final = ("current", "alerts")
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of a check. `differs` lists the tables that do not match the events."""
+    """The result of a check. `differs` lists the derived tables that do not match the events."""
 
     broken: Break | None
     differs: tuple[str, ...] = ()

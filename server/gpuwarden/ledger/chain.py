@@ -1,9 +1,9 @@
 """Hash every event together with its predecessor's hash, so that any change to recorded events is detected.
 
-The chain detects an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
-chain; to detect it, the file `ledger.head` next to the ledger contains the number and the hash of the last event. This
-file is written after the commit, so its number is never higher than the ledger's. A process with write access to both
-files can forge both.
+The chain reveals an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
+chain. To detect these cases, the file `ledger.head` next to the ledger contains the number and the hash of the last
+event. This file is written after the commit, so its number is never higher than the ledger's. A process with write
+access to both files can forge both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Query = Callable[[str], Iterator[Row]]
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 """The columns of an event that its hash covers."""
 GENESIS: Final = "0" * 64
-"""The value that is used as the previous hash of the first event."""
+"""The previous hash for the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
-"""The size of the head file in bytes. It is fixed, so that a single write replaces the content."""
+"""The size of the head file in bytes. The size is fixed, so that a single write replaces the content."""
 
 
 def link(before: str, row: Row) -> str:
-    """Hash one event together with the hash of the previous event. `row` has the columns in the order of `COLUMNS`."""
+    """Hash one event together with the hash of the previous event. `row` has the order of `COLUMNS`."""
     text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Access the SQLite file of a ledger. `opening.py` opens it; locks are files in a folder next to it."""
+"""Access the SQLite file of a ledger, which `opening.py` opens. Locks are files in a folder next to the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One open SQLite file. `behind` means that the events in its write-ahead log could not be read.
+    """One open SQLite file. `readable_only` is the reason why the file can't be written to, if there is one. `behind`
+    means that the events in its write-ahead log could not be read.
 
     Every method raises `LedgerError` if SQLite or the file system reports an error.
     """
@@ -78,7 +79,7 @@ class Database:
         return True
 
     def lock(self, name: str) -> FileLock | None:
-        """Acquire a file lock, which the kernel releases when the process ends; None if another process holds it."""
+        """Acquire a file lock; None if another process holds it. The kernel releases the lock when its process ends."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
@@ -93,11 +94,11 @@ class Database:
         self.connection.close()
 
     def _check_writable(self) -> None:
-        """Raise `LedgerError` if the file can't be written or is no longer at its path."""
+        """Raise `LedgerError` if the file can't be written to or is no longer at its path."""
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {self.path} can't be written: {self.readable_only}",
-                "Free some disk space or correct the file's permissions, then restart gpuwarden; nothing was launched.",
+                "Free some disk space or correct the file's permissions, then restart gpuwarden. Nothing was launched.",
             )
         if not self.in_place():
             raise LedgerError(

@@ -15,7 +15,7 @@ B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Event(Generic[B_co]):
-    """One ledger event. The fields are the stored columns. Other packages read the body only through `data`."""
+    """One ledger event. The fields are the stored columns. Other packages read the body only from `data`."""
 
     seq: int
     at: float
@@ -47,7 +47,7 @@ class Event(Generic[B_co]):
             raise damaged(f"event {self.seq} of {self.subject}", type(error).__name__) from error
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the event as a JSON object for an export."""
+        """Return the event as a JSON object, for an export."""
         return {
             "seq": self.seq,
             "at": self.at,

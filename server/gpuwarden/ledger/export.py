@@ -3,10 +3,10 @@
 A line contains the columns of one event, the event's interface and person, and the hash. The hash is the SHA-256 of a
 JSON list, in ASCII and without spaces: the hash of the previous line (64 zeros for the first line), then `seq`, `at`,
 `subject`, `kind`, `version`, `state`, `token`, `actor` and the text of the body. The text of the body is JSON with a
-space after each colon and comma. If it was stored in another form, the line contains it as `text`.
+space after each colon and comma. If the text was stored in another form, the line contains the stored form as `text`.
 
-The hash does not cover `interface` and `person`, nor `body` if the line has `text`. When a
-file is checked, these fields are derived from the other fields and compared.
+The hash does not cover `interface` and `person`. If the line has `text`, the hash does not cover `body` either. The
+check derives these fields from the other fields and compares them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
 
 
 def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
-    """Return the last valid event in an export, and the first break in its chain of hashes; None if there is no break.
+    """Return the last valid event in an export, and the first break in its chain of hashes, each None if there is none.
 
     The hash of the first line can be checked only if the line is the ledger's first event. Raises BadRequest for a file
     that is not an export.
@@ -69,9 +69,7 @@ def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError if a name is duplicated, because parsers differ in which of the values
-    they use.
-    """
+    """Return a JSON object. Raises ValueError if a name is duplicated, because parsers would use different values."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is duplicated")

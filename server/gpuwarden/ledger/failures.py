@@ -30,7 +30,7 @@ def translated(path: Path) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(
             f"the ledger {path} can't be opened: {error.strerror or error}",
-            ("Check the folder and its permissions.", do(Action.DOCTOR, "to see which one is in use")),
+            ("Check the folder and its permissions.", do(Action.DOCTOR, "to see which folder is in use")),
         ) from error
 
 
@@ -40,7 +40,7 @@ def may_be_read(error: sqlite3.Error) -> bool:
 
 
 def damaged(what: str, why: object) -> LedgerError:
-    """Return the error for a ledger that SQLite can read but whose content is invalid because bytes were changed."""
+    """Return the error for a ledger that SQLite can read, but whose content was changed and is now invalid."""
     return LedgerError(
         f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
         "Restore a backup if you have one. Rented machines may be billed; check their consoles.",
@@ -60,7 +60,7 @@ def _explain(path: Path, error: sqlite3.DatabaseError) -> tuple[str, Hint]:
     if code in _NO_ROOM:
         return (
             f"the ledger {path} can't be written: {error}",
-            "Free some disk space, then try again; nothing was launched.",
+            "Free some disk space, then try again. Nothing was launched.",
         )
     if code in _NO_ACCESS:
         return (

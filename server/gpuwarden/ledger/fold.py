@@ -47,7 +47,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches from 0; `lease` is the id of the instance's lease, None if it is not billed.
+    """One job. `attempt` counts launches from 0. `lease` is the id of the instance's lease; None if there is no lease.
 
     `price` is the price in US dollars per hour at the time of the check; None if unknown.
     """
@@ -68,7 +68,7 @@ class JobRecord:
     cancel_requested: bool
     inputs: tuple[InputFile, ...] = ()
     declared: tuple[str, ...] = ()
-    """The outputs that were declared in a pull, after the submission."""
+    """The outputs that were declared after the submission."""
     reason: Code | None = None
     """The code of `why`; None if an older version did not record it."""
     next_steps: tuple[NextStep, ...] = ()
@@ -76,9 +76,9 @@ class JobRecord:
     pausing: bool = False
     """True if a pause was requested and has not taken effect yet."""
     resume_requested: bool = False
-    """True if a resume was requested after the last pause and no teardown of the machine has been requested since."""
+    """True if a resume was requested after the last pause and no teardown of the machine has started since."""
     resumed: int = 0
-    """The number of attempts that followed a pause. These attempts do not count as restarts."""
+    """The number of attempts that resumed the job after a pause. These attempts do not count as restarts."""
     limit_s: int | None = None
     """The time limit of the current attempt in seconds; None if the spec's limit applies."""
     person: str = ""
@@ -108,8 +108,8 @@ class LeaseRecord:
     """The known facts about one instance's billing. `answers` lists the provider's responses, each with its time.
 
     `account` is the account that rented the instance; None if an older version did not record it. `cost` is an upper
-    bound of the instance's cost in US dollars until the time for which the record was read, or None if the record was
-    read without a time. `estimated` is true if the cost is not the provider's bill.
+    bound of the instance's cost in US dollars up to the time that was specified when the record was read; None if no
+    time was specified. `estimated` is true if the cost is not the provider's bill.
     """
 
     id: str
@@ -143,17 +143,17 @@ class LeaseRecord:
 
     @property
     def price(self) -> float | None:
-        """Return the last price per hour that the provider reported, in US dollars. Zero means unknown."""
+        """Return the last hourly price that the provider reported, in US dollars. Prices of zero count as unknown."""
         prices = (seen.price_usd_per_hour for _, seen in reversed(self.answers))
         return next((price for price in prices if price is not None and price > 0), None)
 
     def cost_by(self, until: float, price: float | None = None) -> float | None:
-        """Return an upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
+        """Return an upper bound of the cost up to a time, in US dollars; None if neither a price nor a cost is known.
 
-        The bound is the cost in the provider's last response plus the price for the time since then. While the machine
+        The bound is the cost in the provider's last response plus the price of the time since then. While the machine
         may be billed, the bound never decreases, even if the provider reports less. Once the machine is off, its bill
-        replaces the bound. The time starts when the machine was ordered, because it may be found much later. `price` is
-        used until the provider reports one.
+        replaces the bound. Time counts from the order of the machine, because the machine may be found much later.
+        `price` is used until the provider reports a price.
         """
         if not price:
             named = (seen.price_usd_per_hour for _, seen in self.answers)
@@ -194,7 +194,7 @@ class TeardownRecord:
 
 @dataclass(frozen=True)
 class ReceiptRecord:
-    """One receipt, or one ticket for a machine's higher price. `approval` is the approval of the spending."""
+    """One receipt, or one ticket about a machine's higher price. `approval` is the approval of the spending."""
 
     id: str
     issued: ReceiptIssued
@@ -211,7 +211,7 @@ class ReceiptRecord:
 
 
 def latest(events: Events, kind: type[B]) -> B | None:
-    """Return the body of the last event of a kind, or of any kind with the same base class."""
+    """Return the body of the last event of a kind, or None. A base class selects all of its kinds."""
     return next((e.data for e in reversed(events) if isinstance(e.data, kind)), None)
 
 
@@ -229,7 +229,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
     choice = moved_on.choice if moved_on else 0
     if moved_on and rented and rented.lease == moved_on.lease and answers(lease_events):
-        choice -= 1  # The abandoned machine exists after all, and no other machine was requested yet.
+        choice -= 1  # The abandoned machine exists after all, and no other machine has been requested yet.
     here_now = spec.choices[choice] if spec.choices else Choice(platform="", price=spec.price)
     moved = _moved(events)[-1]
     declared, announced = latest(events, OutputsDeclared), latest(events, JobSubmitting)
@@ -296,14 +296,14 @@ def _at(events: Events, kind: type[Body]) -> int:
 
 
 def _doubt(lease_events: Events) -> CreateDoubted | None:
-    """Return the event for the platform's refusal if it is not yet known whether a machine exists."""
+    """Return the event that records the platform's refusal, if it is not yet known whether a machine exists."""
     moves = _moved(lease_events)
     open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)
     return latest(lease_events, CreateDoubted) if open_still else None
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
-    """Return the place with the machine's last reported address and the host key from the first connection."""
+    """Return the place with the machine's last reported address. Its host key stays unchanged."""
     if place is None or place.host is None:
         return place
     now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)

@@ -1,4 +1,4 @@
-"""Open a ledger's SQLite file and migrate it to the current schema. If the file can't be written, open it read-only."""
+"""Open a ledger's SQLite file and migrate it to the current schema. Open it read-only if it can't be written to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _for_writing(path: Path, head: HeadFile) -> Database:
         db.execute("PRAGMA busy_timeout = 30000")
         found = _version(db, path)
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL, because an intent must be on disk before the call that it announces is made.
+        # FULL, because an intent must be on disk before the call that it announces.
         db.execute("PRAGMA synchronous = FULL")
         if found != VERSION:
             _prepare(db, path, head)
@@ -89,7 +89,7 @@ def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
 
 
 def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
-    """Open a ledger that can't be written. Without SQLite's shared memory, events in the WAL can't be read."""
+    """Open a ledger that can't be written to. Without SQLite's shared memory, events in the WAL can't be read."""
     uri = path.resolve().as_uri()
     wal = path.with_name(f"{path.name}-wal")
     for mode, behind in (("mode=ro", False), ("mode=ro&immutable=1", wal.exists() and wal.stat().st_size > 0)):
@@ -117,4 +117,4 @@ def _at_present(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 def _foreign(path: Path) -> LedgerError:
-    return LedgerError(f"{path} is a database, but not a gpuwarden ledger", "Move it away and try again.")
+    return LedgerError(f"{path} is a database, but not a gpuwarden ledger", "Move the file away and try again.")

@@ -1,6 +1,6 @@
 """Read the ledger: the events of a subject or a kind, and the current state of every job, lease and teardown.
 
-The duration of a query does not depend on the number of ended jobs, unless the query returns ended jobs.
+The time that a query takes does not depend on the number of ended jobs, unless the query returns ended jobs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
 """The default number of subjects whose events a process caches."""
 PIECE: Final = 25
-"""The number of events to read at a time if the required number is not known."""
+"""The number of events to read at a time if the required number is unknown."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
 class Row(NamedTuple):
-    """The current state of a job, lease or teardown. Times are in seconds since the epoch; `seq` is that of its last
-    event.
+    """The current state of a job, lease or teardown. Times are in seconds since the epoch. `seq` is the number of the
+    last event.
     """
 
     subject: str
@@ -63,7 +63,7 @@ class Reader:
     def keep(self, subjects: int) -> None:
         """Set the number of subjects whose events are cached. The most recently read subjects stay in the cache.
 
-        If a caller repeatedly reads more subjects than this in turn, every read goes to the database.
+        If a caller repeatedly reads more subjects than this in the same order, the cache has no effect.
         """
         self._kept = max(KEPT_SUBJECTS, subjects)
 
@@ -91,12 +91,12 @@ class Reader:
     def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
 
     def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
-        """Return the latest event of a subject. `kind` limits it to one kind, or to all kinds that share a base."""
+        """Return the latest event of a subject, or None. `kind` selects one kind, or all kinds with a base class."""
         kinds = _kinds(kind)
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
     def used(self, kind: type[B] | str, token: str) -> Event[B] | None:
-        """Return the event of `kind` with `token`, or None."""
+        """Return the event of a kind that has this token, or None."""
         (name,) = _kinds(kind)
         return next(iter(self._events("kind = ? AND token = ?", name, token)), None)
 
@@ -118,8 +118,8 @@ class Reader:
         after: int = 0,
         limit: int = 10_000,
     ) -> list[Event[Any]]:
-        """Return events in order. `subject` and `kind` select events; a base class as `kind` selects all kinds with
-        that base.
+        """Return at most `limit` events after the number `after`, in order. `subject` and `kind` select events. A base
+        class as `kind` selects all of its kinds.
         """
         where, values = ["seq > ?"], list[object]([after])
         if subject is not None:
@@ -133,10 +133,10 @@ class Reader:
     # -------------------------------------------------------------------------------------------- present states
 
     def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
-        """Return the subjects of a state machine, oldest transition first; if `states` are given, only the subjects in
-        them.
+        """Return the subjects of a state machine, oldest transition first. If `states` are given, return only the
+        subjects in these states.
 
-        `job` selects the subjects of one job, and `since` those whose last transition is later than this time in
+        `job` selects the subjects of one job, and `since` those whose last transition is later than this time, in
         seconds since the epoch.
         """
         where, values = ["machine = ?"], list[object]([machine])
@@ -153,13 +153,13 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of the jobs with leases in the given states, or with leases that changed after `since`."""
+        """Return the ids of the jobs with leases in these states or, if `since` is given, with leases changed since."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return a page of subjects, latest transition first. With `before`, return the page that follows that row."""
+        """Return a page of subjects, latest transition first. With `before`, return the page that follows this row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -176,7 +176,7 @@ class Reader:
         return Row(*found) if found else None
 
     def ended_leases(self, since: float) -> list[EndedLease]:
-        """Return the leases that have no machine and whose billing stopped after `since`, earliest first."""
+        """Return the leases whose machine no longer exists and whose billing stopped after `since`, earliest first."""
         sql = (
             "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
             "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
@@ -197,7 +197,7 @@ class Reader:
         return found
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
-        """Return the subjects of the jobs in a state whose script digest is `digest` or is not recorded."""
+        """Return the subjects of the jobs in a state whose script has this digest or has no recorded digest."""
         sql = (
             "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
             # Without INDEXED BY, SQLite would scan all jobs in the state, because it assumes that NULL is frequent.
@@ -206,7 +206,7 @@ class Reader:
         return [row[0] for row in self._db.rows(sql, state, digest, state)]
 
     def leases_of_instance(self, instance_id: str) -> list[str]:
-        """Return the subjects of the leases whose machine was last reported with this provider id, the oldest first."""
+        """Return the subjects of the leases whose machine was last reported with this provider id, oldest first."""
         sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"
         return [row[0] for row in self._db.rows(sql, instance_id)]
 
@@ -216,11 +216,11 @@ class Reader:
         return [row[0] for row in self._db.rows(sql)]
 
     def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
-        """Return the events of a kind after a time in seconds since the epoch, newest first."""
+        """Return the events of a kind that are later than `since`, in seconds since the epoch, newest first."""
         (name,) = kinds_of(kind)
         found: list[Event[B]] = []
         below = 1 << 62
-        while len(found) < limit:  # in small batches, because most requested periods are short
+        while len(found) < limit:  # Read small batches, because most requested periods are short.
             piece = self._events("kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?", name, below, min(PIECE, limit))
             fresh = list(takewhile(lambda e: e.at > since, piece))
             found += fresh
@@ -230,7 +230,7 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert that was raised for a condition with this mark; None if there is no such alert."""
+        """Return the open alert for a condition with this mark; None if there is none."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None

@@ -1,8 +1,7 @@
 """Store events in an append-only log in a SQLite file.
 
 Each state transition is checked against the current state in the transaction that records it, so two processes can't
-both make the same transition. Callers commit an intent here *before* they make a network call, and the result
-afterwards.
+make the same transition. Callers commit an intent *before* they make a network call, and record the result afterwards.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Ledger(Reader):
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
-            # Never overwrite the recorded head if events are lost, because that would hide the loss.
+            # Never overwrite the recorded head if events were lost, because that would hide the loss.
             if self._sound and self._head.read() is None and (last := self._last()).seq:
                 self._head.write(last)
         except BaseException:
@@ -67,7 +66,7 @@ class Ledger(Reader):
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
-        """Return an integrity problem of the ledger, such as lost events; None if it has none."""
+        """Return an integrity problem of the ledger, such as lost events; None if there is none."""
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
@@ -87,8 +86,8 @@ class Ledger(Reader):
         try:
             with self._db.transaction():
                 yield
-                # The file can be overwritten while this process runs. The recorded head must be the event before this
-                # transaction, or another event in this ledger if another process recorded an event in between.
+                # The file may have been overwritten while this process runs. The recorded head must be the event before
+                # this transaction, or another event in this ledger if another process recorded an event in between.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
@@ -111,7 +110,8 @@ class Ledger(Reader):
     # ------------------------------------------------------------------------------------------------ writing
 
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
-        """Record an event and its state transition, unless `moves` is false or the subject has no states.
+        """Record an event and its state transition. If `moves` is false or the subject has no states, record only the
+        event.
 
         Raises Conflict for an invalid transition, or if an event of this kind with this `token` exists.
         """

@@ -1,4 +1,4 @@
-"""Find files that prove that jobs were submitted with a home folder, even if the ledger is missing."""
+"""Find files in gpuwarden's home folder that prove that jobs were submitted, even if the ledger is missing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 _FOLDERS: Final = ("inputs", "pulls", "artifacts", "providers/hf_jobs")
-"""The folders in which files are created only for jobs in the ledger."""
+"""The folders that contain files only if the ledger has jobs."""
 _OURS: Final = re.compile(r'"token":\s*"j[0-9a-f]{10}-i\d')
-"""Matches the token that a machine rented for a job has."""
+"""Matches the token of a machine that was rented for a job."""
 
 
 def traces(home: Path) -> list[str]:
-    """Return the paths of files that prove that jobs were submitted with a home folder."""
+    """Return the paths in a home folder that prove that jobs were submitted, relative to the folder."""
     found = [name for name in _FOLDERS if (home / name).is_dir() and any((home / name).iterdir())]
     if (home / "seal.key").exists():
         found.append("seal.key")

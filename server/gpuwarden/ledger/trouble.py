@@ -15,13 +15,12 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """An integrity problem in a ledger. `parameters` depend on the code.
+    """An integrity problem of a ledger. `parameters` depends on `code`.
 
-    `moved`: the path now contains another file or no file. `truncated`: the last event has the number `found`, but an
-    event with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded one.
-    `lost`: the ledger is empty or new, although its folder contains files of earlier jobs, which are listed in
-    `beside`. `read_only` and `behind`: the ledger can't be written because of `why`; with `behind`, the newest events
-    may be missing as well.
+    `moved`: another file or no file is at the path. `truncated`: the last event has the number `found`, but an event
+    with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded event.
+    `lost`: the ledger is empty or new, but its folder contains files of earlier jobs, which `beside` lists. `read_only`
+    and `behind`: the ledger can't be written to, for the reason `why`; with `behind`, the newest events may be missing.
     """
 
     code: Code
@@ -29,7 +28,7 @@ class Trouble:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether events may be missing or replaced, in which case unknown machines may be billed."""
+        """Return whether events may be missing or replaced. Machines that are not in the ledger may then be billed."""
         return self.code != "read_only"
 
     @property
@@ -46,15 +45,15 @@ class Trouble:
 _MESSAGES: Final[dict[Code, str]] = {
     "moved": "the ledger was moved, removed or replaced while it was open",
     "truncated": "events are missing from the ledger: {recorded} were recorded, but it has only {found}",
-    "replaced": "the ledger was replaced by another one: event {seq} differs from the recorded one",
+    "replaced": "the ledger was replaced with another one: event {seq} differs from the recorded event",
     "lost": "the ledger is new or empty, but earlier jobs left files in its folder (see {beside})",
     "behind": "the ledger can't be written ({why}), and its newest events can't be read",
     "read_only": "the ledger can't be written ({why}); no events are recorded",
 }
 _LOOK: Final = (
-    "Check every platform's console: machines that this ledger does not know may be billed. Restore a backup of the "
-    "ledger; if you have none and the consoles show no machine, remove ledger.head next to it to continue with "
-    "this one."
+    "Check every platform's console: machines that this ledger does not list may be billed. Restore a backup of the "
+    "ledger. If you have none and the consoles show no machine, remove the file ledger.head next to the ledger to "
+    "continue with this ledger."
 )
 _HINTS: Final[dict[Code, str]] = {
     "moved": "Restore the file, then restart gpuwarden. Machines may be billed; check the platforms' consoles.",
@@ -64,9 +63,7 @@ _HINTS: Final[dict[Code, str]] = {
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Return the integrity problem of a ledger, or None. The head is read before the events, so the head can't be
-    newer.
-    """
+    """Return the integrity problem of a ledger, or None. The head is read before the events, so it can't be newer."""
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

@@ -36,7 +36,7 @@ LOCK_PATIENCE_S = 60.0
 
 
 class Ended(NamedTuple):
-    """A machine that is no longer billed, with the time when it ended and its cost on the last day in US dollars.
+    """A machine that is no longer billed, with the time when it ended and the cost of its last 24 hours in US dollars.
 
     `pretend` is true for a machine in a rehearsal.
     """
@@ -61,7 +61,7 @@ class Context:
     cwd: Path | None = None
     """Folder that a job's input paths are relative to; None for the process's working directory."""
     more_notices: tuple[Notice, ...] = ()
-    """Notices that are not about the policy, but for example about servers that use another ledger."""
+    """Notices about matters other than the policy, such as servers that use another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
     """The provider's last answer to this process for each lease, with its time. The ledger records only status changes.
     """
@@ -141,9 +141,8 @@ class Context:
     def configured(self) -> list[str]:
         """Return the rented platforms that the policy allows and that have an API key in the environment.
 
-        A platform with targets, such as the projects of dstack, is omitted because no key identifies a target; it is
-        included once the ledger has used it. A platform whose profile can't be read is included, so that using the
-        platform raises the error.
+        A platform with targets, such as the projects of dstack, is omitted, because no key identifies a target. A
+        platform whose profile can't be read is included, so that using the platform raises the error.
         """
         found = []
         for name in filter(self.policy.allows, profile_names(self.own_profiles)):
@@ -210,7 +209,7 @@ class Context:
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """List the files that are never sent to a machine and that only gpuwarden and its user may write."""
+        """Return the paths that are never sent to a machine and that only gpuwarden and its user may write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
         return (self.home, *beside, *filter(None, [self.in_force.file]))

@@ -1,6 +1,6 @@
 """Check a group of nodes before a job runs on them: each node, the network paths between nodes, and an all-reduce.
 
-The check does not launch, write or record anything. Facts that can't be gathered remain unknown.
+The check launches no job, writes no files and records nothing. Facts that can't be gathered remain unknown.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MOST_NODES: Final = 256
 ALL_WAYS: Final = 6
-"""Largest group for which every path is checked. In larger groups, only the paths to the head node and a ring of nodes
-are checked.
+"""Largest group for which every path is checked. In a larger group, only the paths to the head node and the paths along
+a ring of all nodes are checked.
 """
 CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
@@ -89,7 +89,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start the agents concurrently. Also return the nodes that did not respond, with the reasons."""
+    """Start the agents concurrently. Return them, and the reason for each node that did not respond."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -141,7 +141,7 @@ class _Group:
         return read_node(talk.name, await talk.ask("facts", python=python))
 
     async def offset(self, talk: NodeTalk) -> Offset:
-        """Measure a node's clock offset in the shortest of several round trips; half of the round-trip time is the
+        """Measure a node's clock offset, using the shortest of several round trips. Half of the round-trip time is the
         uncertainty.
         """
         best: Offset | None = None

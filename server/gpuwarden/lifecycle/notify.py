@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_WEBHOOK_SECRET` | signs the requests to the webhook of the policy's [watch] |
+| `GPUWARDEN_WEBHOOK_SECRET` | the key that signs the requests to the policy's `[watch] webhook_url` |
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def channels(ctx: Context) -> dict[str, Channel]:
 
 
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
-    """Return the time when the first channel accepted an alert; None if none has, or if the policy can't be read.
+    """Return the time when the first channel accepted an alert; None before that, or if the policy can't be read.
 
     If no channel is configured, the alert counts as delivered at the time of its event.
     """
@@ -121,7 +121,7 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
     """Return the time when an announced teardown is due; None if its notice has not been delivered.
 
-    The grace period starts with the delivery. If the current policy has a longer grace period, that one is used.
+    The grace period starts at the delivery. If the current policy has a longer grace period, the longer period applies.
     """
     raised, order = (
         ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
@@ -133,7 +133,7 @@ def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
 
 
 class Courier:
-    """Sends alerts to every channel of the policy, and retries until that channel accepts them or they are cleared."""
+    """Sends each alert to every configured channel. Retries until the channel accepts it or the alert is cleared."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -145,8 +145,8 @@ class Courier:
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
         """Send each channel its pending alerts until one fails. Return the reason for each channel's failure.
 
-        A new alert is sent at once. The delay before the next attempt doubles after each failure. `current` are the
-        keys of the conditions that are currently true.
+        A new alert is sent at once. The delay before the next attempt doubles after each failure. `current` contains
+        the keys of the conditions that are currently true.
         """
         now, by_name = self.ctx.clock.now(), channels(self.ctx)
         waiting = self._waiting(current) if by_name else []
@@ -174,7 +174,9 @@ class Courier:
     def _waiting(self, current: Iterable[Key]) -> list[Alert]:
         """Return the active alerts and the alerts cleared in the last day, in order."""
         ledger = self.ctx.ledger
-        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # these are events
+        events = [
+            event for key in current if key[2] and (event := ledger.alert(*key))
+        ]  # a condition with a mark is an event
         over = ledger.recent(AlertCleared, self.ctx.clock.now() - DAY_S)
         found: Iterator[Event[AlertBody]] = chain(events, ledger.standing_alerts(), over)
         return sorted(map(Alert.read, found), key=lambda alert: alert.seq)
@@ -223,9 +225,9 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
 
 
 def sign(secret: str, stamp: str, body: bytes) -> str:
-    """Return `sha256=` and, in hex, the HMAC of the timestamp, a dot and the body.
+    """Return `sha256=` followed by the HMAC of the timestamp, a dot and the body, in hex.
 
-    The receiver checks the signature and the time.
+    The receiver checks the signature and the timestamp.
     """
     return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
@@ -259,9 +261,9 @@ async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) ->
                     continue
                 if 200 <= status < 300:
                     return None
-                why = f"the webhook answered {status}"
+                why = f"the webhook returned status {status}"
                 if status < 500 and status not in {408, 429}:
                     return why
     except TimeoutError:
-        return f"{why} in {PATIENCE_S:g} s"
-    return f"{why}, {TRIES} times"
+        return f"{why} within {PATIENCE_S:g} s"
+    return f"{why}, {TRIES} times in a row"

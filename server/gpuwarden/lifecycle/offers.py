@@ -1,4 +1,4 @@
-"""Query platforms for a machine's price and capacity, and list the storage that survives a stop of the machine.
+"""Query platforms for a machine's price and availability, and list the storage that survives a stop of the machine.
 
 A submission queries one platform (`ask_offer`), and `gpuwarden offers` queries all configured ones (`offers`). If a
 platform does not respond in time, its capacity is reported as unknown, not as none.
@@ -79,7 +79,7 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
 
 
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
-    """Query the given platforms, or all configured ones, concurrently. Return the cheapest first, refusals last.
+    """Query the given platforms, or all configured ones, concurrently. Return the cheapest offer first, refusals last.
 
     A platform that can't be queried has an unknown price, and comes before the refusals. If it is the only platform
     given, its error is raised.

@@ -23,14 +23,14 @@ from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, s
 async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -> Submission | FanOutResult:
     """Launch a receipt's job or fan-out, after checking all facts again.
 
-    `given` are the arguments passed with the receipt; they must equal the recorded arguments. Raises Conflict if they
-    differ or if the script's file has changed, and the same errors as `submit`.
+    `given` contains the arguments passed with the receipt; they must equal the recorded arguments. Raises Conflict if
+    they differ or if the script's file has changed, and the same errors as `submit`.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
     base = issued.plan.base if issued.plan is not None else issued.spec
     if base is None:
         raise Conflict(
-            "the receipt has no recorded arguments; it approves a price or limits, or is from an older version",
+            "the receipt has no recorded arguments; it approves a price or limits, or was issued by an older version",
             do(Action.SUBMIT, "with all arguments, to get a new receipt", receipt=""),
         )
     more = {name: value for name, value in given.items() if value and value != JobSpec.model_fields[name].default}

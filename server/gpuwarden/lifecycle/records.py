@@ -47,7 +47,7 @@ def _reading(subject: str) -> Iterator[None]:
 
 
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """Return the job with an id (a job's name is not accepted). Raises NotFound."""
+    """Return the job with this id; a job's name is not accepted. Raises NotFound."""
     subject = f"job/{job_id}"
     with _reading(subject):
         rented = ledger.last(subject, JobProvisioning)
@@ -62,13 +62,13 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event after which no process of a job can write files; None if the job may still have a process."""
+    """Return the event since which no process of a job can write files; None if the job may still have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 
 
 def recalled(ledger: Ledger, job_id: str) -> bool:
-    """Return whether a job belongs to a fan-out that was ended, so that it must not be launched."""
+    """Return whether a job must not be launched because its fan-out was ended."""
     accepted = ledger.last(f"job/{job_id}", JobAccepted)
     queue = ledger.used(QueueIntent, accepted.token) if accepted and accepted.token else None
     if queue is None:
@@ -78,7 +78,7 @@ def recalled(ledger: Ledger, job_id: str) -> bool:
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
-    """Return the lease with an id. Raises NotFound."""
+    """Return the lease with this id. Raises NotFound."""
     subject = f"lease/{lease_id}"
     with _reading(subject):
         found = fold_lease(lease_id, ledger.history(subject))
@@ -88,44 +88,44 @@ def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
 
 
 def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
-    """Return the teardown with an id. Raises NotFound."""
+    """Return the teardown with this id. Raises NotFound."""
     subject = f"teardown/{teardown_id}"
     with _reading(subject):
         found = fold_teardown(teardown_id, ledger.history(subject))
     if found is None:
-        raise NotFound(f"this ledger has no ticket {teardown_id!r}", do(Action.TEARDOWN, "for a ticket"))
+        raise NotFound(f"this ledger has no ticket {teardown_id!r}", do(Action.TEARDOWN, "to get a ticket"))
     return found
 
 
 def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
-    """Return the receipt with an id. Raises NotFound."""
+    """Return the receipt with this id. Raises NotFound."""
     subject = f"receipt/{receipt_id}"
     with _reading(subject):
         found = fold_receipt(receipt_id, ledger.history(subject))
     if found is None:
-        again = do(Action.SUBMIT, "for a receipt", receipt="")
+        again = do(Action.SUBMIT, "to get a receipt", receipt="")
         raise NotFound(f"this ledger has no receipt {receipt_id!r}", again)
     return found
 
 
 def receipt_used(ledger: Ledger, receipt_id: str) -> bool:
-    """Return whether a job, a fan-out or new limits of a fan-out were accepted with a receipt."""
+    """Return whether a job, a fan-out or new limits of a fan-out were accepted with this receipt."""
     return any(ledger.used(kind, receipt_id) for kind in (JobAccepted, FanOutAccepted, FanOutLimited))
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
-    """Return the ids of the accepted jobs, oldest change first."""
+    """Return the ids of the accepted jobs, least recently changed first."""
     found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
     return [s.removeprefix("job/") for s in found]
 
 
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
-    """Return the ids of the leases, oldest change first."""
+    """Return the ids of the leases, least recently changed first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 
 def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
-    """Return the ids of a job's leases, oldest change first."""
+    """Return the ids of a job's leases, least recently changed first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states, job=job_id)]
 
 

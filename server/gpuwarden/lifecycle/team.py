@@ -1,4 +1,4 @@
-"""Apply the policy's team settings: the approvers, and the caps for each person and project."""
+"""Apply the policy's team settings: the approvers, and the caps for each user and project."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def check_receipt(ctx: Context, receipt: str) -> None:
 
 
 def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
-    """Return the reason why a job whose user or project has no cap in the policy needs approval; empty if both have
-    caps.
+    """Return the reason why a job needs approval if the policy has caps, but none for the job's user or project.
+
+    Return an empty string if no approval is needed for this reason.
     """
     team = ctx.policy.team
     if team.people and person not in team.people:
@@ -70,8 +71,8 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
 def allowances(
     ctx: Context, spec: JobSpec, person: str
 ) -> Iterator[tuple[str, Allowance, Callable[[JobRecord], bool]]]:
-    """Yield the name and caps of a job's user and project, each with a function that tells if a job counts towards the
-    caps.
+    """Yield the names and caps of a job's user and project, each with a function that returns whether a job counts
+    toward the caps.
     """
     team = ctx.policy.team
     if person in team.people:

@@ -1,6 +1,6 @@
 """Limit the total time of a query to a platform or an artifact store.
 
-Each single reply also has its own limit, but a list may need many replies.
+Each reply also has its own time limit, but a list may consist of many replies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""Seconds for one query to a platform, including all pages. Tool callers wait only a minute."""
+"""Seconds for one query to a platform, including all pages. The caller of a tool waits only a minute."""
 
 STORE_S = 60.0
 """Seconds for one check of an artifact store, while the job is locked."""
@@ -34,4 +34,4 @@ async def in_time(platform: str, question: Awaitable[Answer[T]]) -> Answer[T]:
         with anyio.fail_after(ASK_S):
             return await question
     except TimeoutError:
-        return Unknown(f"{platform} did not finish its answer in {ASK_S:g} s")
+        return Unknown(f"{platform} did not respond completely within {ASK_S:g} s")

@@ -19,7 +19,7 @@ from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
-"""The maximum number of posts that wait for a commit. Further posts are rejected, and their senders must try again."""
+"""The maximum number of posts that wait for a commit. Further posts are rejected, and the senders must try again."""
 
 
 @dataclass
@@ -33,22 +33,22 @@ class _Waiting:
 
 
 class Batches:
-    """Collects posts from any number of tasks.
+    """Collect posts from any number of tasks.
 
-    Use it inside a `running()` block, which commits the remaining posts when the block ends.
+    Use the object inside a `running()` block, which commits the remaining posts when it ends.
     """
 
     def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
         self.store, self.every_s = store, every_s
         self.changed = anyio.Event()
-        """An event that is set at each commit of this process and then replaced by a new one."""
+        """An event that is set at each commit of this process and then replaced with a new event."""
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 
     async def add(self, post: PostedPoints | PostedAlert) -> Written:
         """Store a post and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
         if len(self._waiting) >= MOST_WAITING:
-            raise RateLimited("too many posts are waiting to be written", "Post again in a second.")
+            raise RateLimited("too many posts are waiting to be written", "Send the post again in a second.")
         mine = _Waiting(post)
         self._waiting.append(mine)
         self._some.set()
@@ -59,7 +59,7 @@ class Batches:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Batches]:
-        """Commit in the background until the block is left."""
+        """Commit in the background until the block ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             try:

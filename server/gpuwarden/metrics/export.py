@@ -1,8 +1,7 @@
 """Export a job's points as CSV, as TensorBoard event files, or to trackio.
 
-Event files are encoded here, because the TensorBoard package requires a hundred megabytes of libraries. A record
-consists of a length, a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those
-bytes.
+Event files are encoded here, because the TensorBoard package requires 100 MB of libraries. A record consists of a
+length, a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of these bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
     """Yield all of a job's points, metric by metric, in step order. Raises NotFound if the job has no points."""
     names = [series.name for series in store.series(job)]
     if not names:
-        raise NotFound(f"job {job} has no metrics", "A job must report its metrics or print them.")
+        raise NotFound(f"job {job} has no metrics", "Report or print metrics in the job's script.")
     for name in names:
         cursor: Cursor | None = None
         while True:
@@ -46,7 +45,7 @@ def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
 def to_csv(store: MetricStore, job: str, out: TextIO) -> int:
     """Write one row per point: metric, step, seconds since the epoch, value. Return the number of points.
 
-    A name that a spreadsheet would interpret as a formula gets a leading quotation mark.
+    A name that a spreadsheet would interpret as a formula gets a leading apostrophe.
     """
     table, count = csv.writer(out), 0
     table.writerow(["metric", "step", "timestamp", "value"])
@@ -62,7 +61,7 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file under `folder`/job and return its path. A point without a step gets its index as step."""
+    """Write one event file under `folder`/`job` and return its path. The step of a point without one is its index."""
     points = all_points(store, job)
     first = next(points)  # raises NotFound before a folder is created
     target = folder / job
@@ -89,7 +88,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
     try:
         trackio: Any = importlib.import_module("trackio")
     except ImportError as error:
-        raise NotSupported("trackio is not installed", "pip install trackio") from error
+        raise NotSupported("trackio is not installed", "Install it: pip install trackio") from error
     steps: dict[int, dict[str, Any]] = {}
     for name, step, point in _stepped(all_points(store, job)):
         steps.setdefault(step, {})[name] = point.value
@@ -104,7 +103,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
 
 
 def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
-    """Yield points with their steps. A point without a step gets its index among the metric's points."""
+    """Yield points with their steps. The step of a point without one is its index among the metric's points."""
     number, present = 0, ""
     for name, point in points:
         number, present = (number + 1, present) if name == present else (0, name)

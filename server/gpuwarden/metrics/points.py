@@ -23,7 +23,7 @@ MAX_POINTS: Final = 1_000
 MAX_NAMES: Final = 64
 """Maximum number of metrics in one point."""
 MAX_LOOKED: Final = 256
-"""Maximum number of entries of one point that are examined, whether or not they are metrics."""
+"""Maximum number of entries in one point that are examined, including entries that are not metrics."""
 MAX_NAME: Final = 100
 MAX_TEXT: Final = 1_000
 NO_STEP: Final = -1
@@ -99,7 +99,7 @@ class PostedPoints:
 class PostedAlert:
     """One alert.
 
-    `fields` contains the known fields that the job sent; a repeated post has the same `key`.
+    `fields` contains the known fields that the job sent. A repeated post has the same `key`.
     """
 
     job: str
@@ -117,7 +117,7 @@ def as_object(body: object) -> Mapping[str, Any]:
 
 
 def job_of(body: object) -> str:
-    """Return the job id of a post. Raises Malformed."""
+    """Return the job id of a post. Raises Malformed if it is missing or invalid."""
     job = as_object(body).get("job_id")
     if not isinstance(job, str) or not job or len(job) > MAX_NAME:
         raise Malformed(Problem.NO_JOB, "job_id")
@@ -125,7 +125,7 @@ def job_of(body: object) -> str:
 
 
 def read_points(body: object) -> PostedPoints:
-    """Parse a post to the metrics API. Raises Malformed."""
+    """Parse a post to the metrics API. Raises Malformed if its structure is invalid."""
     job, listed = job_of(body), as_object(body).get("metrics")
     if isinstance(listed, dict):
         listed = [listed]
@@ -186,7 +186,7 @@ def read_number(given: object) -> float | None:
 
 
 def read_step(given: object, field: str) -> int:
-    """Return a step, or NO_STEP if it is missing. Raises Malformed."""
+    """Return a step, or NO_STEP if it is missing. Raises Malformed if it is not a natural number."""
     if given is None:
         return NO_STEP
     value = read_number(given)
@@ -196,9 +196,10 @@ def read_step(given: object, field: str) -> int:
 
 
 def read_time(given: object, field: str) -> int:
-    """Return microseconds since the epoch for an ISO 8601 string or a number; 0 if it is missing.
+    """Convert an ISO 8601 string or a number to microseconds since the epoch. Return 0 for a missing time.
 
-    A time without a time zone is read as UTC, because `datetime.utcnow()` returns such times. Raises Malformed.
+    A time without a time zone is read as UTC, because `datetime.utcnow()` returns such times. Raises Malformed for any
+    other value.
     """
     if given is None:
         return 0
@@ -222,7 +223,7 @@ _NUMBERS: Final = ("progress", "current_step", "total_steps", "loss", "duration"
 
 
 def alert_fields(body: object) -> dict[str, Any]:
-    """Return the known fields of an alert, each a number or a string of limited length, so that sanitizing is fast.
+    """Return the known fields of an alert. Strings are shortened, so that sanitizing them is fast.
 
     Raises Malformed if the body is not an object.
     """
@@ -233,10 +234,10 @@ def alert_fields(body: object) -> dict[str, Any]:
 
 
 def read_alert(body: object, now: float) -> PostedAlert:
-    """Parse a post to the alerts API. Raises Malformed.
+    """Parse a post to the alerts API. Raises Malformed if the post is invalid.
 
-    A job's alerts usually have no time. Identical alerts from one job are therefore stored once, as if the post had
-    been repeated because its response was lost. The runner adds a `timestamp` to the alerts that it reports.
+    A job's alerts usually have no time. Identical alerts from one job are therefore stored once, as if the job had
+    repeated the post after losing the response. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

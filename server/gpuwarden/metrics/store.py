@@ -1,8 +1,8 @@
 """Store metrics in SQLite: points and alerts. A point or alert that is posted again is not stored twice.
 
 The store is one file next to the ledger, in WAL mode, so that the server can write while the page and the watch read.
-If the file is lost, only curves are lost, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
-crashes, no committed post is lost; a power failure may lose the most recent ones.
+A lost file means only lost curves, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
+crashes, no committed post is lost; after a power failure, the most recent posts may be lost.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MAX_JOB_POINTS: Final = 20_000_000
 MIN_FREE: Final = 256 << 20
 """Disk space in bytes reserved for the ledger, which must stay writable while a machine is billed."""
 MAX_ALERTS: Final = 1_000
-"""Maximum number of alerts per job; further alerts are counted as ignored."""
+"""Maximum number of alerts per job; further alerts are not stored."""
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
-"""The condition must be the same as in the index `odd_points`."""
+"""This condition must equal the condition in the index `odd_points`."""
 _SERIES: Final = "(SELECT id FROM series WHERE job = ? AND name = ?)"
 
 Cursor = tuple[int, int]
-"""The step of the last point that was read, and its time in microseconds. Pass it to read the next page."""
+"""The step of the last point that was read, and the point's time in microseconds. Pass it to read the next page."""
 
 
 class Point(NamedTuple):
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some points in order, and the cursor for the next page, which is None on the last page."""
+    """A page of points in order, and the cursor for the next page; None on the last page."""
 
     points: tuple[Point, ...]
     next: Cursor | None
@@ -73,10 +73,10 @@ class Marker(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A downsampled curve. `x` are steps, or seconds since the epoch if `by_time` is true; `values` are finite.
+    """A downsampled curve. `x` contains steps, or seconds since the epoch if `by_time` is true. `values` are finite.
 
-    `total` is the number of points that the curve represents, and `odd` the number of points that are not finite.
-    `markers` may list only some of these points.
+    `total` is the number of points that the curve represents, and `odd` is the number of points that are not finite.
+    `markers` may list only some of the points that are not finite.
     """
 
     x: tuple[float, ...]
@@ -106,7 +106,7 @@ class Batch:
 
 
 class Written(NamedTuple):
-    """The result for one post: the numbers of new and of already stored points, and the omitted values."""
+    """The result for one post: the numbers of new points and of already stored points, and the omitted values."""
 
     stored: int
     known: int
@@ -137,7 +137,7 @@ class MetricStore:
         """Store a batch in one transaction; return the result for each post. On DiskError, nothing is stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
-                raise OSError(f"the free disk space is below {MIN_FREE >> 20} MiB, which are reserved for the ledger")
+                raise OSError(f"the free disk space is below the {MIN_FREE >> 20} MiB reserved for the ledger")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 written = [self._add(post) for post in batch.posts]
@@ -179,7 +179,7 @@ class MetricStore:
         return Written(done, len(rows) - done, tuple(ignored))
 
     def _series_of(self, job: str, name: str) -> int | None:
-        """Return the id of a series, and create the series if necessary; None if the job has too many series."""
+        """Return the id of a series, which is created if necessary; None if the job has too many series."""
         found = self._series.get((job, name))
         if found is not None:
             return found
@@ -207,7 +207,7 @@ class MetricStore:
             return (other << 32) + self._db.total_changes
 
     def cursor(self, job: str, source: str) -> int:
-        """Return the byte offset up to which a spool file was read, initially 0."""
+        """Return the byte offset up to which a spool file has been read, initially 0."""
         with self._reading() as db:
             row = db.execute("SELECT offset FROM cursors WHERE job = ? AND source = ?", (job, source)).fetchone()
         return int(row[0]) if row else 0
@@ -259,7 +259,7 @@ class MetricStore:
             return _downsampled(db, int(found[0]), points, between) if found else Curve((), (), (), 0, 0, False)
 
     def alerts(self, job: str, after: int = 0, limit: int = 100) -> tuple[StoredAlert, ...]:
-        """Return a job's alerts after the alert with a given id, in the order in which they were stored."""
+        """Return the alerts of a job that were stored after the alert with the id `after`, in order."""
         sql = "SELECT id, type, at, body FROM alerts WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
         with self._reading() as db:
             rows = db.execute(sql, (job, after, limit)).fetchall()
@@ -287,7 +287,7 @@ class MetricStore:
             elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise DiskError(
                     f"{self.path} is not a metric store of this version",
-                    "Move the file to another folder; a new, empty store is then created.",
+                    "Move the file to another folder. gpuwarden then creates a new, empty store.",
                 )
             db.execute("COMMIT")
         except BaseException:
@@ -321,7 +321,7 @@ def _point(step: int, at: int, value: float | None) -> Point:
 
 
 def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tuple[float, float] | None = None) -> Curve:
-    """Find the extremes of each bucket with SQLite's index, which is faster than reading a million rows in Python."""
+    """Find the extremes of each bucket with SQLite's index. Reading a million rows in Python would be slower."""
     total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
     if not total:
         return Curve((), (), (), 0, 0, False)

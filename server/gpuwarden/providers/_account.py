@@ -2,10 +2,10 @@
 
 | variable | meaning |
 |---|---|
-| `<PLATFORM>_API_KEY` or the like | the account's key itself |
+| `<PLATFORM>_API_KEY` or similar | the account's key itself |
 | the same name + `_FILE` | a file that contains the key; refused if users other than its owner may read it |
 | `GPUWARDEN_<PROVIDER>_URL` | a different API address, https or loopback only |
-| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the one in `~/.ssh` |
+| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the key in `~/.ssh` |
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
     plain = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
     if not (plain and parts.hostname and port_is_fine) or parts.username or parts.query or parts.fragment:
         raise BadRequest(
-            f"{variable} must be an https address, or an http one on this machine, without user, query or fragment",
+            f"{variable} must be an https address, or an http address of this machine, without user, query or fragment",
             "The account's key is sent there.",
         )
     return url

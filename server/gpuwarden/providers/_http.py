@@ -55,7 +55,7 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
-"""A row of a list, for example of offers or keys. A row of an unexpected shape is kept unparsed; `readable` omits it.
+"""A row of a list, such as an offer or a key. A row of an unexpected shape is kept unparsed; `readable` omits it.
 
 The type of a row that may be one of gpuwarden's instances is strict in the identifying fields and lenient in all
 others: `Row | RowId`. A list without a readable row may be a list of something else, so it is Unknown.
@@ -237,7 +237,7 @@ class ApiClient:
         if status in {400, 422}:
             raise BadRequest(f"{platform} refused the request{detail}")
         if status == 409:
-            raise Conflict(f"{platform} does not allow this in the current state{detail}", "Check its state.")
+            raise Conflict(f"{platform} does not allow this in the current state{detail}", "Check the current state.")
 
     @staticmethod
     def _short_wait(reply: ApiResponse | Unknown) -> bool:
@@ -330,9 +330,7 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
 
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
-    """Return an UNCLEAR instance for a row with a readable id and name only. It may be running, so it counts as
-    billing.
-    """
+    """Return an UNCLEAR instance for a row with only an id and a name. It may be running, so it counts as billed."""
     why = f"{platform} lists it, but the other fields of its row could not be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 

@@ -9,7 +9,7 @@ from gpuwarden.providers._rented import positive_price
 
 
 class Prices(ResponseModel):
-    """The price of a complete offer, in dollars an hour."""
+    """The price of a complete offer, in dollars per hour."""
 
     onDemand: float | None = None  # noqa: N815
     communityPrice: float | None = None  # noqa: N815
@@ -17,7 +17,7 @@ class Prices(ResponseModel):
 
 
 class Choice(ResponseModel):
-    """The selectable range of a resource in an offer, and the price of a unit, in dollars an hour."""
+    """The selectable range of a resource in an offer, and the price of a unit, in dollars per hour."""
 
     minCount: int | None = None  # noqa: N815
     defaultCount: int | None = None  # noqa: N815
@@ -27,7 +27,7 @@ class Choice(ResponseModel):
     defaultIncludedInPrice: bool | None = None  # noqa: N815
 
     def amount(self, wanted: int | None) -> int | None:
-        """Return the amount to order; None selects the offer's default. Raises ValueError if the offer has less."""
+        """Return the amount to order; None selects the default. Raises ValueError if the offer's maximum is less."""
         if self.minCount is None or self.maxCount is None:  # nothing to choose
             if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
                 raise ValueError("the offer has less")
@@ -40,13 +40,13 @@ class Choice(ResponseModel):
         return amount
 
     def usd_per_hour(self, amount: int | None) -> float:
-        """Return the price of an amount, in addition to the offer's own price."""
+        """Return the hourly surcharge for `amount` units, on top of the offer's base price."""
         included = (self.defaultCount or 0) if self.defaultIncludedInPrice else 0
         return max(0, (amount or 0) - included) * max(0.0, self.pricePerUnit or 0.0)
 
 
 class Offer(ResponseModel):
-    """One configuration of one provider behind Prime Intellect."""
+    """One configuration that a provider offers through Prime Intellect."""
 
     cloudId: str  # noqa: N815
     gpuType: str  # noqa: N815
@@ -85,7 +85,7 @@ class Chosen:
 
 
 def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
-    """Return the amounts to order from an offer and their price; None if the offer has less disk.
+    """Return the amounts to order from an offer and their price; None if the offer has too little of a resource.
 
     A price in a currency other than dollars is unknown.
     """

@@ -147,7 +147,9 @@ class Rented:
 
     async def balance(self) -> Answer[Balance]:
         """Raise NotSupported. A subclass whose platform reports the balance overrides this method."""
-        raise NotSupported(f"{self.api.platform} does not report the balance through its API", "See its console.")
+        raise NotSupported(
+            f"{self.api.platform} does not report the balance through its API", "See the platform's console."
+        )
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Return every instance whose name contains `token`, without relying on the platform's own filters."""
@@ -194,11 +196,11 @@ class Rented:
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """Return the requested GPU. Raises BadRequest or NotSupported if this platform does not offer what is
-        requested.
-        """
+        """Return the requested GPU. Raises BadRequest or NotSupported if the platform can't meet the request."""
         if resources.interruptible and not self.profile.spot.offered:
-            raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Request an uninterrupted one.")
+            raise NotSupported(
+                f"{self.api.platform} sells no interruptible machines", "Request a machine that is not interruptible."
+            )
         if resources.durable_storage and self.durable_tier() is None:
             raise NotSupported(f"{self.api.platform} does not offer storage that is kept after the machine is gone")
         if not resources.gpu:
@@ -222,7 +224,7 @@ class Rented:
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
         """Return the `Place` for jobs on an instance.
 
-        If the port is None, ssh uses its default port or the one in the user's ssh config.
+        If the port is None, ssh uses its default port or the port in the user's ssh config.
         """
         return Place(
             platform=self.profile.id,

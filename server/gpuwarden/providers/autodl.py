@@ -2,12 +2,12 @@
 
 | variable | meaning |
 |---|---|
-| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; AutoDL has no narrower one |
+| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; all tokens have full rights |
 | `AUTODL_IMAGE` | uuid of the image of new instances |
 | `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
 
-The API does not report the account. After the token was replaced, the new token is treated as that of another account
-until a request confirms that it can access the instance.
+The API does not report the account. After the token is replaced, the new token counts as another account's until a
+request confirms that it can access the instance.
 
 The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
 AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
@@ -162,7 +162,7 @@ class AutoDL(Rented):
         """Tokens by instance id, because only the list reports names."""
 
     async def check_account(self) -> Findings:
-        """Return findings on the credit and on the SSH key."""
+        """Return findings about the credit and the SSH key."""
         findings: Findings = []
         answer = await self._wallet()
         if isinstance(answer, Known) and answer.value.data.assets <= 0:
@@ -182,7 +182,7 @@ class AutoDL(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent one instance; it starts by itself."""
+        """Rent one instance. It starts automatically."""
         with nothing_sent():
             label, spec = self.label(token), self._spec(resources)
             if resources.max_price_usd_per_hour is not None:
@@ -235,7 +235,7 @@ class AutoDL(Rented):
         return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pro instance, page by page; Unknown if there are fewer than the reported total."""
+        """Return every Pro instance from all pages; Unknown if the pages have fewer than the reported total."""
         found: dict[str, _Row | _RowId] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
@@ -273,7 +273,7 @@ class AutoDL(Rented):
         return await self._act(id, "power_off")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Release an instance. Raises Conflict unless it is off, since AutoDL might release a running one."""
+        """Release an instance. Raises Conflict unless it is off, since AutoDL might release a running instance."""
         if not is_safe_id(id):
             return Known(None)
         try:
@@ -284,7 +284,9 @@ class AutoDL(Rented):
             if state is _S.TERMINATING:
                 return Known(None)
             if state is not _S.STOPPED:
-                raise Conflict(f"instance {id} is {answer.value.data!r}; AutoDL releases only stopped ones", "Stop it.")
+                raise Conflict(
+                    f"instance {id} is {answer.value.data!r}; AutoDL releases only stopped instances", "Stop it."
+                )
             return await self._act(id, "release")
         except NotFound:
             return Known(None)
@@ -295,8 +297,8 @@ class AutoDL(Rented):
         return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Envelope[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
-        """Send a GET about one instance. The id is sent in the query, because AutoDL ignores the documented JSON
-        body.
+        """Send a GET request about one instance. The id is sent in the query, because AutoDL ignores the documented
+        JSON body.
         """
         return await self.client.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 

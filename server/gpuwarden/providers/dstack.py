@@ -8,10 +8,10 @@ No machine is rented before a job runs; dstack then rents one for the run.
 | `DSTACK_TOKEN`, `DSTACK_TOKEN_FILE` | the token of a user who is a member of the project |
 
 `create` makes a reservation: it requests a plan, writes the token and the checked price to a file, and costs nothing.
-After the launch, the state of the instance is that of the run whose tags contain the token. A run that has ended may
-leave an idle machine that is still billed, so the instance counts as gone only when the fleet has no machine from that
-run. If gpuwarden has a provider and a key for the cloud that dstack used, that cloud must also confirm, for the
-cloud's own id, that the machine is gone.
+After the launch, the instance has the state of the run whose tags contain the token. A run that has ended may leave an
+idle machine that is still billed, so the instance counts as gone only when the fleet has no machine from that run. If
+gpuwarden has a provider and a key for the cloud that dstack used, that cloud must also confirm that the machine is
+gone.
 
 The list includes the project's other runs, the machines in its fleets, and its gateways, because all of them are
 billed.
@@ -111,7 +111,7 @@ class DstackProvider(ReservingProvider):
         if fleets:
             return []
         message = f"the project {self._project} has no fleet, but dstack starts runs in fleets only"
-        fix = "Create one: `dstack apply -f fleet.dstack.yml`, with `nodes: 0..N` so that it costs nothing by itself."
+        fix = "Create one: `dstack apply -f fleet.dstack.yml`, with `nodes: 0..N` so that an idle fleet costs nothing."
         return [Finding(rule="dstack", severity=Severity.ERROR, message=message, fix=steps(fix))]
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -145,7 +145,7 @@ class DstackProvider(ReservingProvider):
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
-                    "dstack runs have no disk to rent",
+                    "durable storage can't be rented for a dstack run",
                     "Declare an output in a bucket: /hub/buckets/OWNER/NAME/FOLDER.",
                 )
             price = await self.quote(resources)
@@ -158,8 +158,8 @@ class DstackProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's run. If the machine is gone, return it with its cost; None if no run
-        exists.
+        """Return the machine of a reservation's run, with its cost if it is gone; None if there is no run and no active
+        reservation.
         """
         try:
             at = self._read(id).get("at")  # if the date is unknown, as for another machine's run, read all pages

@@ -1,10 +1,10 @@
 """Provider `hf_jobs`: Hugging Face Jobs. No machine is rented in advance: the job is the instance.
 
-`create` makes a reservation: it writes the token to a file, requests the price, and costs nothing. From the launch on,
-the state of the instance is that of the job with the token in a label; when the job ends, the instance is gone. A
-reservation that was terminated without a launch is gone too.
+`create` makes a reservation: it writes the token to a file, requests the price, and costs nothing. After the launch,
+the instance has the state of the job that has the token in a label; when the job ends, the instance is gone. A
+reservation that was terminated without a launch is gone, too.
 
-The list includes the account's other jobs, and its scheduled jobs, which start billed jobs by themselves.
+The list includes the account's other jobs, and its scheduled jobs, which start billed jobs automatically.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 class HfJobsProvider(ReservingProvider):
-    """The provider of reservations and the jobs that use them."""
+    """The provider for reservations and the jobs that use them."""
 
     name = "hf_jobs"
 
@@ -105,7 +105,8 @@ class HfJobsProvider(ReservingProvider):
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
-                    "jobs have no disk to rent", "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER."
+                    "durable storage can't be rented for a job on Hugging Face",
+                    "Declare an output in a bucket: /hub/buckets/OWNER/NAME/FOLDER.",
                 )
             price = await self.quote(resources)
         usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
@@ -115,7 +116,7 @@ class HfJobsProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the job of a reservation; None if the job ended, or if the reservation ended without a job."""
+        """Return a reservation's job, or the reservation before the launch; None if it has ended."""
         try:
             async with self._hub() as hub:
                 found = await jobs.listed(hub, await self._owner(hub, id), {jobs.LEASE: id})
@@ -186,7 +187,9 @@ class HfJobsProvider(ReservingProvider):
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: a job can't be stopped and resumed."""
-        raise NotSupported("Hugging Face Jobs has no stop", "Use terminate, which cancels the job.")
+        raise NotSupported(
+            "a job on Hugging Face can't be stopped and resumed", "Use terminate, which cancels the job."
+        )
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Cancel the job and end the reservation."""
@@ -226,7 +229,7 @@ class HfJobsProvider(ReservingProvider):
 
 
 def _planned(one: Mapping[str, Any], prices: Mapping[str, float]) -> Instance:
-    """Return a scheduled job as an instance. Unless suspended, it counts as billing: one of its jobs may run."""
+    """Return a scheduled job as an instance. Unless suspended, it counts as billed: one of its jobs may be running."""
     paused = one.get("suspend") is True
     schedule, status = line(str(one.get("schedule")), 60), one.get("status")
     at = line(str(status.get("nextJobRunAt")), 40) if isinstance(status, dict) else "unknown"

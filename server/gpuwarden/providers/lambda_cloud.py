@@ -2,9 +2,9 @@
 
 | variable | meaning |
 |---|---|
-| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; Lambda has no narrower one |
-| `LAMBDA_SSH_KEY_NAME` | the account's SSH key for new instances; default: the one that matches yours |
-| `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default: the one named gpuwarden |
+| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; Lambda has no keys with fewer rights |
+| `LAMBDA_SSH_KEY_NAME` | the account's SSH key for new instances; default: the key that matches yours |
+| `LAMBDA_FILESYSTEM` | the name of the filesystem for durable storage; default: `gpuwarden` |
 
 The API has no stop, price cap, bill or balance. A cap is compared with the price of the instance type before the
 launch. The account is identified by the owner in the audit log.
@@ -268,11 +268,11 @@ class LambdaCloud(Rented):
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported, because Lambda can't start an instance again."""
-        raise NotSupported("Lambda can't start an instance again", "Launch another one.")
+        raise NotSupported("Lambda can't start an instance again", "Launch another instance.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported, because Lambda has no stop operation."""
-        raise NotSupported("Lambda has no stop", "Use terminate, which also deletes the instance's disk.")
+        raise NotSupported("Lambda can't stop an instance", "Use terminate, which also deletes the instance's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Request termination. The result is `Known` only if the reply names the instance."""
@@ -328,7 +328,7 @@ class LambdaCloud(Rented):
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """Return the name of the one SSH key for a launch. Raises BadRequest if no key is known to match the user's."""
+        """Return the name of the SSH key for a launch. Raises BadRequest if no key is known to match the user's."""
         answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
@@ -361,7 +361,7 @@ class LambdaCloud(Rented):
             at = f", mounted at {found[0].mount_point}" if len(found) == 1 else ""
             raise BadRequest(
                 f"Lambda has {len(found)} filesystems called {wanted!r}{at}; durable storage needs one at {tier.path}",
-                f"Create one called {DURABLE_NAME}; it is billed until it is deleted.",
+                f"Create a filesystem called {DURABLE_NAME}; it is billed until it is deleted.",
             )
         return Known(found[0].region.name)
 

@@ -111,7 +111,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""In the API description, the reply is a machine. The service sometimes wraps it with the event that changes it."""
+"""In the API description, the reply is a machine. The service may wrap the machine with the event that changes it."""
 
 
 class _Team(ResponseModel):
@@ -157,7 +157,7 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return findings on settings that are required to rent a machine."""
+        """Return a finding if a setting that is required to rent a machine is missing."""
         if self.env.get("PAPERSPACE_REGION"):
             return []
         return [self.finding(Severity.ERROR, "PAPERSPACE_REGION is not set, but a machine needs a region", "Set it.")]
@@ -168,7 +168,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the highest price of the team's machines of this type, or None if it has none. Raises NoCapacity."""
+        """Return the highest price of the team's machines of this type, if there are any. Raises NoCapacity."""
         kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
@@ -223,7 +223,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every machine of the team, page by page."""
+        """Return every machine of the team, from all pages."""
         answer = await self._machines()
         if isinstance(answer, Unknown):
             return answer
@@ -299,7 +299,7 @@ class Paperspace(Rented):
         usual = [t for t in fitting if USUAL_TEMPLATE in t.name.casefold()]
         ways = ", ".join(f"{t.id} ({t.name})" for t in reversed(fitting[-8:])) or "none in the list"
         if given and any(t.id == given for t in templates) and all(t.id != given for t in fitting):
-            raise BadRequest(f"the template {given} is not for Paperspace's {kind}", f"Compatible templates: {ways}.")
+            raise BadRequest(f"the template {given} does not support {kind}", f"Compatible templates: {ways}.")
         if not given and not usual:
             raise BadRequest(
                 f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; compatible templates: {ways}."

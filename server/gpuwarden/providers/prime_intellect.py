@@ -6,9 +6,9 @@
 | `PRIME_TEAM_ID` | the team that owns new Pods and pays for them; default: the user's own account |
 | `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
-The price cap is part of the order itself; a quote includes the price of disk, vCPUs and memory beyond those of the
-offer. Prepaid offers are skipped, because money paid in advance can't be metered. gpuwarden can't stop Pods; a stopped
-Pod is billed at its full price unless its record has another price.
+The price cap is part of the order itself; a quote includes the surcharges for additional disk, vCPUs and memory.
+Prepaid offers are skipped, because money paid in advance can't be metered. gpuwarden can't stop Pods; a stopped Pod
+counts as billed at its full price unless its record has a price for the stopped state.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class PrimeIntellect(Rented):
         if isinstance(teams, Unknown) or team in {t.teamId for t in readable(teams.value.data, _Team)}:
             return []
         message = "the key's user is not in the Prime Intellect team with the id in PRIME_TEAM_ID"
-        return [self.finding(Severity.ERROR, message, "Set it to one of your teams, or unset it.")]
+        return [self.finding(Severity.ERROR, message, "Set PRIME_TEAM_ID to the id of one of your teams, or unset it.")]
 
     async def ask_account(self) -> Answer[str]:
         """Return the id of the key's user."""
@@ -242,7 +242,7 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, from all pages; Unknown if there are fewer than the reported total."""
+        """Return every Pod that is not gone, from all pages; Unknown if the pages have fewer than the total."""
         found: dict[str, _Pod | _PodId] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -271,7 +271,7 @@ class PrimeIntellect(Rented):
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: Prime Intellect has no such operation."""
-        raise NotSupported("Prime Intellect can't start a Pod again", "Rent another one.")
+        raise NotSupported("Prime Intellect can't start a Pod again", "Rent another Pod.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: Prime Intellect has no such operation."""
@@ -393,7 +393,7 @@ class PrimeIntellect(Rented):
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone Pod with its bill, or None if the history does not have it yet."""
+        """Return a Pod that is gone, with its bill, or None if the history does not list the Pod yet."""
         try:
             for page in range(HISTORY_PAGES):
                 params: dict[str, str | int] = {

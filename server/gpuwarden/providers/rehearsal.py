@@ -59,7 +59,7 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.create, resources, token)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every listed instance labelled `token`."""
+        """Return every listed instance with the label `token`."""
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -93,7 +93,7 @@ class RehearsalProvider:
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
     """Return the provider for one profile. The cloud's files in `state/<profile id>` are kept."""
-    # With the system clock, a supervisor process applies changes on time; with any other clock, the next poll does.
-    from gpuwarden.rehearsal.cloud import Cloud  # imported late, as this module is also loaded for key names only
+    # With the system clock, a supervisor process applies changes on time; with any other clock, the next poll does so.
+    from gpuwarden.rehearsal.cloud import Cloud  # imported late: this module is often loaded only for its key names
 
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

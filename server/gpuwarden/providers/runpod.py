@@ -4,7 +4,7 @@
 |---|---|
 | `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: read and write for Pods, read for the rest |
 | `RUNPOD_IMAGE` | the container image for new Pods, which must start sshd |
-| `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: the one named gpuwarden |
+| `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: `gpuwarden` |
 | `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
 
 Only the older GraphQL API supports the balance, the account's id and a stop date for a Pod. The GraphQL API requires
@@ -397,7 +397,7 @@ class RunPod(Rented):
         if len(found) != 1:
             raise BadRequest(
                 f"RunPod has {len(found)} network volumes called {wanted!r}, but durable storage needs exactly one",
-                "Create one with that name, or set RUNPOD_NETWORK_VOLUME to the id of one.",
+                "Create a volume with that name, or set RUNPOD_NETWORK_VOLUME to a volume's id.",
             )
         return Known(found[0])
 
@@ -484,7 +484,7 @@ def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
 
 
 def _meter(state: InstanceState, cost: float) -> bool | None:
-    """Return False only if both status and cost show that compute is off."""
+    """Return whether compute is billed; None if unknown. A stopped Pod counts as billed while it has a cost."""
     if state is _S.GONE:
         return False
     if state is _S.STOPPED:

@@ -2,14 +2,14 @@
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_SKY_PYTHON` | the interpreter that SkyPilot is installed in; default: that of the `sky` on the PATH |
-| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's own: the address of its API server, if `sky api login` wrote none |
-| `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's own: the account on a shared API server |
+| `GPUWARDEN_SKY_PYTHON` | the Python with SkyPilot; default: the interpreter of the `sky` command on the PATH |
+| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's variable: the address of its API server, if `sky api login` wrote none |
+| `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's variable: the account's token for a shared API server |
 
-A cluster's name contains gpuwarden's token, and the cluster's hash must match the recorded hash. SkyPilot alone can't
-prove that a cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's
-own list if gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown
-for none.
+A cluster's name contains gpuwarden's token, and the cluster's hash must match the recorded hash. A cluster counts as
+gone only if SkyPilot's list, refreshed from the cloud, and its cost report agree. If gpuwarden supports the cloud and
+has a key for it, the cloud's own list must agree, too. Autostop is set for every cluster that supports it, autodown for
+none.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class SkyProvider:
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Launch a cluster named by the token, or adopt an existing one. It stops itself if its cloud supports that."""
+        """Launch a cluster named by the token, or adopt it if it exists. It stops itself if its cloud supports that."""
         with nothing_sent():
             name, wanted = cluster_name(token), task(self.infra, resources)
             if resources.durable_storage:
@@ -212,7 +212,7 @@ class SkyProvider:
         return Known((found,) if found else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one cluster. It is gone if SkyPilot's list, its cost report and the cloud's own provider agree."""
+        """Return one cluster. It is gone only if SkyPilot's list, its cost report and the cloud's provider agree."""
         token = id.removeprefix(PREFIX)
         seen = await self._ask(id)
         if seen.clusters:
@@ -318,7 +318,7 @@ class SkyProvider:
             state = _S.UNCLEAR
         token = token_of(cluster.name)
         if token and not self._read(cluster.name).get("ids"):
-            # Its hash and its machines' ids distinguish it from another cluster with the same name.
+            # The hash and the ids of the machines distinguish the cluster from another cluster with the same name.
             private_folder(self._state)
             kept = {"hash": cluster.hash, **self._read(cluster.name), "ids": cluster.ids}
             write_private(self._state / f"{cluster.name}.json", json.dumps(kept))

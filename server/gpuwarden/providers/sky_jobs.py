@@ -6,8 +6,8 @@ managed job with the reservation's name.
 
 The end of a job does not prove that its machine is gone: the controller sets the state first and ends the machine
 afterwards. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
-if it lists the machine, agrees. If the controller failed, the state of the machine is unknown, and it counts as
-billing.
+if it lists the machine, agrees. If the controller failed, the state of the machine is unknown, and the machine counts
+as billed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's job. If it is gone, return it with its cost, or None."""
+        """Return the machine of a reservation's job, with its cost if it is gone; None if there is no job and no active
+        reservation.
+        """
         try:
             queue = await self._queue(run_name(id))
             ours = [job for job in queue.rows if named(job.name)[0] == run_name(id)]
@@ -180,7 +182,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return await self._sky.ask(ManagedQueue, "managed", match=stem, finished=True)
 
     def _note(self, id: str, **seen: int | bool) -> None:  # noqa: A002
-        """Record facts about a reservation's job, to distinguish a job that disappears from one that never existed."""
+        """Record facts about a reservation's job, so that a disappeared job differs from a job that never existed."""
         noted = self._read(id)
         if noted and noted | seen != noted:
             self._write(id, noted | seen)

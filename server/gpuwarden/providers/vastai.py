@@ -117,7 +117,7 @@ class _GpuNames(ResponseModel):
 
 
 class _Made(ResponseModel):
-    """A contract that exists, although the request may have been refused."""
+    """A contract that exists even if the request was refused."""
 
     success: bool
     new_contract: Contract
@@ -153,7 +153,7 @@ class _Charges(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map Vast's own errors: an invalid key may be reported as 404, and an offer that is gone as 400, 404 or 410."""
+    """Map Vast.ai's errors: an invalid key may be reported as 404, and an offer that is gone as 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
         return AuthFailed(
@@ -267,7 +267,7 @@ class Vast(Rented):
         return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance, page by page; Unknown if there are fewer than the reported total."""
+        """Return every instance from all pages; Unknown if the pages have fewer than the reported total."""
         found: dict[str, Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
@@ -310,7 +310,7 @@ class Vast(Rented):
         return answer
 
     async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
-        """Raise the bid of an outbid instance, if a winning bid costs at most `most` dollars an hour."""
+        """Raise the bid of an outbid instance, if a winning bid costs at most `most` dollars per hour."""
         if not _is_id(id):
             raise no_such("Vast.ai", id)
         answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
@@ -386,8 +386,8 @@ class Vast(Rented):
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names for a GPU; empty if it lists no names. Raises BadRequest if it has no such
-        GPU.
+        """Return the platform's names for a GPU; empty if the platform lists no names. Raises BadRequest if it does not
+        list the GPU.
         """
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
@@ -454,7 +454,7 @@ class Vast(Rented):
         )
 
     def _where(self, i: _Instance) -> Place | None:
-        """Return the direct address if there is one, else that of the slower proxy."""
+        """Return the direct address if there is one, else the address of the slower proxy."""
         try:
             port = int(i.ports["22/tcp"][0]["HostPort"])  # the public port of the container's port 22
         except (KeyError, IndexError, TypeError, ValueError):
@@ -466,7 +466,7 @@ class Vast(Rented):
         return self.place(str(i.id), i.ssh_host, int(proxy)) if i.ssh_host and re.fullmatch(r"\d{1,5}", proxy) else None
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone instance with its charges, or None if they are not available."""
+        """Return an instance that is gone, with its charges, or None if they are not available."""
         now = int(self.clock.now())
         days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
         params: dict[str, str | int] = {"select_filters": json.dumps(days), "limit": 500}
@@ -503,7 +503,7 @@ def _price(offer: _Offer, resources: Resources) -> float | None:
 
 
 def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
-    """Return a winning bid with headroom, at most `most` dollars an hour including the disk; None if no such bid
+    """Return a winning bid with headroom, at most `most` dollars per hour including the disk; None if no such bid
     exists.
     """
     least = positive_price(row.min_bid)
@@ -516,7 +516,7 @@ def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
 
 
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
-    """Return the normalized state for Vast's four fields, and whether compute is billed.
+    """Return the normalized state for Vast.ai's four status fields, and whether compute is billed.
 
     `actual_status` may have undocumented values. An outbid instance has `stopped` in the other three fields, as does an
     instance that its user stopped. Only an instance with a bid can be outbid.

@@ -66,11 +66,10 @@ class Session:
 
 
 class Cloud:
-    """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
+    """One simulated account on one platform. Calls block for milliseconds; in async code, make them in a thread.
 
-    `settings` and `faults` replace those stored in the folder; None keeps the stored ones. With `supervise`, a
-    supervisor process runs while the cloud can change without a call. Without `make`, a missing folder raises
-    Unreachable.
+    `settings` and `faults` replace the stored values; None keeps the stored value. With `supervise`, a supervisor
+    process runs while the cloud can change without a call. Without `make`, a missing folder raises Unreachable.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Cloud:
         return self._call("quote", ask)
 
     def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance labelled `token`. As with real clouds, a second call rents another instance."""
+        """Rent an instance with the label `token`. As with real clouds, a second call rents another instance."""
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
@@ -161,7 +160,7 @@ class Cloud:
         return self._call("create", rent)
 
     def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every listed instance with that label."""
+        """Return every listed instance with the label `token`."""
         return self._call("find", lambda s: tuple(self._listed(s, token)))
 
     def list(self) -> Answer[tuple[Instance, ...]]:
@@ -199,7 +198,7 @@ class Cloud:
 
         def act(s: Session) -> None:
             if self.profile.verbs.stop is None:
-                raise NotSupported(f"{self._platform} has no stop", "Use terminate, which ends the instance.")
+                raise NotSupported(f"{self._platform} can't stop instances", "Use terminate, which ends the instance.")
             record = self._known(s, id)
             if record.state not in {_S.STOPPED, _S.STOPPING, _S.TERMINATING}:
                 s.state.records[id] = s.engine.stop(record, s.now)
@@ -225,7 +224,7 @@ class Cloud:
         def act(s: Session) -> None:
             verbs, record = self.profile.verbs, s.state.records.get(id)
             if verbs.terminate is None:
-                raise NotSupported(f"{self._platform} has no terminate")
+                raise NotSupported(f"{self._platform} can't terminate instances")
             if record is None or record.state in {_S.TERMINATING, _S.GONE}:
                 return
             if verbs.terminate_needs_stop and record.state not in {_S.STOPPED, _S.INTERRUPTED, _S.FAILED}:
@@ -241,8 +240,8 @@ class Cloud:
     def tick(self) -> float | None:
         """Advance time. Return the seconds until the next scheduled change; None if nothing can change without a call.
 
-        The files of a running job can change an instance's state at any time. Return `inf` if there is no other
-        possible change.
+        The files of a running job can change an instance's state at any time. Return `inf` if no other change is
+        scheduled.
         """
         with self._session(counts=False) as s:
             self._tick(s)
@@ -295,8 +294,8 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Apply this cloud's faults to a backend's submit, which does not call the cloud, so that its request or its
-        reply may be lost.
+        """Apply this cloud's faults to a backend's submit, so that its request or its reply may be lost. A submit does
+        not call the cloud itself.
 
         Raises Unreachable before or after the body, BadReply after it. The lock is not held while the body runs.
         """
@@ -378,7 +377,8 @@ class Cloud:
     def _refuse(self, s: Session, resources: Resources, price: float) -> None:
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(
-                f"{self._platform} does not offer interruptible instances", "Request an uninterrupted one."
+                f"{self._platform} does not offer interruptible instances",
+                "Request an instance that is not interruptible.",
             )
         limit = resources.max_price_usd_per_hour
         if limit is not None and price > limit:
@@ -466,8 +466,8 @@ class Cloud:
 
     @staticmethod
     def _due(record: Record) -> float:
-        """Return the time of the next known change to an instance; 0 if an injected fault is waiting for a training
-        step.
+        """Return the time of the next known change to an instance; 0 if effects are pending or a fault is waiting for a
+        training step.
         """
         if record.pending or any(fault.step is not None for fault in record.faults):
             return 0.0

@@ -6,8 +6,8 @@
 <root>/volumes/<tier>/            tiers that survive terminate; linked into fs/ of every instance that has them
 <root>/trash/                     content to delete
 ```
-To wipe a tier, its content is moved to the trash, except the mount points of other tiers. Links that a job made are
-never followed: the link is removed, but not its target.
+Wiping a tier moves its content to the trash, except the mount points of other tiers. Links that a job made are never
+followed: the link is removed, but not its target.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Disk:
             self.fs.rename(self.off)
 
     def wipe(self, event: Event) -> None:
-        """Delete the tiers that do not survive `event`, or for which it is unknown whether they do."""
+        """Delete the content of every tier that is not known to survive `event`."""
         base = self.off if self.off.exists() else self.fs
         own = {tier.path for tier in self.tiers}
         memory = [root.in_memory(at) for root in self.tiers if root.path == "/" for at in VOLATILE if at not in own]
@@ -124,7 +124,7 @@ def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, 
 
 
 def shared(tier: Tier) -> bool:
-    """Return whether a tier is a volume of the account instead of the instance, so that the tier survives terminate."""
+    """Return whether a tier is a volume that belongs to the account, so that it survives the instance."""
     return tier.survives.terminate is True and tier.path != "/"
 
 
@@ -141,7 +141,7 @@ def trash(root: Path, path: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Free the disk space of deleted content. Can be interrupted and repeated safely."""
+    """Free the disk space of deleted content. This can be interrupted and repeated safely."""
     can = root / "trash"
     for entry in list(can.iterdir()) if can.is_dir() else []:
         if entry.is_dir() and not entry.is_symlink():

@@ -19,7 +19,7 @@ CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "
 
 
 class Settings(Frozen):
-    """Settings for the behaviour of a simulated platform that its profile does not define.
+    """Settings for the parts of a simulated platform's behavior that its profile does not define.
 
     Durations are in seconds on the cloud's clock. `time_scale` applies only to billing: each second on the clock is
     billed as that many seconds. It does not shorten boots, grace periods and resumes, so that processes have enough
@@ -66,7 +66,8 @@ class Fault(Frozen):
     - `stale`: for `seconds`, a new instance is not listed yet, and an instance that is gone is listed as terminating.
     - `slow_boot`: the boot takes `seconds` longer. `failed_boot`: the instance never runs, and it is billed until it is
       terminated.
-    - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
+    - `preempt`, `vanish`: the instance is preempted or vanishes when a run reaches `step`, or `seconds` after the
+      instance began to run.
     - `full_disk`: writes fail once the instance's files exceed `size` bytes.
     - `bills_when_stopped`: the instance is reported as stopped, but compute is still billed.
     - `comes_back`: the instance is terminated and gone, but runs again after `seconds`.

@@ -39,14 +39,14 @@ def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Proce
     for process in list(found.values()):
         with contextlib.suppress(psutil.Error):
             found.update({c.pid: c for c in process.children(recursive=True)})
-    ours = {os.getpid(), os.getppid()}  # never kill this process or its parent, regardless of their environment
+    ours = {os.getpid(), os.getppid()}  # never kill this process or its ancestors, regardless of their environment
     with contextlib.suppress(psutil.Error):
         ours.update(p.pid for p in psutil.Process().parents())
     return [p for pid, p in sorted(found.items()) if pid not in ours and _lives(p)]
 
 
 def terminate(processes: Iterable[psutil.Process]) -> None:
-    """Ask every process to end. psutil checks the start time first, so a reused pid is never signalled."""
+    """Ask every process to end. psutil checks the start time first, so a reused pid is never signaled."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.terminate()
@@ -108,7 +108,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Return whether a process recorded in a status is still the same process. False on systems without /proc."""
+    """Return whether a process recorded in a status is still the same process; False on systems without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,7 +1,7 @@
 """Read a machine's run folders: the training step that was reached, whether the jobs have ended, and their processes.
 
-A run folder is written by the job and its runner, so its content is not trusted. A process is signalled only if the pid
-*and* the start ticks match those that the kernel reports.
+A job can write to its run folder, so the content is not trusted. A process is signaled only if the pid *and* the start
+ticks match those that the kernel reports.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Store:
 
     @contextmanager
     def lock(self, *, make: bool = False) -> Iterator[None]:
-        """Lock the cloud for one process; the kernel releases it when the process dies. `make` creates a new cloud.
+        """Lock the cloud; the kernel releases the lock if the process dies. `make` creates a new cloud.
 
         Raises Unreachable if the lock is held too long or the cloud's folder is gone.
         """

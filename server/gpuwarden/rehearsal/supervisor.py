@@ -1,5 +1,5 @@
 """The supervisor of a rehearsal cloud. It polls the cloud, so that scheduled changes happen even if no other process
-calls it.
+calls the cloud.
 
 `python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and exits when no instance
 has a scheduled change, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud starts

@@ -50,9 +50,9 @@ class Engine:
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
     def stop(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after a stop: its processes are signalled now and killed after the stop time. An
-        interrupted instance stops immediately. `by_itself`: the stop was requested by the instance, or by the platform
-        at the end date.
+        """Return the record after a stop: its processes are signaled now and killed after the stop time. An interrupted
+        instance stops immediately. `by_itself`: the instance requested the stop, or the platform did so at the end
+        date.
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
@@ -60,7 +60,7 @@ class Engine:
         return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
     def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after a terminate by the user, or by the platform at the end date."""
+        """Return the record after a termination by the user, or by the platform at the end date."""
         why = "its end date was reached" if by_itself else "terminate was requested"
         ended = record.but(by_itself=by_itself)
         return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
@@ -92,9 +92,7 @@ class Engine:
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
     def strike(self, record: Record, at: float, step: int | None) -> Record:
-        """Apply the preemptions and disappearances that are due to a running instance, because of its step or the
-        time.
-        """
+        """Apply the preemptions and disappearances of a running instance that its step or the time triggers."""
         for fault in record.faults:
             if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
                 continue

@@ -1,7 +1,7 @@
 """Run the cells of a fan-out on one machine, at most one per GPU at a time. This file is copied to the machine.
 
 Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
-`cell.json` in that folder is written last, so an interrupted cell is run again, but a completed cell is not.
+`cell.json` in that folder is written last, so an interrupted cell runs again, but a successful cell does not.
 """
 
 import json
@@ -78,7 +78,7 @@ class Slot:
         return True
 
     def record(self, code: int) -> None:
-        """Remove the links to the inputs, then write the cell's result as its last file."""
+        """Remove the links to the inputs, then write the cell's result to `cell.json`."""
         folder = self.cell["folder"]
         for name in os.listdir(folder):
             link = os.path.join(folder, name)
@@ -123,7 +123,7 @@ class Slot:
 
 
 def is_done(cell: Dict[str, Any]) -> bool:
-    """Return whether this cell has already completed with this configuration."""
+    """Return whether this cell has already succeeded with this configuration."""
     try:
         with open(os.path.join(cell["folder"], "cell.json")) as file:
             found = json.load(file)
@@ -133,7 +133,7 @@ def is_done(cell: Dict[str, Any]) -> bool:
 
 
 def run(order: Dict[str, Any], command: List[str]) -> int:
-    """Run the cells that are not done. Return 0 if all are done afterwards, otherwise 1."""
+    """Run the cells that are not done. Return 0 if all succeed, 1 if one fails, and `TERMINATED` after a SIGTERM."""
     waiting = [cell for cell in order["cells"] if not is_done(cell)]
     print("%d of %d cells to run" % (len(waiting), len(order["cells"])), flush=True)
     leaving: List[int] = []

@@ -48,7 +48,7 @@ STALL_S: Final = 1800.0
 """The runner reports a stall after this many seconds without a new step (or log line, if the job reports no steps)."""
 MARKER: Final = "GPUWARDEN_REHEARSAL_INSTANCE"
 """An environment variable that a rehearsal sets for every process of an instance."""
-_SIGKILL: Final = 9  # the `signal` module does not have this name on Windows clients
+_SIGKILL: Final = 9  # the `signal` module does not define SIGKILL on Windows
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 
@@ -68,7 +68,7 @@ def checker() -> tuple[str, bytes]:
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """Return a file name that contains a digest, so that the file that a running job uses is never overwritten."""
+    """Return a file name with a digest, so that an upload never overwrites a file that a running job uses."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
@@ -89,7 +89,7 @@ class Launch:
 
 
 def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str]) -> Launch:
-    """Convert a job to files and a runner spec. `interpreter` is placed before a script's path, e.g. `("python3",)`."""
+    """Convert a job to files and a runner spec. `interpreter`, such as `("python3",)`, precedes a script's path."""
     runner = content_name("runner", runner_source())
     pyz, content = checker()
     files = {runner: runner_source(), pyz: content}
@@ -216,10 +216,10 @@ _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preem
 def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
     """Return the identity that the runner's `start` reported, or None if it reported none.
 
-    Raises BadReply for a reply without an attempt, because such a reply leaves open whether the job was launched.
+    Raises BadReply for a reply without an attempt number, because the job may or may not have been launched.
     """
     if not isinstance(reply.get("attempt"), int):
-        raise BadReply("the runner's start command returned no attempt", do(Action.CHECK, "before trying again"))
+        raise BadReply("the runner's start command returned no attempt number", do(Action.CHECK, "before trying again"))
     try:
         return Supervisor(**{k: reply.get(k) for k in ("pid", "start_ticks", "boot_id", "machine")})  # type: ignore[arg-type]
     except ValidationError:
@@ -265,7 +265,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
 
 
 def _alert(alert: _Alert | str) -> RunnerAlert:
-    """Return an alert with shortened strings, because the job can write the file. Older runners wrote `kind: text`."""
+    """Return an alert with shortened strings, because the job can edit the file. Older runners wrote `kind: text`."""
     if isinstance(alert, str):
         kind, _, text = alert.partition(": ")
         alert = _Alert(kind=kind, text=text)
@@ -284,12 +284,12 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
-    """Return the job's state, its reason and its staleness.
+    """Return the job's state, the reason for it, and whether the status is stale.
 
     Only the liveness of processes is observed directly; the status file may be wrong.
     """
     if status.state != "running" and status.confirmed and status.alive:
-        # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to exit.
+        # The supervisor writes its final status last. It is about to exit, or the job wrote this status.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
         return _STATES[status.state], Reason(_claimed(status), said=status.why), False
@@ -332,13 +332,14 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
 
 
 def raise_for(reply: Mapping[str, Any]) -> None:
-    """Raise the error in a runner's reply. Does nothing if the reply is `ok`."""
+    """Raise the error in a runner's reply. Do nothing if the reply is `ok`."""
     if reply.get("ok") is True:
         return
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
     if code in {"disk_full", "io_error"}:
         raise BadRequest(
-            f"file access failed on the machine: {message}", "Free space or fix the permissions there, then try again."
+            f"file access failed on the machine: {message}",
+            "Free space or fix the permissions on the machine, then try again.",
         )
     raise _ERRORS.get(code, BadReply)(message, do(Action.CHECK, "before trying again"))
 
@@ -370,7 +371,7 @@ def _rows() -> TypeAdapter[list[Artifact]]:
 
 
 def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return a manifest that consists of its files and its last line."""
+    """Build a manifest from its files and its last line."""
     if not end or end[0].get("ok") is None:
         raise BadReply("the manifest is truncated: its last line is missing", "Request it again.")
     last = end[0]

@@ -1,6 +1,6 @@
-"""Bundle the runner's modules into one file, so that an upload can't be partial.
+"""Bundle the runner's modules into one file, so that an upload never lacks a module.
 
-The bundle is not a zip file, because Python would compile the modules in a zip file each time it starts.
+The bundle is not a zip file, because Python compiles the modules in a zip file at every start.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class S3Reader:
         ))  # fmt: skip
 
     async def reach(self) -> None:
-        """List at most one object under the path."""
+        """Check access by listing at most one object under the path."""
         named = {"Bucket": self.address.root, "Prefix": self.address.path, "MaxKeys": 1}
         if await self._in_thread(lambda: self._ask(lambda: self._client.list_objects_v2(**named))) is None:
             raise _no_bucket(self.address.root)
@@ -79,7 +79,7 @@ class S3Reader:
         return content
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Request the headers of each object, without downloading its content."""
+        """Return the size and checksum of each object that exists. The content is not downloaded."""
 
         def head(key: str) -> tuple[str, StoredFile | None]:
             named = {"Bucket": self.address.root, "Key": key, "ChecksumMode": "ENABLED"}
@@ -92,9 +92,9 @@ class S3Reader:
         return await self._in_thread(heads)
 
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one object from `offset`, which is less than its size."""
+        """Stream one object from `offset`, which must be less than the object's size."""
         named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
-        # The caller may open another stream after it cancels this one, so `_given_up` is not set here.
+        # The caller may open another stream after it cancels this stream, so `_given_up` is not set here.
         reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)
         if reply is None:
             raise NotFound(f"{self.address} has no object {line(key, 200)}", "List the objects of the store.")
@@ -106,7 +106,7 @@ class S3Reader:
             body.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread. A canceled caller does not wait for it, and no more requests are sent."""
+        """Run `work` in a thread. After a cancellation, do not wait for the thread, and send no more requests."""
         try:
             return await to_thread.run_sync(work, abandon_on_cancel=True)
         except get_cancelled_exc_class():
@@ -114,8 +114,10 @@ class S3Reader:
             raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
-        """Send a request. Return None if the object does not exist. Other client errors are converted to gpuwarden's
-        errors. Error messages are never quoted, because they may contain headers and URLs with secrets.
+        """Send a request. Return None if the object does not exist.
+
+        Other errors of boto3 are converted to gpuwarden's errors. Their messages are never quoted, because they may
+        contain headers and URLs with secrets.
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
 
@@ -127,11 +129,11 @@ class S3Reader:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in _ABSENT:
                 return None
-            said = f"{self.address.root}: {line(code, 40)}"
+            said = f"S3 returned an error for the bucket {self.address.root}: {line(code, 40)}"
             if code == "NoSuchBucket":
                 raise _no_bucket(self.address.root) from None
             if code in _DENIED:
-                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, for a key with list and read access."
+                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here to a key with list and read access."
                 raise AuthFailed(said, hint) from None
             raise Unreachable(said, "Try again in a minute.") from None
         except (

@@ -1,4 +1,4 @@
-"""The facts that rules read. They are frozen and are collected by the calling code, because rules do no I/O."""
+"""The facts that rules read. They are immutable, and the caller collects them, because rules do no I/O."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class SubmitFacts:
     - `looked`: findings from the probe of an existing machine and from the account check. Each names the rule that
       reports it.
     - `hub`: None for a job that does not use the Hub.
-    - `proven_script`: this exact script has succeeded before, or is shipped with gpuwarden.
-    - `script_url`: the problem with the address of a script.
+    - `proven_script`: whether this exact script has succeeded before or is shipped with gpuwarden.
+    - `script_url`: the problem with the URL of the script; empty if there is none.
     - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files in the input folders
       that are not copied. `input_leaks`: inputs that look like secrets.
     - `attempts`: the number of times that the platform itself may run the command.
-    - `artifact_store`: the problem with the artifact store; None if the job has no store. `unset_store_keys`: the
-      variables for the store's credentials that have no value on this machine.
+    - `artifact_store`: the problem with the artifact store, or an empty string; None if the job has no store.
+      `unset_store_keys`: the variables for the store's credentials that have no value on this machine.
     - `engine`: the limits of the engine that runs the job; None without an engine.
     - `local_modules`: modules, with their paths, that the program imports from files that are not copied.
     - `readiness`: requirements that an existing machine does not meet; None if it was not checked.
@@ -159,7 +159,9 @@ class SubmitFacts:
 
     @property
     def could_not(self) -> Severity:
-        """Return the severity for a check that could not be made. For a metered job, this blocks the job."""
+        """Return the severity of a check that could not be completed: UNKNOWN, which closes the gate, on a metered
+        platform.
+        """
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
     def reported(self, rule: str) -> Iterator[Found]:
@@ -182,8 +184,8 @@ class SubmitFacts:
     def worst_cost(self) -> float | None:
         """Return the worst-case cost of the job in US dollars: price x timeout x possible runs; None if unknown.
 
-        `max_cost_usd` does not lower this cost: when it is reached, the next check ends only the job's process, and the
-        machine is still billed.
+        `max_cost_usd` does not lower this cost: when a job reaches its cap, the next check ends only the job's process,
+        and the machine is still billed.
         """
         spec = self.spec
         if self.price is None or spec.timeout_s is None:
@@ -219,8 +221,8 @@ class SubmitFacts:
 class OutputFile:
     """One declared file on the machine, and the state of its copies.
 
-    `copied`: the file was pulled. `stored`: the artifact store has a copy that is equal according to the store's own
-    checksum.
+    `dies`: the verb destroys the file. `copied`: the file was pulled. `stored`: the artifact store has a copy whose
+    checksum, computed by the store, equals that of the file.
     """
 
     path: str
@@ -265,7 +267,7 @@ class TeardownFacts:
     durable_storage: bool = False
     store: str = ""
     store_why: str = ""
-    disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
+    disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("the machine was not inspected"))
 
     @property
     def gone(self) -> bool:

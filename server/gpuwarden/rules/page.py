@@ -32,7 +32,7 @@ of a finding may differ from the rule's usual severity. Ids are never reused.
 
 
 def render_page(words: Words) -> str:
-    """Return the text of the page, with the fixes worded for an interface by `words`."""
+    """Return the text of the page. `words` phrases the fixes for one interface."""
     rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
     return HEAD + rows + "".join(render_rule(r, words) for r in rules)
@@ -42,7 +42,7 @@ def render_rule(rule: Rule[Any], words: Words) -> str:
     """Return a rule's section: its reason and fix, wrapped to 120 columns, and its two examples as code."""
     why, way_out = (
         textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)
-        for label, text in (("Why", rule.why), ("Way out", words(rule.fix)))
+        for label, text in (("Why", rule.why), ("Fix", words(rule.fix)))
     )
     example, instead = (
         f"{label}:\n\n```python\n{code}\n```" for label, code in (("Example", rule.example), ("Instead", rule.instead))

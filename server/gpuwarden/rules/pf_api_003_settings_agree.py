@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
     """Settings that exclude or require each other are consistent.
 
-    Why: the trainer's constructor fails, after the machine was rented and the model was downloaded.
+    Why: the trainer's constructor fails, but only after the machine has been rented and the model has been downloaded.
 
     Example:
         TrainingArguments(output_dir="out", fp16=True, bf16=True)

@@ -13,9 +13,9 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
     fix="Correct the argument.",
 )
 def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The arguments of a shipped trainer are declared settings, with values within their limits.
+    """The arguments of a shipped trainer are declared settings with valid values.
 
-    Why: a shipped trainer also checks its arguments itself, but only after the machine was rented.
+    Why: a shipped trainer checks its own arguments, but only after the machine has been rented.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup-ratio=0.1"])
@@ -29,13 +29,13 @@ def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
         return
     for name in typed.unknown:
         near = difflib.get_close_matches(name, typed.declared, 1, 0.5)
-        fix = f"Write {_flag(near[0])}, or leave it out." if near else "Leave it out; --help lists the settings."
+        fix = f"Use {_flag(near[0])}, or leave it out." if near else "Leave it out; --help lists the settings."
         yield Found(f"{_flag(name)} is not a setting of this script", fix=fix)
     for name, value in typed.given.items():
         if name in typed.declared and value is not UNKNOWN and (problem := typed.declared[name].correction(value)):
             yield Found(f"{_flag(name)} is {value!r}, which the script does not accept", fix=problem)
     for name in typed.missing:
-        yield Found(f"{_flag(name)} is missing, and the script requires it", fix=f"Add {_flag(name)}.")
+        yield Found(f"{_flag(name)} is missing, but the script requires it", fix=f"Add {_flag(name)}.")
     yield from _batches(facts)
 
 

@@ -11,13 +11,13 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Correct the flag.",
 )
 def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """The script declares every flag that it gets.
+    """The script declares every flag that is passed to it.
 
-    Why: the parser rejects an unknown flag, and the job ends in its first seconds, after the machine was rented. The
-    rule analyzes argparse parsers and parsers that create flags from dataclasses in the script or in released
-    libraries. A parser that ignores unknown flags starts the training without the intended setting. For such a parser,
-    a misspelled flag is also an error, and any other unknown flag is a warning. A parser that other code may extend is
-    not checked.
+    Why: the parser rejects an unknown flag, and the job ends in its first seconds, after the machine has been rented.
+    The rule analyzes argparse parsers and parsers that create flags from dataclasses in the script or in released
+    libraries. If the parser ignores unknown flags, the training starts without the intended setting. In that case, a
+    misspelled flag is an error, and any other unknown flag is a warning. A parser that other code may extend is not
+    checked.
 
     Example:
         # dependencies = ["trl>=1.16"]

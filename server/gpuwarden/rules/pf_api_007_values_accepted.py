@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def values_accepted(facts: SubmitFacts) -> Iterator[Found]:
     """An argument or flag with a fixed set of values is set to one of them.
 
-    Why: the library rejects any other value when the script starts. If the library only documents the values and is
-    not known to check them, this is a warning.
+    Why: the library rejects any other value when the script starts. If the library documents the values but is not
+    known to check them, the finding is a warning.
 
     Example:
         # dependencies = ["transformers>=5"]

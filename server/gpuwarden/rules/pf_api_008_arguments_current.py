@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def arguments_current(facts: SubmitFacts) -> Iterator[Found]:
     """Arguments are not deprecated in the releases that the header requires.
 
-    Why: a later release removes them, and a script without an upper bound will get that release.
+    Why: a later release will remove them, and a header without an upper version bound allows that release.
 
     Example:
         # dependencies = ["trl==0.12.2", "transformers==4.46.3"]

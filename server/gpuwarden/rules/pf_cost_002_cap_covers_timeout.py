@@ -30,4 +30,4 @@ def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
     full = facts.price * spec.timeout_s / 3600
     if spec.max_cost_usd < full:
         whole = f"{spec.timeout_s} s at {usd_per_hour(facts.price)} cost {usd(full)}"
-        yield Found(f"the cost cap is {usd(spec.max_cost_usd)}; {whole}")
+        yield Found(f"the cost cap is {usd(spec.max_cost_usd)}, but {whole}")

@@ -36,17 +36,17 @@ def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
         if structure.more_configs or structure.failed:
             continue
         if fact.use.config and fact.use.config not in names:
-            fix = f"It has {_listed(names)}."
+            fix = f"Its configs are {_listed(names)}."
             yield Found(f"{fact.where} has no config {fact.use.config!r}", fix=fix, severity=severity)
         elif not given and len(names) > 1 and not {"default", fact.repo.default_config} & {*names}:
-            fix = f"Name one: {_listed(names)}."
+            fix = f"Specify one of {_listed(names)}."
             yield Found(f"{fact.where} has {len(names)} configs, but none is specified", fix=fix, severity=severity)
         elif fact.config is not None and fact.use.split:
             have = [s.name for s in fact.config.splits]
             wanted = [re.sub(r"\[.*\]$", "", part).strip() for part in fact.use.split.split("+")]
             for name in wanted:
                 if have and name != "all" and name not in have:
-                    fix = f"It has {_listed(have)}."
+                    fix = f"Its splits are {_listed(have)}."
                     yield Found(f"{fact.where} has no split {name!r}", fix=fix, severity=severity)
 
 

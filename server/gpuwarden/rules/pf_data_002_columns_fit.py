@@ -117,13 +117,15 @@ def _mistyped(
     name = next(n for n, right in (untold or judged[0]).items() if not right)
     column = f"{fact.where}: the column {name} has the type {kinds[name] or 'unknown'}"
     if untold is not None:
-        message = f"{column}; it could not be checked whether {method} can read it"
+        message = f"{column}, and it is unknown whether {method} can read this type"
         return [Found(message, "Check a few rows.", Severity.WARNING)]
     return [Found(f"{column}; {method} needs {_NEEDS.get(serves.get(name, name), 'text')}")]
 
 
 def _mapping(facts: SubmitFacts, fact: RepoFact, method: str, columns: Mapping[str, str]) -> Hint:
-    """Return how to get the expected columns: a setting or a call that renames them, or the conversion of the rows."""
+    """Return a fix that provides the expected columns: a setting or a call that renames columns, or a conversion of the
+    rows.
+    """
     wanted = _wanted(facts, method)
     if facts.uses.typed is not None:
         found = fit(columns, tuple(tuple(sorted(names)) for names in wanted))

@@ -20,8 +20,8 @@ _MADE = frozenset(
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """The dataset has the columns that the script's own row functions read.
 
-    Why: a `map` over the rows raises KeyError at the first row, after the download. A column that is read only for some
-    rows, depending on their content, is a warning.
+    Why: a `map` over the rows raises KeyError at the first row, after the download. A missing column that is read only
+    from some rows, depending on their content, is a warning.
 
     Example:
         data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer

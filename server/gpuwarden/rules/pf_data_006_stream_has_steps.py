@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Set max_steps in the training arguments.",
 )
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
-    """Training on a streamed dataset sets a number of steps.
+    """A run that trains on a streamed dataset sets its number of steps.
 
     Why: a stream has no known length, so the trainer can't compute epochs and fails at the start.
 

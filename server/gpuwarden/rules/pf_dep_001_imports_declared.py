@@ -16,13 +16,14 @@ from gpuwarden.static_analysis.env_and_shell import installed
     "PF-DEP-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Add it to dependencies in the script's header.",
+    fix="Add the package to dependencies in the script's header.",
 )
 def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     """Every third-party import has an entry in the script's header.
 
-    Why: `uv run` installs only the packages that the header lists and their dependencies. An import that is installed
-    only as a dependency of another package is also reported, because that package may drop the dependency.
+    Why: `uv run` installs only the packages that the header lists and their dependencies. An imported package that is
+    installed only as a dependency of another package is reported too, because the other package may drop the
+    dependency.
 
     Example:
         # dependencies = ["torch>=2.8"]

@@ -15,10 +15,10 @@ _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "t
     fix="Add a minimum version, such as trl>=1.16.",
 )
 def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
-    """Training libraries in the header have a version.
+    """The header gives a version for each training library.
 
-    Why: without one, the job gets the newest release at the time of the run. A new major version may rename arguments
-    of a script that worked the day before.
+    Why: without one, the job gets the newest release at the time of the run. A new major version may rename arguments,
+    so that a script that worked the day before fails.
 
     Example:
         # dependencies = ["trl"]
@@ -31,4 +31,4 @@ def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
     wanted = [r for d in (header.dependencies if header else ()) if (r := read_requirement(d))]
     loose = sorted(r.name for r in wanted if r.name in _MOVING and not r.conditions and not r.url)
     if loose:
-        yield Found(f"no version is given for {', '.join(loose)}")
+        yield Found(f"the header gives no version for {', '.join(loose)}")

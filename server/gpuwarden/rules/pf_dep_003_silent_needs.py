@@ -24,10 +24,10 @@ class _Need:
     "PF-DEP-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Add it to dependencies in the script's header.",
+    fix="Add the package to dependencies in the script's header.",
 )
 def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
-    """Packages that the script needs but does not import are also listed.
+    """The header lists the packages that the script needs but does not import.
 
     Why: tokenizers, optimizers, metrics and trackers import helper packages only when they need them. A conversion
     script without sentencepiece and a detection script without albumentations both failed in unexpected places.

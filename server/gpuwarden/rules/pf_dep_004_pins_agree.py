@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def pins_agree(facts: SubmitFacts) -> Iterator[Found]:
     """The version constraints in the header allow compatible releases.
 
-    Why: if every allowed release of one package excludes every allowed release of another, the resolver fails only
-    after the machine was rented. The requirements are read from the wheels' metadata, for one release of each minor
-    version.
+    Why: if every allowed release of one package excludes every allowed release of another, the resolver fails, but only
+    after the machine has been rented. The requirements are read from the wheels' metadata, for one release of each
+    minor version.
 
     Example:
         # dependencies = ["trl==1.16.0", "transformers==4.46.3"]

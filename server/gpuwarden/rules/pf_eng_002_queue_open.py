@@ -10,7 +10,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to a queue that is open to you", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to select a queue that is open to you", name="options"),
 )
 def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     """The engine has the job's queue, and the queue is open to this account.
@@ -35,7 +35,7 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"{facts.spec.platform} has {what}; its queues are {there}")
         return
     if queue.open is False:
-        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not start jobs now")
+        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not start jobs at present")
     if asked.account and queue.accounts is not None and asked.account not in queue.accounts:
         yield Found(f"the queue {queue.name} does not admit the account {asked.account}")
     if asked.qos and queue.qos is not None and asked.qos not in queue.qos:

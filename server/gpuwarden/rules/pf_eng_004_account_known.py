@@ -10,13 +10,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to one of yours, or leave it out", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to use an account and a QOS of yours, or leave both out", name="options"),
 )
 def account_known(facts: SubmitFacts) -> Iterator[Found]:
-    """The job's account and QOS belong to the user.
+    """The user has access to the job's account and QOS.
 
-    Why: an engine with accounting rejects a job under another user's account, or never starts it, and the usage of a
-    job is charged to its account.
+    Why: an engine with accounting rejects a job under another user's account, or never starts it. A job's usage is
+    charged to the job's account.
 
     Example:
         submit_job(platform="slurm/cluster", options={"account": "vision"}, script=train)  # you are in nlp

@@ -11,13 +11,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to resources that the queue has, or choose another queue", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to request resources that the queue has, or choose another queue", name="options"),
 )
 def resources_there(facts: SubmitFacts) -> Iterator[Found]:
     """The queue's machines have the requested resources.
 
-    Why: if a job requests more than any machine in its queue has, the job is rejected, or it waits forever, and the
-    engine shows the same reason as for busy machines.
+    Why: if a job requests more than any machine in its queue has, the engine rejects the job or lets it wait forever.
+    The reason that it shows is the same as for busy machines.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four
@@ -32,7 +32,7 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare the GPUs. Types are compared without case, because sites write them differently."""
+    """Compare the GPUs. The comparison of types ignores case, because sites spell them differently."""
     if not asked.gpus or queue.gpus is None:
         return
     there = queue.gpus

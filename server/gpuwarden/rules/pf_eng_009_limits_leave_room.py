@@ -13,7 +13,9 @@ WORDS: Final = {"cpu": "processors", "mem": "MB of memory", "node": "machines", 
     "PF-ENG-009",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to the limits of the account and the QOS, or choose another one", name="options"),
+    fix=do(
+        Action.SET_ARGUMENT, "to stay within the limits of the account and the QOS, or choose others", name="options"
+    ),
 )
 def limits_leave_room(facts: SubmitFacts) -> Iterator[Found]:
     """The job fits the limits of its account and its QOS, and their budget of machine time covers it.

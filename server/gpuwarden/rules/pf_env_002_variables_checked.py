@@ -14,9 +14,9 @@ from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES
 def variables_checked(facts: SubmitFacts) -> Iterator[Found]:
     """Variables that may be missing are checked before they are used.
 
-    Why: `os.environ.get("MODEL")` returns None, which fails much later and far from the cause, for example as a
-    repo id of "None" or a learning rate that can't be multiplied. A check in the script's first lines names the
-    missing variable before anything is downloaded.
+    Why: `os.environ.get("MODEL")` returns None if MODEL is not set. The script then fails much later and far from the
+    cause, for example because of the repo id "None" or a learning rate that can't be multiplied. A check in the
+    script's first lines names the missing variable before anything is downloaded.
 
     Example:
         model = os.environ.get("MODEL")
@@ -28,4 +28,4 @@ def variables_checked(facts: SubmitFacts) -> Iterator[Found]:
     given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
     for read in facts.uses.env:
         if not read.required and not read.checked and read.name not in given:
-            yield Found(f"line {read.line} reads {read.name}, which is not passed and not checked")
+            yield Found(f"line {read.line} reads {read.name}, which is neither passed nor checked")

@@ -10,7 +10,7 @@ _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",
     "PF-ENV-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Name the key in secrets, or report to another tracker.",
+    fix="Add the key to secrets, or report to another tracker.",
 )
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
     """A tracker that needs a key gets a key.

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
-    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine
-    was rented. If the Hub does not answer, the result is unknown, which blocks a metered job.
+    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine has
+    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job.
 
     Example:
         load_dataset("trl-lib/capybarra")

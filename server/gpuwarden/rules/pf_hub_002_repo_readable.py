@@ -13,8 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
     """The job can read its gated and private repos, and the Hub has disabled none of its repos.
 
-    Why: the page of a gated repo is public, so it looks usable, but its files answer 403 until the account has accepted
-    the terms. A job has no token unless one is passed to it. The files of a disabled repo can't be read by any account.
+    Why: the page of a gated repo is public, so it looks usable, but requests for its files return 403 until the account
+    has accepted the terms. A job has no token unless one is passed to it. The files of a disabled repo can't be read by
+    any account.
 
     Example:
         submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=[])  # gated
@@ -40,4 +41,4 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
         elif (repo.private or repo.gated) and hub and not hub.job_token:
             kind = "private" if repo.private else "gated"
             message = f"{fact.where} is {kind}, but the job gets no token"
-            yield Found(message, fix="Name HF_TOKEN in secrets.", severity=severity)
+            yield Found(message, fix="Add HF_TOKEN to secrets.", severity=severity)

@@ -18,7 +18,7 @@ def file_exists(facts: SubmitFacts) -> Iterator[Found]:
     Why: repos are reorganized, so a file name from an old example may no longer exist, and the download fails.
 
     Example:
-        hf_hub_download("Qwen/Qwen3-0.6B", "pytorch_model.bin")  # it has model.safetensors
+        hf_hub_download("Qwen/Qwen3-0.6B", "pytorch_model.bin")  # the repo has model.safetensors
 
     Instead:
         hf_hub_download("Qwen/Qwen3-0.6B", "model.safetensors")
@@ -36,6 +36,6 @@ def file_exists(facts: SubmitFacts) -> Iterator[Found]:
             near = ", ".join(named(n) for n in [n for n in names if n.endswith(suffix)][:4])
             yield Found(
                 f"{fact.where} has no file {wanted}",
-                fix=f"It has {near}." if near else "",
+                fix=f"The repo has {near}." if near else "",
                 severity=Severity.WARNING if fact.use.maybe else None,
             )

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     """The token in use is valid and has write access to the job's push targets.
 
-    Why: a trainer creates its repo in its constructor or, worse, pushes at the end: a read-only or expired token then
-    costs the whole run.
+    Why: a trainer creates its repo in its constructor or, worse, pushes only at the end. A read-only or expired token
+    then costs the whole run.
 
     Example:
         SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org
@@ -34,7 +34,7 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     who = account.value
     severity = None if any(not p.maybe for p in facts.uses.pushes) else Severity.WARNING
     if not who.name:
-        yield Found("the Hub refuses the token in use: it is wrong or expired", severity=severity)
+        yield Found("the Hub rejects the token in use: it is invalid or expired", severity=severity)
         return
     if who.role == "read":
         yield Found(f"the token of {who.name} can only read, but the job pushes to the Hub", severity=severity)
@@ -43,5 +43,5 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     for owner, surely in sorted(certain.items()):
         if who.may_write(owner) is False:
             has = ", ".join(map(named, (who.name, *who.orgs)))
-            message = f"the job pushes to {owner}, where {who.name} can't write"
-            yield Found(message, fix=f"Push to one of: {has}.", severity=None if surely else Severity.WARNING)
+            message = f"the job pushes to {owner}, to which {who.name} can't write"
+            yield Found(message, fix=f"Push to one of {has}.", severity=None if surely else Severity.WARNING)

@@ -28,7 +28,7 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     Why: the job definitely runs out of memory if even the lowest estimate does not fit, and probably does if only the
     lowest estimate fits. The estimate is computed from the model's config.json, and the finding contains the formula.
     For several GPUs, the estimate assumes ideal sharding. There is no warning if the upper end of the estimate is more
-    than three times the lower end, or if only its highest tenth is too large.
+    than three times the lower end, or if only the highest tenth of the interval is too large.
 
     Example:
         submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)

@@ -11,7 +11,7 @@ _FIRST_WITH_WHEELS = 75
     "PF-HW-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use features of this GPU (fp16, sdpa), or choose an Ampere or newer one (A10G, L4, A100, H100).",
+    fix="Use features that this GPU supports (fp16, sdpa), or choose an Ampere or newer GPU (A10G, L4, A100, H100).",
 )
 def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     """The GPU supports the features that the script uses.

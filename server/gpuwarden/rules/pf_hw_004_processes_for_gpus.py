@@ -18,7 +18,7 @@ _LAUNCHERS = (
     "PF-HW-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Start it with accelerate launch or torchrun, or rent one GPU.",
+    fix="Start the script with accelerate launch or torchrun, or rent one GPU.",
 )
 def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
     """A job with several GPUs starts several processes.

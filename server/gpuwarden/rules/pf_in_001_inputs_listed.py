@@ -27,6 +27,6 @@ def inputs_listed(facts: SubmitFacts) -> Iterator[Found]:
         return
     size = sum(file.size for file in facts.inputs)
     left = ", ".join(facts.inputs_left_out[:5]) + (", ..." if len(facts.inputs_left_out) > 5 else "")
-    verb = "goes" if len(facts.inputs) == 1 else "go"
-    what = f"{counted(len(facts.inputs), 'file')}, {size:,} bytes, {verb} with the job"
+    verb = "is" if len(facts.inputs) == 1 else "are"
+    what = f"{counted(len(facts.inputs), 'file')}, {size:,} bytes, {verb} copied to the machine"
     yield Found(what + (f"; left out: {left}" if left else ""))

@@ -13,7 +13,7 @@ _SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py|ya?ml)$")
     "PF-IN-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name the file, or its folder, in inputs.",
+    fix="Add the file, or its folder, to inputs.",
 )
 def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
     """The files in a shipped trainer's settings are among the inputs.

@@ -11,10 +11,10 @@ def modules_go_along(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a machine gets only the script and the inputs, so the import of any other file ends the job in its first
     second. A module is local if it is a file or a folder of the working directory that the header does not list as a
-    package. Imports of local modules are followed.
+    package. The imports of local modules are checked too.
 
     Example:
-        # train.py, beside mynet.py
+        # train.py, next to mynet.py
         from mynet import Net
 
     Instead:

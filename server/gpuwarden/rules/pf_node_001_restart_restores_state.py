@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Load the last complete checkpoint at every start, and test this by killing one worker.",
 )
 def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
-    """A launcher that restarts workers starts a script that loads its last checkpoint.
+    """If the launcher restarts workers, the script loads its last checkpoint.
 
     Why: after a failure, torchrun forms the group again and runs the script from its beginning. If the script loads no
     checkpoint, each restart begins at step 0, while the run looks healthy.
@@ -32,4 +32,4 @@ def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
             severity=Severity.INFO,
         )
     if launch.fewest is not None and launch.workers is not None and launch.fewest >= launch.workers:
-        yield Found(f"all {launch.workers} workers are required: losing one pauses the job and then fails it")
+        yield Found(f"all {launch.workers} workers are required: if one is lost, the job pauses and then fails")

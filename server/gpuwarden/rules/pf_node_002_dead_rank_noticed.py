@@ -15,8 +15,8 @@ MASKS_S = 1800.0
 def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
     """A multi-node job detects a dead rank within minutes.
 
-    Why: the other ranks wait for a dead rank in a collective operation while all nodes are billed, and after half an
-    hour the log reports "timeout" although the cause was, for example, a lack of memory.
+    Why: the other ranks wait for a dead rank in a collective operation while all nodes are billed. After half an hour,
+    the log reports "timeout", although the cause was, for example, a lack of memory.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "train.py", "--ddp_timeout", "7200"], inputs=["train.py"])

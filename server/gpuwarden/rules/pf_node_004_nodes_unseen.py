@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Before a long run, test the nodes together in a similar allocation.",
 )
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
-    """The user knows if a job runs on several nodes that were not checked.
+    """The user knows when a job will run on several nodes that were not checked.
 
     Why: one node with a dead fabric manager, a different packet size or a different version of NCCL hangs the whole
     group. An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job
@@ -22,7 +22,7 @@ def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=86400, script=train)
 
     Instead:
-        submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=600, script=train)  # a rehearsal first
+        submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=600, script=train)  # a short test first
 
     """
     if facts.nodes > 1:

@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Write to a path that survives, specify an artifact store, or pull in time.",
+    fix="Write to a path that survives, specify an artifact store, or pull the outputs in time.",
 )
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive the planned teardown, the job's end and interruptions.
@@ -52,12 +52,12 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     )
     if better:
         yield Found(
-            f"{output} is deleted by {spec.teardown}; {', '.join(better)} would survive",
+            f"{output} does not survive {spec.teardown}; {', '.join(better)} would",
             fix=f"Write it under {better[0]}.",
         )
     else:
         yield Found(
-            f"{output} is deleted by {spec.teardown}, as is every path on this machine",
+            f"{output} does not survive {spec.teardown}, and neither does any other path on this machine",
             fix="No change is needed now. Pull and verify it before the teardown, as the teardown gate requires.",
             severity=Severity.WARNING,
         )

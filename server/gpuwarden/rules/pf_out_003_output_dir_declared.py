@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The trainer's output folder is among the outputs.
 
-    Why: only declared outputs are pulled, verified and protected. If the declared folder is one to which the script
-    never writes, the results are not protected.
+    Why: only declared outputs are pulled, verified and protected. If the script never writes to the declared folder,
+    its results are not protected.
 
     Example:
         submit_job(script='TrainingArguments(output_dir="checkpoints")', outputs=["out"])
@@ -32,7 +32,7 @@ def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
     if not any(path.is_relative_to(d) or d.is_relative_to(path) for d in declared):
         listed, line = ", ".join(facts.spec.outputs), facts.uses.line_of("output_dir")
         yield Found(
-            f"{f'line {line}' if line else 'the command line'} writes to {folder}; outputs are {listed}",
+            f"{f'line {line}' if line else 'the command line'} writes to {folder}; the declared outputs are {listed}",
             fix=f"Add {folder}.",
             # A shipped trainer writes nowhere else, so none of its files would be kept.
             severity=Severity.ERROR if facts.uses.typed is not None and facts.metered else None,

@@ -11,7 +11,7 @@ dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
 _REPORTS = frozenset({"dump", "write", "write_text", "to_json", "to_parquet", "copy", "copytree", "move"})
-"""Calls that write metrics, settings and copies in a script with a Trainer, but not the model."""
+"""Calls that write metrics, settings or copies, but not the model, in a script with a Trainer."""
 _TEXTS = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
 _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 

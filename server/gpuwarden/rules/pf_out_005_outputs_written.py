@@ -20,8 +20,8 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     Why: declaring an output does not make the script write it. If the spec names a repo and the script never pushes,
     the model is lost without an error. The outputs are compared with what trainers save and with the calls that save or
     push. If code that can't be analyzed may also write the output, or if the script saves to another folder that
-    survives the job, this is a warning instead of an error. A script without any calls, such as a script with only a
-    comment that names its new location, does not write the outputs either.
+    survives the job, the finding is a warning instead of an error. A script without any calls, for example if it has
+    only a comment that names its new location, writes no outputs.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -85,7 +85,7 @@ def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
 
 
 def _outlives(facts: SubmitFacts, path: str) -> bool:
-    """Return whether a path survives the job's end."""
+    """Return true if a path survives the job's end."""
     profile = facts.profile
     return profile is not None and profile.survives(
         profile.place_of(path), "job_end", requested=facts.spec.durable_storage

@@ -22,7 +22,7 @@ def place_usable(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="local", script=train)  # uv is not installed
 
     Instead:
-        submit_job(platform="ssh/other-box", script=train)  # its probe found nothing
+        submit_job(platform="ssh/other-box", script=train)  # its probe found no problem
         submit_job(platform="local", script=train)  # uv is installed
 
     """

@@ -49,7 +49,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _is(name: str, asked: str) -> bool:
-    """Return whether the driver's name for a GPU matches the requested model, with any memory size."""
+    """Return true if the driver's name for a GPU matches the requested model, with any memory size."""
     found, wanted = gpu_of(name), gpu_of(asked)
     if found and wanted:
         return found[0].name.partition("-")[0] == wanted[0].name.partition("-")[0]

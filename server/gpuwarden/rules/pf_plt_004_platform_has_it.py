@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def platform_has_it(facts: SubmitFacts) -> Iterator[Found]:
     """The platform currently offers the requested GPU, storage and kind of machine.
 
-    Why: a query at no cost shows immediately whether a platform offers the GPU, the kind of storage and interruptible
+    Why: a free query shows immediately whether a platform offers the GPU, the kind of storage and interruptible
     instances, and whether they are available at the moment. Otherwise, the rental would fail after the inputs were
     packed and a receipt was issued. PF-COST-001 handles unknown prices.
 

@@ -17,7 +17,7 @@ def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
     Why: if a rule is skipped silently, jobs that the rule was installed to stop would pass.
 
     Example:
-        # An installed package brings a rule that imports a module which this version of gpuwarden lacks.
+        # An installed package contains a rule that imports a module that this version of gpuwarden lacks.
         submit_job(platform="local", script=train)
 
     Instead:

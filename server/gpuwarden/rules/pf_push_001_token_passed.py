@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PUSH-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name HF_TOKEN in secrets.",
+    fix="Add HF_TOKEN to secrets.",
 )
 def token_passed(facts: SubmitFacts) -> Iterator[Found]:
     """A job that pushes to the Hub gets a token.

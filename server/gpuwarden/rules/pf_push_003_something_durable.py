@@ -32,6 +32,6 @@ def something_durable(facts: SubmitFacts) -> Iterator[Found]:
         o for o in spec.outputs if profile.survives(profile.place_of(o), "job_end", requested=spec.durable_storage)
     ]
     if not lives:
-        message = f"{spec.platform} deletes the job's files when it ends, and the job may push nothing"
+        message = f"{spec.platform} deletes a job's files when the job ends, and no push to the Hub is certain"
         question = pushes or facts.uses.savers
         yield Found(message, severity=Severity.WARNING if question else None)

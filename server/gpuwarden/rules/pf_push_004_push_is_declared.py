@@ -11,10 +11,10 @@ HUB_PATH = "/hub/models/"
     "PF-PUSH-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix=do(Action.SET_ARGUMENT, "with the repo added, so that it is verified", name="outputs"),
+    fix=do(Action.SET_ARGUMENT, "to include the repo, so that the repo is verified", name="outputs"),
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """A serverless job that pushes to a repo declares this repo as an output.
+    """A serverless job that pushes to a repo declares the repo as an output.
 
     Why: only declared outputs are verified. A partial push looks like success in the log.
 

@@ -18,7 +18,7 @@ def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     whether the script itself works.
 
     Example:
-        TrainingArguments(output_dir="out", torch_compile=True)  # this script never succeeded before
+        TrainingArguments(output_dir="out", torch_compile=True)  # this script has never succeeded
 
     Instead:
         TrainingArguments(output_dir="out")  # add torch_compile=True once it has

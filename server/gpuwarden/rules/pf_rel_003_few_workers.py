@@ -10,10 +10,10 @@ MOST = 4
     "PF-REL-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Use at most 4 per GPU, unless the machine is known to have enough cores, memory and shared memory.",
+    fix="Use at most 4 workers per GPU, unless the machine is known to have enough cores, memory and shared memory.",
 )
 def few_workers(facts: SubmitFacts) -> Iterator[Found]:
-    """Data is loaded by a few workers.
+    """Only a few workers load the data.
 
     Why: each worker is a process with its own copy of the data. Small instances have four cores, and containers have 64
     MB of shared memory. If memory runs out, the kernel kills the job.

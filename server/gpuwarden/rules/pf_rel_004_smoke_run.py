@@ -48,11 +48,9 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
         return
     if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
         return  # this is the smoke run
-    rent = f"Or first submit it with {_inputs(facts)}max_steps=20, a timeout of 1200 s and the same outputs."
-    tried = facts.rehearsed is not None
-    fix = (
-        (rent.removeprefix("Or ").capitalize(),) if tried else (do(Action.REHEARSE, "to run its first step here"), rent)
-    )
+    smoke = f"submit it with {_inputs(facts)}max_steps=20, a timeout of 1200 s and the same outputs."
+    rehearse = do(Action.REHEARSE, "to run its first step here")
+    fix = (f"First {smoke}",) if facts.rehearsed is not None else (rehearse, f"Or first {smoke}")
     yield Found("this script has not succeeded here before", fix=fix)
 
 

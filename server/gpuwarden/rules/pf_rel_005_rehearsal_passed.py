@@ -14,9 +14,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def rehearsal_passed(facts: SubmitFacts) -> Iterator[Found]:
     """The rehearsal of the script found no fault.
 
-    Why: a script that fails in the first minute on this machine also fails in the first minute on a rented machine. The
-    gate is closed by an error that can't be caused by the rehearsal's substitutes. Any other error is a warning,
-    because the small substitute model or the small number of rows may be the cause.
+    Why: a script that fails in the first minute on this machine also fails in the first minute on a rented machine. An
+    error that the rehearsal's substitutes can't cause closes the gate. Any other error is a warning, because the small
+    substitute model or the small number of rows may be the cause.
 
     Example:
         Trainer(model=model, args=args, tokenizer=tokenizer)

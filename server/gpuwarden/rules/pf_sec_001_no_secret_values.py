@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SEC-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Remove the value, name its variable in secrets, and revoke the value if it was disclosed.",
+    fix="Remove the value, add its variable to secrets, and revoke the value if it was disclosed.",
 )
 def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
     """The command, the script and the environment contain no secret value.
 
     Why: arguments are visible to every process on the machine, and specs are stored in the ledger. Secrets are passed
-    by name only; their values come from the user's environment and reach the job through a pipe. Revoke any value
-    that was written to one of them.
+    by name only; their values come from the user's environment and reach the job through a pipe. Revoke any value that
+    was passed in an argument or a spec.
 
     Example:
         submit_job(env={"HF_TOKEN": "hf_..."}, script=train)  # the value itself

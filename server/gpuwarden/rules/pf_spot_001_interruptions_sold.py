@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def interruptions_sold(facts: SubmitFacts) -> Iterator[Found]:
     """The platform offers interruptible machines if the job requests one.
 
-    Why: otherwise the platform rejects the request, or silently fulfils it at the full price. A platform may reclaim an
-    interruptible machine at any time. If it offers no interruptible machines, neither the discount nor the risk exists,
-    and the cost that was shown for approval would be wrong.
+    Why: otherwise the platform rejects the request, or silently fulfills it at the full price. A platform may reclaim
+    an interruptible machine at any time. If it offers no interruptible machines, neither the discount nor the risk
+    exists, and the cost that was shown for approval would be wrong.
 
     Example:
         submit_job(platform="lambda", interruptible=True, script=train)

@@ -16,12 +16,12 @@ from gpuwarden.static_analysis.script import with_grammar
 def script_parses(facts: SubmitFacts) -> Iterator[Found]:
     """The script is valid Python with a valid header.
 
-    Why: a syntax error that is found here costs nothing; on the platform, the machine is paid for. The script is
-    parsed, never executed, and its PEP 723 header is read as TOML. If a script can't be parsed, its imports, repos and
-    outputs are unknown, so the other rules about scripts can't check it. The grammar is that of the Python versions
-    that the header allows, independent of gpuwarden's own version. A script that no allowed version can parse is an
-    error. A script that only later versions can parse is a warning, unless the machine has such a version. If the
-    header requires a Python version that gpuwarden does not know, a syntax error is a warning.
+    Why: a syntax error costs nothing if it is found here, but a rented machine is billed until the job fails. The
+    script is parsed, never executed, and its PEP 723 header is read as TOML. If a script can't be parsed, its imports,
+    repos and outputs are unknown, so the other rules about scripts can't check it. The rule uses the grammar of the
+    Python versions that the header allows, not that of the Python that runs gpuwarden. A script that no allowed version
+    can parse is an error. A script that only later versions can parse is a warning, unless the machine has such a
+    version. If the header requires a Python version that gpuwarden does not know, a syntax error is a warning.
 
     Example:
         submit_job(script="def train(:")

@@ -16,7 +16,7 @@ def script_url(facts: SubmitFacts) -> Iterator[Found]:
     """The URL of a script is that of the file itself, not of a web page that shows it.
 
     Why: the URL in the browser is that of a page. Downloading it returns HTML, and Python fails only when it runs that
-    HTML. If gpuwarden fetched the URL, the response is checked too.
+    HTML. If gpuwarden has fetched the URL, the response is checked too.
 
     Example:
         submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])

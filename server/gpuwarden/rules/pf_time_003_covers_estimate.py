@@ -11,7 +11,7 @@ from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 SHORT_S: Final = 180
 """Minimum timeout in seconds. With a shorter timeout, a rented machine often does not finish starting."""
 WHOLE_S: Final = 90
-"""Minimum seconds that a rented machine needs to start, import, load a model, train on a full dataset and save."""
+"""Minimum time in seconds to start a rented machine, import, load a model, train on a full dataset and save."""
 # Settings, flags and methods that make a run shorter than its data.
 _LIMITS: Final = frozenset(
     """max_steps max_train_steps num_train_steps total_steps max_iters max_iterations max_updates fast_dev_run max_time
@@ -30,7 +30,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is not shorter than the minimum time that the job needs.
 
     Why: a job that can't finish in time wastes money. The estimate is a wide interval. A timeout is an error if it is
-    below half of the interval's lower end, or below the minimum time that its steps take with any model. It is a
+    below half of the interval's lower end, or below the minimum time that the run's steps take with any model. It is a
     warning if it is below the lower end itself, or if a slow start alone can use it up. If the number of steps is
     unknown, less than a minute and a half is an error unless the script makes the run shorter than its data.
 
@@ -54,7 +54,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         message = f"the timeout is {timeout} s; even at its fastest the job takes {time} ({time.how})"
         yield Found(message, severity=None if sure else Severity.WARNING)
     elif least is not None and least > timeout:
-        yield Found(f"the timeout is {timeout} s; the start and the steps of any model take at least {least:.0f} s")
+        yield Found(f"the timeout is {timeout} s; with any model, the start and the steps take at least {least:.0f} s")
     elif uses.trainers and facts.metered and timeout < SHORT_S:
         named = {name for call in uses.calls for name, value in call.kwargs.items() if value not in (-1, None)}
         splits = [call.get("split", default="train") for call in uses.calls if call.last == "load_dataset"]

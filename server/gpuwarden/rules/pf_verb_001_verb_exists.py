@@ -26,4 +26,4 @@ def verb_exists(facts: SubmitFacts) -> Iterator[Found]:
     """
     profile, verb = facts.profile, facts.spec.teardown
     if profile is not None and profile.meter.metered and getattr(profile.verbs, verb) is None:
-        yield Found(f"{facts.spec.platform} has no {verb}")
+        yield Found(f"{facts.spec.platform} does not support {verb}")

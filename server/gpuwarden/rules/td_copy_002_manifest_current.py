@@ -12,9 +12,9 @@ from gpuwarden.rules.facts import TeardownFacts
 def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was made after the last write on the machine.
 
-    Why: a checkpoint that was written after the pull is in no copy, and the newest checkpoint usually matters most. The
-    size and modification time of every declared file are compared with the pull's manifest. A second pull transfers
-    only changed files.
+    Why: a checkpoint that was written after the pull is not in the copy, and the newest checkpoint usually matters
+    most. The size and modification time of every declared file are compared with the pull's manifest. A second pull
+    transfers only changed files.
 
     Example:
         pull_artifacts(job_id="j1")  # afterwards the job writes out/checkpoint-200

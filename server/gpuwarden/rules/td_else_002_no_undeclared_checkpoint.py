@@ -19,8 +19,8 @@ SHOWN = 5
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
     """The declared outputs cover every checkpoint on the machine.
 
-    Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them.
-    Declare and pull the files afterwards, or let the user accept the loss by typing the file names at a terminal.
+    Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them. Declare and
+    pull the files before the teardown, or let the user accept the loss by typing the file names at a terminal.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there
@@ -39,4 +39,4 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         names = ", ".join(f.path for f in found[:SHOWN]) + more
         what = f"{counted(len(found), 'file')}, {sum(f.size for f in found):,} bytes"
-        yield Found(f"a checkpoint that no output covers, {what}: {names}")
+        yield Found(f"no declared output covers a checkpoint, {what}: {names}")

@@ -15,7 +15,7 @@ from gpuwarden.rules.facts import TeardownFacts
 def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     """The job has ended, or is paused.
 
-    Why: a running job may still be writing, and a preempted one may still need its files. A paused job has no process;
+    Why: a running job may still be writing, and a preempted job may still need its files. A paused job has no process;
     it resumes on its machine after a stop, and from a copy after a termination. A job in an unknown state counts as
     running, because a machine that does not answer does not prove that the job has ended.
 

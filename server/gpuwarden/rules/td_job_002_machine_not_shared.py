@@ -14,7 +14,7 @@ def machine_not_shared(facts: TeardownFacts) -> Iterator[Found]:
     """No other job uses the machine.
 
     Why: several jobs may run on one instance, and stopping or terminating it ends them all. The proof for one job's
-    outputs does not cover another job's files, so first all jobs must end and their outputs must be pulled.
+    outputs does not cover another job's files, so all jobs must end and all outputs must be pulled first.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # j2 runs on the same instance

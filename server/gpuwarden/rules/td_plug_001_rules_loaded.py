@@ -17,7 +17,7 @@ def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
     Why: if a rule is skipped silently, machines that the rule was installed to protect would be terminated.
 
     Example:
-        # An installed package brings a rule that imports a module which this version of gpuwarden lacks.
+        # An installed package contains a rule that imports a module that this version of gpuwarden lacks.
         teardown_request(job_id="j1", verb="terminate")
 
     Instead:

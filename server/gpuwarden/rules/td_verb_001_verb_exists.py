@@ -24,4 +24,4 @@ def verb_exists(facts: TeardownFacts) -> Iterator[Found]:
 
     """
     if getattr(facts.profile.verbs, facts.verb) is None:
-        yield Found(f"{facts.profile.title} has no {facts.verb}")
+        yield Found(f"{facts.profile.title} does not support {facts.verb}")

@@ -1,4 +1,5 @@
-"""Put the package `gputrain` into a script that imports it, so that a job needs one file; and analyze such a script.
+"""Put the package `gputrain` into a script that imports it, so that a job needs only one file, and analyze such
+scripts.
 
 The package's code is added as comments after the script's last line. A loader before the script's first import of the
 package imports the modules from these comments. The script itself is not changed, so `split` can restore it.
@@ -63,7 +64,7 @@ sys.meta_path.insert(0, _Gputrain(sys._getframe().f_code.co_filename))
 
 @dataclass(frozen=True)
 class Bundle:
-    """A script, and the sources of the package in it by module. `lines` are the lines at which the sources begin."""
+    """A script, and the sources of its package by module. `lines` are the lines at which the sources begin."""
 
     script: str
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -71,29 +72,29 @@ class Bundle:
 
     @property
     def shipped(self) -> bool:
-        """Return whether the package is exactly the shipped one."""
+        """Return true if the package is identical to the shipped package."""
         return self.sources == shipped_package()
 
 
 @cache
 def shipped_files() -> Mapping[str, str]:
-    """Return the files of the shipped package by name."""
+    """Return the content of the files of the shipped package, keyed by name."""
     return {path.name: path.read_text("utf-8") for path in (data_dir("skills") / FOLDER / PACKAGE).glob("*.py")}
 
 
 def shipped_package() -> Mapping[str, str]:
-    """Return the sources of the shipped package by module."""
+    """Return the sources of the shipped package, keyed by module."""
     return sources_of(shipped_files())
 
 
 def sources_of(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the sources by module, for the files of a package by name."""
+    """Return a package's sources, keyed by module. `files` maps the names of its files to their content."""
     named = {PACKAGE if name == "__init__.py" else f"{PACKAGE}.{Path(name).stem}": name for name in sorted(files)}
     return {PACKAGE: "", **{module: files[name] for module, name in named.items()}}
 
 
 def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
-    """Return a script with the package, for the script's text and its syntax tree.
+    """Return the text of a script with the package added. `tree` is the script's syntax tree.
 
     A script that does not import the package, or that already contains it, is returned unchanged.
     """
@@ -104,7 +105,7 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
     # Statements may share a line; the loader is placed before the first of them.
     while first and (body[first - 1].end_lineno or 0) >= _start(body[first]):
         first -= 1
-    lines = io.StringIO(text, newline="").readlines()  # the line ends of Python, unlike those of `splitlines`
+    lines = io.StringIO(text, newline="").readlines()  # splits lines like Python, unlike `splitlines`
     at = _start(body[first]) - 1
     end = "" if text.endswith("\n") else "\n"
     tail = "".join(f"{line}\n" for module, source in sources.items() for line in (f"#: {module}", *_commented(source)))
@@ -112,7 +113,7 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
 
 
 def holds_package(text: str) -> bool:
-    """Return whether a text has the line after which the loader reads the package, with any line end."""
+    """Return true if a text contains the line after which the loader reads the package, with any kind of line end."""
     return _CODE in io.StringIO(text, newline=None).read().split("\n")
 
 
@@ -149,8 +150,8 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     """Return a script's syntax tree with the code of the package before its first use.
 
     Of the shipped package, only the modules that the script needs are added. Nodes of the package have line numbers
-    after the script's last line. Names of the package that the script defines too get another name. Raises BadRequest
-    for invalid sources.
+    after the script's last line. Names of the package that the script defines too are changed. Raises BadRequest for
+    invalid sources.
     """
     if not bundle.sources:
         return tree
@@ -240,7 +241,7 @@ def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> N
     """Add a module's statements after those of the modules that it imports, and its parent's before both."""
     if module in order or module not in bundle.sources:
         return
-    order[module] = []  # an import in a circle ends here
+    order[module] = []  # a circular import ends here
     if module != PACKAGE:
         _collect(PACKAGE, bundle, order)
     tree, _ = parse(bundle.sources[module])
@@ -253,7 +254,7 @@ def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> N
 
 
 def missing_module(tree: ast.Module, bundle: Bundle) -> str:
-    """Return a module that a script imports and the package in it does not have; empty if there is none."""
+    """Return a module that a script imports but its package does not have; empty if there is none."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if _imported(node) and module not in bundle.sources:

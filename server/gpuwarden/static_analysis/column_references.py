@@ -72,7 +72,8 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
-    """Yield the columns that row functions read only if other columns have certain values, together with those columns.
+    """Yield the columns that row functions read only if other columns have certain values, each with these other
+    columns.
 
     Only conditions that read the other columns with `get` are used, because a dataset that has these columns probably
     has rows with such values. Conditions that test whether a row has a column, or that do not depend on the row, are

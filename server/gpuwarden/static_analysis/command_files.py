@@ -14,7 +14,7 @@ _DATA: Final = re.compile(r"[^\s:*?$]+\.(jsonl?|csv|tsv|parquet|ya?ml|toml|txt|p
 
 
 def is_python(program: str) -> bool:
-    """Return whether a program's name is the name of a Python interpreter."""
+    """Return true if a program's name is that of a Python interpreter."""
     return re.fullmatch(r"python[\d.]*", program.rpartition("/")[2]) is not None
 
 

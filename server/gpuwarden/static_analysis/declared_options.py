@@ -28,7 +28,7 @@ class Option:
 
 
 def flags(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with dashes as underscores."""
+    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with underscores for dashes."""
     found: dict[str, Any] = {}
     for n, word in enumerate(argv):
         if word.startswith("--") and len(word) > 2:
@@ -53,7 +53,7 @@ def literal(text: str) -> Any:
 
 
 def added_option(node: ast.Call) -> tuple[str, Option]:
-    """Return the name and the option that a call of `add_argument` declares."""
+    """Return the name and the option that a call to `add_argument` declares."""
     words = tuple(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
     given: Mapping[str | None, ast.expr] = {k.arg: k.value for k in node.keywords}
     action = _text(given.get("action")) or ast.unparse(given["action"]) if "action" in given else ""
@@ -68,7 +68,7 @@ def added_option(node: ast.Call) -> tuple[str, Option]:
 
 
 def field_option(value: ast.expr | None) -> Option:
-    """Return the option that a field of a class declares by its default, or by a call of `field`."""
+    """Return the option that a field of a class declares by its default, or by a call to `field`."""
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _FIELD):
         return Option(default=value)
     named = next((k.value for k in value.keywords if k.arg == "default"), None)

@@ -1,7 +1,7 @@
 """Tables of facts about training libraries, which the preflight rules read.
 
-Checked against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21 and torch 2.15 of November 2026.
-When a library changes, only this file needs an update.
+The tables were checked in November 2026, against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21
+and torch 2.15. When a library changes, only this file needs an update.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def closure(names: Iterable[str]) -> frozenset[str]:
 
 
 def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozenset[str]:
-    """Return the packages in a header, also as `name[extra]`, and the packages that the script installs itself."""
+    """Return the packages in a header and those that the script installs itself, with `name[extra]` for each extra."""
     found: set[str] = set()
     for text in (*dependencies, *installed):
         if requirement := read_requirement(text):
@@ -333,5 +333,6 @@ RUNNER_VARIABLES = frozenset(
     {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
 )
 
-# The URL to which reports are sent, and the job's key for that URL. The runner sets both unless the job sets the URL.
+# Maps the variable for the URL of reports to the variable for the job's key. The runner sets both unless the job sets
+# the URL.
 REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
 @dataclass(frozen=True)
 class EnvRead:
-    """An environment variable that a program reads. `required`: the program fails if it is not set."""
+    """An environment variable that a program reads. `required`: the program fails if the variable is not set."""
 
     name: str
     line: int

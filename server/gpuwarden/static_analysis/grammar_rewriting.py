@@ -163,7 +163,7 @@ class Rewriting:
         return len(tokens)
 
     def _parameter(self, group: Sequence[Token], end: Token) -> None:
-        """Check one type parameter: `T`, `T: bound`, `*Ts` or `**P`. Defaults are allowed since Python 3.13."""
+        """Check one type parameter: `T`, `T: bound`, `*Ts` or `**P`. Python 3.13 and later allow defaults."""
         stars = next((n for n, token in enumerate(group) if token.text != "*"), len(group))
         sign = _first(group, 0, len(group), ("=",))
         name, bound = group[stars : stars + 1], group[stars + 1 : sign]
@@ -173,7 +173,7 @@ class Rewriting:
         if bound:
             self._expression(bound[1:], bound[0])
         if sign < len(group):
-            self._note((3, 13), group[sign], "a default of a type parameter")
+            self._note((3, 13), group[sign], "a default for a type parameter")
             default = group[sign + 1 :]
             starred = stars == 1 and bool(default) and default[0].text == "*"
             self._expression(default[1:] if starred else default, group[sign])
@@ -206,7 +206,7 @@ class Rewriting:
             error.lineno = (error.lineno or 1) + line - 1
             raise
         if isinstance(body, ast.GeneratorExp) and (body.lineno, body.col_offset) == (1, 0):
-            raise failure(self.source, at.start, "invalid syntax")  # the field has only the added brackets
+            raise failure(self.source, at.start, "invalid syntax")  # a generator expression without its own brackets
         return ast.increment_lineno(body, line - 1)
 
     # ----------------------------------------------------------------------------------------------------- strings

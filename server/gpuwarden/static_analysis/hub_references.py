@@ -28,8 +28,8 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 class RepoUse:
     """One repo that the program reads. `role` is data, model, adapter, tokenizer or file.
 
-    `unknown` lists the fields that are specified with an unknown value. `maybe` is true if the repo is read only under
-    an unknown condition. `inside` is the folder in the repo that is loaded.
+    `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
+    condition. `inside` is the folder in the repo from which the program loads.
     """
 
     id: str

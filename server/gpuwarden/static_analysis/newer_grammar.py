@@ -1,9 +1,9 @@
 """Parse Python with the grammar of releases newer than the running interpreter.
 
 Each newer construct is rewritten into older grammar with the same line numbers, and the standard library parses the
-result. A newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and `type`, and libcst uses a
-different kind of syntax tree. Values that a rule could misread become unknown: a t-string and an unpacking
-comprehension become calls of an undefined name.
+result. Other ways don't work: a newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and
+`type`, and libcst uses a different kind of syntax tree. Values that a rule could misread become unknown: a t-string and
+an unpacking comprehension become calls of an undefined name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Narrow the estimated duration of a run by its first steps and by earlier runs of the script on the same card."""
+"""Narrow the estimated duration of a run with its first steps and with earlier runs of the script on the same card."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.static_analysis.command_line import CommandLine
 from gpuwarden.static_analysis.package_usage import OWN, PackageUse
-from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, NAMES
+from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, DROPPED, NAMES
 from gpuwarden.static_analysis.signatures.history import (
     Ever,
     accepted_ever,
@@ -145,7 +145,7 @@ class Libraries:
     # ----------------------------------------------------------------------------------------------- arguments
 
     def calls(self, calls: Iterable[Call]) -> Iterator[tuple[Call, str, list[Signature]]]:
-        """Yield the calls whose signature is known in every release, with qualified name and signatures."""
+        """Yield the calls whose signature is known in every release, each with its qualified name and signatures."""
         for call in calls:
             own = OWN + call.name
             name = own if own in self.use.own else call.name
@@ -184,7 +184,7 @@ class Libraries:
     def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
         """Yield the arguments that no release ever had and that differ by a letter or two from an existing one.
 
-        This works even if the release is unknown, or if unsloth replaces the class.
+        This check works even if the release is unknown, or if unsloth replaces the class.
         """
         for call in calls:
             known = self.accepted_ever(call.name) if call.kwargs and self._judges(call) else None
@@ -209,7 +209,7 @@ class Libraries:
         where = f"line {call.line}: {call.last} has no argument {argument}"
         instead = _instead(argument, past, signature)
         if past.existed and past.gone_in and self._is_past(package, past.gone_in):
-            where += f" since {package} {minor(past.gone_in)}"
+            where += f" as of {package} {minor(past.gone_in)}"
         elif past.existed:
             where += f" before {package} {minor(past.since)}"
             instead = f"Require {package}>={minor(past.since)}, or omit the argument."
@@ -249,8 +249,8 @@ class Libraries:
     def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
         """Yield the given flags that a script does not declare, and the abbreviations that match several flags.
 
-        If the job's release of a dataclass is unknown, only a misspelt flag that no release has is certainly wrong. If
-        the dataclass itself is unknown, no flag is certainly wrong. With a parser that ignores unknown flags, the
+        If the job's release of a dataclass is unknown, only a misspelled flag that no release has is certainly wrong.
+        If the dataclass itself is unknown, no flag is certainly wrong. With a parser that ignores unknown flags, the
         training starts without the intended setting.
         """
         fields, exact = self._fields(line), True
@@ -342,7 +342,7 @@ class Libraries:
         return package in self.chosen and self.chosen[package].named
 
     def _is_past(self, package: str, release: str) -> bool:
-        """Return true if the job's release is not older than this one."""
+        """Return true if the job's release is this release or a later one."""
         known = table(package)
         return (
             known is not None
@@ -356,6 +356,9 @@ def _instead(argument: str, past: Ever, signature: Signature | None) -> str:
     known = signature.parameters if signature else {}
     if past.renamed_to in known or (signature is None and past.renamed_to):
         return f"Use {past.renamed_to}."
+    if past.existed and argument in DROPPED:
+        why = DROPPED[argument]
+        return f"Leave it out: {why}." if why else "Leave it out."
     if past.existed and argument in ARGUMENTS:
         advice = ARGUMENTS[argument]
         new = _NAME.match(advice)

@@ -1,4 +1,4 @@
-"""Parse a script for the grammar of any known Python release."""
+"""Parse a script with the grammar of any known Python release."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return the syntax tree, for the grammar of any known release, and the constructs that Python 3.11 does not
-    support.
+    """Return the syntax tree of a script in the grammar of any known release, and the constructs that Python 3.11 does
+    not support.
 
     Raises BadRequest for text that Python can't parse, or that nests too deeply.
     """

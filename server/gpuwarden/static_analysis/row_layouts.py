@@ -55,7 +55,7 @@ class Fit:
 
 
 def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
-    """Return how columns can be used as one of a method's column sets. `columns` maps names to types ("": unknown)."""
+    """Return the best use of columns as one of a method's column sets. `columns` maps names to types ("": unknown)."""
     found = as_it_is(columns, wanted) or next(renamed(columns, wanted), None)
     if found is not None:
         return found

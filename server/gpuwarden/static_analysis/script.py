@@ -43,7 +43,7 @@ _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
 
 @dataclass(frozen=True)
 class Header:
-    """A script's inline metadata. `configured`: it also has settings for uv, such as package indexes."""
+    """A script's inline metadata. `configured`: the metadata has settings for uv, such as package indexes."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str | None = None
@@ -158,11 +158,11 @@ def read_header(text: str) -> Header | None:
         if re.search(r"(?m)^#[ \t]*///[ \t]*script[ \t]*$", text):
             raise BadRequest(
                 "the script's `# /// script` header is not closed, or one of its lines does not start with '# '",
-                "Close it with a line `# ///` and start every line of it with '# '.",
+                "Close the header with a line `# ///`, and start each of its lines with '# '.",
             )
         return None
     if len(blocks) > 1:
-        raise BadRequest("the script has more than one `# /// script` header", "Keep one.")
+        raise BadRequest("the script has more than one `# /// script` header", "Keep only one header.")
     lines = [line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]]
     content = "\n".join(lines)
     if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
@@ -201,7 +201,7 @@ def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def with_grammar(header: Header | None, grammar: Construct | None) -> Header | None:
-    """Return a copy of a header that also requires a Python release that can parse the script."""
+    """Return a header, extended so that it requires a Python release that can parse the script."""
     if grammar is None or versions_allowed(header or Header())[:1] >= [grammar.version]:
         return header
     asked = [header.requires_python] if header and header.requires_python else []
@@ -209,8 +209,8 @@ def with_grammar(header: Header | None, grammar: Construct | None) -> Header | N
 
 
 def start_header(text: str) -> Header | None:
-    """Return a script's header that also requires the Python release that its grammar needs. Raises BadRequest for an
-    invalid header.
+    """Return a script's header, extended so that it requires a Python release that can parse the script. Raises
+    BadRequest for an invalid header.
     """
     header = read_header(text)
     try:

@@ -251,7 +251,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
-    """Return the training methods: those of trl trainers, or with a plain Trainer, the method for the model's head."""
+    """Return the training methods: those of trl trainers, or, with a plain Trainer, the method for the model's head."""
     found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
     if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
         names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}

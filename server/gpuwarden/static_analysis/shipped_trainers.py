@@ -1,4 +1,4 @@
-"""Read the settings and columns of the trainers that ship with gpuwarden from their files."""
+"""Read the settings and columns of the shipped trainers from their files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gpuwarden.static_analysis.typed_settings import DECLARING, Declared, typed_
 ALIASES: Final[Mapping[str, tuple[str, str]]] = {
     "rlhf": ("rloo", "rlhf selects rloo: TRL no longer has PPO, and RLOO also learns from a reward model or function"),
     "ppo": ("rloo", "ppo selects rloo: TRL 1.16 removed PPO; RLOO and the similar GRPO need no value model"),
-    "lora": ("sft", "lora is a setting of sft, on by default: lora_rank"),
+    "lora": ("sft", "lora selects sft, which trains LoRA adapters by default: see lora_rank"),
     "qlora": ("sft", "qlora selects sft with quantize=4bit"),
-    "embedding": ("sentence_embedding", "embedding is sentence_embedding here"),
-    "detection": ("object_detection", "detection is object_detection here"),
-    "classification": ("image_classification", "classification is image_classification here"),
-    "gguf": ("merge_and_gguf", "gguf is merge_and_gguf here"),
+    "embedding": ("sentence_embedding", "embedding is called sentence_embedding here"),
+    "detection": ("object_detection", "detection is called object_detection here"),
+    "classification": ("image_classification", "classification is called image_classification here"),
+    "gguf": ("merge_and_gguf", "gguf is called merge_and_gguf here"),
 }  # fmt: skip
-"""Other names of a trainer, each with an explanation."""
+"""Aliases, each with the name of the trainer and an explanation."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One shipped trainer. `wanted` are the column sets that it can read; it uses the first one in the dataset.
+    """One shipped trainer. `wanted` are the column sets that it can read; it uses the first one that the dataset has.
 
     `source` is its file, and `text` is the script that is submitted: the file with the package `gputrain`.
     """
@@ -57,7 +57,7 @@ class Trainer:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def nearest(self, name: str) -> str:
-        """Return the setting whose name is closest to a wrong one, or an empty string if none is close."""
+        """Return the setting whose name is closest to a wrong name, or an empty string if none is close."""
         return next(iter(difflib.get_close_matches(name, self.options, 1)), "")
 
 
@@ -101,7 +101,8 @@ def _read(name: str) -> Trainer:
     text = _script(name)
     bundle, script, _ = parse_bundle(text)
     tree = with_package(script, bundle)
-    # Only the settings are analyzed: a complete trainer takes half a second, and a listing needs all trainers.
+    # Only the settings are analyzed: analyzing a complete trainer takes half a second, and a listing needs all
+    # trainers.
     kept = (ast.ClassDef, ast.Assign)
     parts: list[ast.stmt] = [
         n for n in tree.body if isinstance(n, kept) or (isinstance(n, ast.FunctionDef) and n.name in DECLARING)

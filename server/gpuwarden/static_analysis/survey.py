@@ -1,7 +1,7 @@
 """Walk a Python program once: find the parts that can run, and the names that they import, bind, declare and change.
 
-A survey uses conditions that were evaluated before, and evaluates nothing itself. It walks the tree with a list and not
-by recursion, so that deep nesting can't overflow the stack.
+A survey uses conditions that were evaluated before, and evaluates nothing itself. It walks the tree with a list instead
+of recursion, so that deep nesting can't overflow the stack.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Survey:
 
 
 def idle_lines(tree: ast.Module) -> frozenset[int]:
-    """Return the lines of unused functions, to which no code refers except that of other unused functions.
+    """Return the lines of unused functions: no code refers to them, except other unused functions.
 
     Decorated functions and methods are omitted, because a decorator or a class may register them.
     """

@@ -57,7 +57,7 @@ class Declared:
         outside = isinstance(value, int | float) and not (
             (low is None or value >= low) and (high is None or value <= high)
         )
-        limits = f"from {low if low is not None else 'any'} to {high if high is not None else 'any'}"
+        limits = f"from {low if low is not None else '-infinity'} to {high if high is not None else 'infinity'}"
         return f"Choose a value {limits}." * outside
 
 
@@ -96,7 +96,7 @@ class TypedSettings:
 
 
 def typed_settings(program: Program) -> TypedSettings | None:
-    """Return a program's settings; None if it does not declare all of them in this form."""
+    """Return a program's settings; None if it does not declare all of them in the expected form."""
     defined = {node.name for node, scope in program.nodes if isinstance(node, ast.FunctionDef) and scope is None}
     if not defined >= DECLARING:
         return None
@@ -149,7 +149,7 @@ def settings_repos(settings: TypedSettings) -> Iterator[RepoUse]:
 
 
 def _classes(program: Program) -> list[ast.ClassDef]:
-    """Return a script's settings class, which is the last one that declares settings, after its base classes."""
+    """Return the bases of a script's settings class, then the class itself: the last class that declares settings."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
     while line and (base := classes.pop(_base(line[0]), None)) is not None and base is not line[-1]:
@@ -191,7 +191,7 @@ def _declaration(node: ast.stmt) -> tuple[str, str, ast.Call] | None:
 
 
 def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declared]:
-    """Yield the fields of some classes; those of a subclass come after those of its base."""
+    """Yield the settings that classes declare, those of a base class before those of its subclass."""
     for name, kind, call in filter(None, (_declaration(node) for one in classes for node in one.body)):
         limits = {k.arg: program.value(k.value) for k in call.keywords if k.arg}
         choices = limits.get("choices")

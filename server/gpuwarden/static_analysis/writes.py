@@ -144,7 +144,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def named_path(call: Call) -> Any:
-    """Return the path argument of a call that saves; None if the call has no path and does not save without a path."""
+    """Return the path argument of a call that saves; None if the call has no path and therefore saves nothing."""
     match call.last:
         case "save_model":  # accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)

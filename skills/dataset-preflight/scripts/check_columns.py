@@ -4,8 +4,8 @@
 
     python3 check_columns.py FILE --method sft|dpo|reward|kto|grpo [--rows 1000]
 
-Stands alone: Python 3.8 or newer, standard library. For a dataset on the Hub ask hub_repo_details, which needs no
-download. Exit code 0: the rows fit; 1: they don't, and the lines say why; 2: the file can't be read.
+Needs only Python 3.8 or newer. For a dataset on the Hub, use hub_repo_details, which needs no download. Exit code 0:
+the rows fit; 1: they don't fit, and the output lists the problems; 2: the file can't be read.
 """
 
 import argparse
@@ -31,7 +31,7 @@ TEXTS = {"text", "messages", "prompt", "completion", "chosen", "rejected"}
 
 
 def rows_of(path):
-    """Yield (line, row) from a file by its ending."""
+    """Yield (line, row) from a file; its extension selects the format."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         if path.endswith((".csv", ".tsv")):
             reader = csv.DictReader(file, delimiter="\t" if path.endswith(".tsv") else ",")
@@ -40,7 +40,7 @@ def rows_of(path):
         elif path.endswith(".json"):
             data = json.load(file)
             if not isinstance(data, list):
-                raise ValueError("a .json file has to hold a list of rows")
+                raise ValueError("a .json file must contain a list of rows")
             yield from enumerate(data, 1)
         else:
             for number, text in enumerate(file, 1):
@@ -49,23 +49,23 @@ def rows_of(path):
 
 
 def talk_fault(name, value):
-    """Say what is wrong with a conversation, or None."""
+    """Return the problem of a conversation, or None."""
     for turn in value:
         if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
-            return f"{name}: a turn needs role and content"
+            return f"{name}: a message needs role and content"
         if turn["role"] not in ROLES:
-            return "{}: role {!r} is none of {}".format(name, turn["role"], ", ".join(sorted(ROLES)))
+            return "{}: role {!r} is not one of {}".format(name, turn["role"], ", ".join(sorted(ROLES)))
     if not value:
         return f"{name}: the conversation is empty"
     if name == "prompt" and value[-1]["role"] != "user":
-        return "prompt: the last turn is {}, it has to be user".format(value[-1]["role"])
+        return "prompt: the last turn is {}, but must be user".format(value[-1]["role"])
     if name == "messages" and not any(turn["role"] == "assistant" for turn in value):
-        return "messages: no assistant turn, so nothing to learn"
+        return "messages: no assistant turn, so there is nothing to learn"
     return None
 
 
 def row_faults(row, form, method):
-    """Yield what is wrong with one row."""
+    """Yield the problems of one row."""
     for name in sorted(form & TEXTS):
         value = row.get(name)
         if isinstance(value, list) and name != "text":
@@ -88,7 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file")
     parser.add_argument("--method", required=True, choices=sorted(FORMS))
-    parser.add_argument("--rows", type=int, default=1000, help="how many rows to look at (default 1000)")
+    parser.add_argument("--rows", type=int, default=1000, help="maximum number of rows to check (default 1000)")
     asked = parser.parse_args()
     faults = {}
     columns = None
@@ -97,14 +97,14 @@ def main():
         for line, row in itertools.islice(rows_of(asked.file), asked.rows):
             count += 1
             if not isinstance(row, dict):
-                raise ValueError(f"line {line}: a row has to be an object")
+                raise ValueError(f"line {line}: a row must be an object")
             if columns is None:
                 columns = set(row)
                 form = next((form for form in FORMS[asked.method] if form <= columns), None)
                 if form is None:
                     return unfit(asked.method, columns)
             elif set(row) != columns:
-                faults.setdefault("other columns than the first row", []).append(line or count)
+                faults.setdefault("other columns than in the first row", []).append(line or count)
                 continue
             for fault in row_faults(row, form, asked.method):
                 faults.setdefault(fault, []).append(line or count)
@@ -116,7 +116,7 @@ def main():
         return 1
     for fault, lines in faults.items():
         print(f"{len(lines)} rows, first at {lines[0]}: {fault}")
-    print("{}: {} rows looked at, columns {}".format("FAULTS" if faults else "FITS", count, ", ".join(sorted(columns))))
+    print("{}: {} rows checked, columns {}".format("FAULTS" if faults else "FITS", count, ", ".join(sorted(columns))))
     return 1 if faults else 0
 
 

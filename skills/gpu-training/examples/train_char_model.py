@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=1.26", "safetensors>=0.5"]
 # ///
-"""A character model in numpy that trains on real text, saves whole checkpoints, and resumes from the newest.
+"""Train a character model in numpy on real text; save complete checkpoints and resume from the newest.
 
     uv run train_char_model.py [STEPS] [SAVE_EVERY]
 
-A checkpoint is a folder that appears under its name only when everything in it is on disk. So whatever kills the
-process, every `checkpoint-N` that exists is whole, and the same command goes on from there.
+A checkpoint folder gets its final name only when all its files are on disk. Every `checkpoint-N` is therefore complete,
+even if the process was killed, and the same command resumes from the newest one.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-TEXT = ""  # filled in by whoever submits this script; without one it learns its own source
+TEXT = ""  # the text to train on; if empty, the script trains on its own source
 CONTEXT, EMBED, HIDDEN, BATCH = 8, 12, 96, 64
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 SAVE_EVERY = int(sys.argv[2]) if len(sys.argv) > 2 else 100
@@ -29,14 +29,14 @@ OUT = Path("out")
 
 
 def init(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    """Embedding, one hidden layer, output layer; float32."""
+    """Return random float32 weights of an embedding, one hidden layer and an output layer."""
     shapes = {"embed": (size, EMBED), "hidden": (CONTEXT * EMBED, HIDDEN), "out": (HIDDEN, size)}
     weights = {n: rng.normal(0, s[0] ** -0.5, s).astype(np.float32) for n, s in shapes.items()}
     return weights | {"hidden_bias": np.zeros(HIDDEN, np.float32), "out_bias": np.zeros(size, np.float32)}
 
 
 def loss_and_grads(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """Cross entropy in nats per character, and its gradients. x: (batch, context) ids, y: (batch,) ids."""
+    """Return the cross entropy in nats per character, and its gradients. x: (batch, context) ids, y: (batch,) ids."""
     e = w["embed"][x].reshape(len(x), -1)
     h = np.tanh(e @ w["hidden"] + w["hidden_bias"])
     z = h @ w["out"] + w["out_bias"]
@@ -54,7 +54,7 @@ def loss_and_grads(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tu
 
 
 def save(step: int, w: dict[str, np.ndarray], m: dict[str, np.ndarray], v: dict[str, np.ndarray], loss: float) -> None:
-    """Write a checkpoint under a passing name, sync it, and give it its name in one rename."""
+    """Write a checkpoint under a temporary name, sync its files, and rename it; keep the newest KEEP checkpoints."""
     tmp, final = OUT / f"tmp-checkpoint-{step}", OUT / f"checkpoint-{step}"
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
@@ -70,12 +70,12 @@ def save(step: int, w: dict[str, np.ndarray], m: dict[str, np.ndarray], v: dict[
 
 
 def checkpoints() -> list[Path]:
-    """The whole checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     return sorted(OUT.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
 
 
 def load() -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """The newest checkpoint, None on a first start."""
+    """Return the step, weights and moments of the newest checkpoint, or None if there is none."""
     found = checkpoints()
     if not found:
         return None
@@ -86,13 +86,13 @@ def load() -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], dict[str,
 
 
 def report(step: int, loss: float) -> None:
-    """One line of metrics where the runner reads them."""
+    """Append one line of metrics to the file that the runner reads."""
     with Path(os.environ.get("GPUWARDEN_METRICS", "metrics.jsonl")).open("a") as f:
         f.write(json.dumps({"step": step, "loss": round(loss, 4)}) + "\n")
 
 
 def main() -> None:
-    """Train with Adam up to STEPS, from wherever the last checkpoint left off."""
+    """Train with Adam up to STEPS, starting from the newest checkpoint."""
     OUT.mkdir(exist_ok=True)
     text = TEXT or Path(__file__).read_text("utf-8")
     letters = sorted(set(text))

@@ -4,12 +4,12 @@
 #   "optuna>=4.5,<6",  # chooses the settings to try next
 # ]
 # ///
-"""Tune a trainer's settings with Optuna: every trial is one run, judged by the objective in its result.json.
+"""Tune a trainer's settings with Optuna: every trial is one run, scored by the objective in its result.json.
 
     uv run tune.py --trials 20 learning_rate=1e-6..1e-3 lora_rank=8,16,32 -- uv run sft.py --model M --dataset D
 
-`low..high` is searched on a logarithmic scale, `a,b,c` are choices. Leave what is tuned out of the command: each trial
-gets it as a variable TRAIN_NAME, and flags win. The same command goes on with the trials in the folder.
+`low..high` is searched on a logarithmic scale; `a,b,c` are choices. Don't set tuned settings in the command: each trial
+gets them as environment variables TRAIN_NAME, which flags would override. The same command resumes an earlier tuning.
 """
 
 import argparse
@@ -24,11 +24,11 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-HOPELESS = {4, 5}  # out of memory, diverged: other settings may do better
+HOPELESS = {4, 5}  # out of memory, diverged: other settings may succeed
 
 
 def suggested(trial: optuna.Trial, space: list[str]) -> dict[str, Any]:
-    """Return the settings of a trial."""
+    """Return the settings for a trial."""
     chosen: dict[str, Any] = {}
     for name, _, values in (item.partition("=") for item in space):
         low, between, high = values.partition("..")
@@ -43,8 +43,8 @@ def played(trial: optuna.Trial, space: list[str], command: list[str], out: Path)
     """Run one trial to its end and return its objective.
 
     Raises:
-        TrialPruned: it ran out of memory or diverged.
-        SystemExit: the command itself is wrong, so no other trial would do better.
+        TrialPruned: the trial ran out of memory or diverged.
+        SystemExit: the trial failed for another reason, so other settings would fail too.
 
     """
     folder = out / f"trial-{trial.number}"
@@ -55,12 +55,12 @@ def played(trial: optuna.Trial, space: list[str], command: list[str], out: Path)
     if code in HOPELESS:
         raise optuna.TrialPruned(f"exit code {code}")
     if code:
-        sys.exit(f"trial {trial.number} ended with exit code {code}; its last lines say why")
+        sys.exit(f"trial {trial.number} ended with exit code {code}; the error is above")
     return float(json.loads((folder / "result.json").read_text())["objective"]["value"])
 
 
 def main() -> None:
-    """Play the trials that are missing and print the best."""
+    """Run the missing trials and print the best one."""
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # ruff: noqa: D103, DTZ011, ICN001, PTH118, PTH123 (stands alone, Python 3.8)
-"""List facts whose `verified` month is older than N months, those about money and teardown first.
+"""List facts that were verified more than N months ago, those about money and teardown first.
 
     python3 check_staleness.py FOLDER [FOLDER...] [--months 6] [--today YYYY-MM-DD]
 
-Reads every `verified: YYYY-MM` in Markdown files. It says what to look at again, not whether it is still true.
-Stands alone: Python 3.8 or newer, standard library; `gpuwarden knowledge check` does more. Exit code 0: all fresh;
-1: some are old; 2: nothing could be read.
+Reads every `verified: YYYY-MM` stamp in Markdown files. The list shows which facts to check again, not which are wrong.
+Needs only Python 3.8 or newer; `gpuwarden knowledge check` does more. Exit code 0: no stamp is old; 1: some are old;
+2: no stamp was found.
 """
 
 import argparse
@@ -21,7 +21,7 @@ AROUND = 25
 
 
 def stamps(path):
-    """Yield (line, year, month, urgent) for each stamp; urgent when the block around it is about money."""
+    """Yield (line, year, month, urgent) for each stamp; urgent if the block around the stamp is about money."""
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = file.read().splitlines()
     for number, text in enumerate(lines):

@@ -75,7 +75,7 @@ def build(settings: CptSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"text": text}
 
 

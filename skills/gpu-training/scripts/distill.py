@@ -17,7 +17,7 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
-"""Distil a large language model (the teacher) into a small one (the student), on the student's answers.
+"""Distill a large language model (the teacher) into a small one (the student), on the student's answers.
 
 Rows: `prompt`. The teacher scores each token of the student's answers; both need the same tokenizer.
 

@@ -68,7 +68,7 @@ def build(settings: GrpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"prompt": turn("user", text), "answer": text[0]}
 
 

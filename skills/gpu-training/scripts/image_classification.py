@@ -20,7 +20,7 @@
 """Fine-tune an image-classification model.
 
 Rows: `image` (pictures, or paths relative to the folder of the file) + `label` (numbers or names). A folder with one
-subfolder for each class works too.
+subfolder for each class also works.
 
     uv run image_classification.py --model google/vit-base-patch16-224 --dataset pictures --epochs 3
 
@@ -58,7 +58,7 @@ WANTED = (("image", "label"),)
 class ClassificationSettings(PictureSettings):
     """Image classification."""
 
-    objective: str = option("eval_accuracy", "metric that ranks checkpoints and is written to result.json")
+    objective: str = option("eval_accuracy", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
 
 

@@ -49,7 +49,7 @@ class KtoSettings(TextSettings):
     """Kahneman-Tversky optimization."""
 
     learning_rate: float = option(5e-6, "peak learning rate", least=0, most=1)
-    beta: float = option(0.1, "how closely to stay with the reference model", least=0)
+    beta: float = option(0.1, "how closely to follow the reference model", least=0)
     desirable_weight: float = option(1.0, "weight of good answers", least=0)
     undesirable_weight: float = option(1.0, "weight of bad answers", least=0)
 
@@ -88,7 +88,7 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"prompt": turn("user", text), "completion": turn("assistant", text[::-1]), "label": index % 2 == 0}
 
 

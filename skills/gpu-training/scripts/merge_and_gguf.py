@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.13,<2.16",  # weights
-#   "transformers>=5.23,<6",  # model and tokenizer, also for the converter
+#   "transformers>=5.23,<6",  # model and tokenizer; the converter needs it too
 #   "peft>=0.21,<1",  # loads and merges adapters
 #   "accelerate>=1.15,<2",  # loads large models
 #   "safetensors>=0.5,<1",  # the format of the weights
@@ -51,9 +51,9 @@ class GgufSettings(Common):
     model: str = option("", "adapter or model: folder or Hub id")
     base: str = option("", "base model of an adapter; empty: the one in the adapter's config")
     types: str = option("Q4_K_M,Q8_0", "GGUF types, comma-separated", choices=TYPES, several=True)
-    fallback: bool = option(False, "accept tensors of another type if the model's sizes don't allow the requested type")
+    fallback: bool = option(False, "accept another type for tensors whose size doesn't allow the requested type")
     llama_cpp: str = option("", "folder with llama.cpp's source; empty: download it")
-    llama_cpp_build: str = option("", "folder for its build; empty: build-cpu below its source")
+    llama_cpp_build: str = option("", "folder for llama.cpp's build; empty: build-cpu below its source")
     pre_tokenizer: str = option("", "pre-tokenizer to use for a tokenizer that llama.cpp doesn't know, such as gpt-2")
     jobs: int = option(4, "number of parallel compilers", least=1)
 
@@ -96,7 +96,7 @@ def merge(settings: GgufSettings, kinds: list[str]) -> Path:
 
 
 def write_files(settings: GgufSettings, merged: Path, kinds: list[str]) -> list[dict[str, Any]]:
-    """Write a file for each type, and return the name, size and tensor types of each."""
+    """Write a file for each type, and return the name, size and tensor types of each file."""
     out = Path(settings.out) / "gguf"
     out.mkdir(parents=True, exist_ok=True)
     for cut in out.glob("*.part"):

@@ -70,7 +70,7 @@ def build(settings: OrpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row of a smoke run."""
+    """Return a row for a smoke run."""
     return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
 
 

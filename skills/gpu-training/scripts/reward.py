@@ -45,7 +45,7 @@ ALSO = ()
 
 @dataclass
 class RewardSettings(TextSettings):
-    """Reward modelling."""
+    """Reward modeling."""
 
     learning_rate: float = option(1e-4, "peak learning rate", least=0, most=1)
 

@@ -49,7 +49,7 @@ ALSO = (ALL, "answer")
 class RlooSettings(OnlineSettings):
     """REINFORCE leave-one-out."""
 
-    generations: int = option(4, "number of answers per prompt, which are compared with each other", least=2)
+    generations: int = option(4, "answers per prompt, which are compared with each other", least=2)
     beta: float = option(0.05, "weight of the penalty for the distance to the reference model", least=0)
 
 

@@ -46,14 +46,14 @@ class EmbeddingSettings(Settings):
     """Training of sentence embeddings."""
 
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
-    batch_size: int = option(64, "effective batch: rows of one optimizer step over all GPUs", least=1)
+    batch_size: int = option(64, "effective batch: rows per optimizer step over all GPUs", least=1)
     micro_batch: int = option(64, "rows on one GPU at a time; 0: depends on the GPU's memory", least=0)
-    max_length: int = option(256, "tokens of a text", least=8)
-    too_long: str = option("refuse", "texts longer than that", choices=("refuse", "truncate"))
+    max_length: int = option(256, "maximum tokens per text", least=8)
+    too_long: str = option("refuse", "treatment of texts longer than max_length", choices=("refuse", "truncate"))
 
 
 def check(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row with a value that is not a string, or with a score outside the range 0 to 1."""
+    """Raise Stop at the first sampled row with a value that is empty or not text, or with a score not from 0 to 1."""
     for index in sample(rows):
         for name in names:
             value = rows[index][name]
@@ -63,7 +63,7 @@ def check(rows: Any, source: str, names: set[str]) -> None:
                 else bool(value) and isinstance(value, str)
             )
             if not right:
-                wanted = "a number from 0 to 1" if name == "score" else "a text"
+                wanted = "a number from 0 to 1" if name == "score" else "text"
                 problem = "empty" if value in (None, "") else f"{str(value)[:60]!r} is not {wanted}"
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
                 raise Stop(Exit.DATA, message, "correct or remove such rows")

@@ -40,7 +40,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, has_flash_attention, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
-# For rows in another format, pass `load` a function that returns a new row for each row: `convert=FUNCTION`.
+# For rows in another format, call `load(..., convert=FUNCTION)` with a function that converts one row.
 WANTED = (("messages",), ("prompt", "completion"), ("text",))
 ALSO = ("tools",)
 
@@ -57,9 +57,9 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
     """Return the trainer."""
     tokenizer = load_tokenizer(settings, data)
     if settings.loss_on == "assistant" and "messages" not in data.train.column_names:
-        raise Stop(Exit.CONFIG, "loss_on assistant needs messages", "leave it at default")
+        raise Stop(Exit.CONFIG, "loss_on assistant needs messages", "leave --loss-on at default")
     if settings.loss_on == "completion" and "completion" not in data.train.column_names:
-        raise Stop(Exit.CONFIG, "loss_on completion needs prompt and completion", "leave it at default")
+        raise Stop(Exit.CONFIG, "loss_on completion needs prompt and completion", "use --loss-on default")
     check_lengths(settings, tokenizer, data)
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer

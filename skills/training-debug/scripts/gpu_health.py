@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # ruff: noqa: B905, D103 (stands alone, Python 3.8)
-"""Say whether the cards of this machine can be trusted: driver, ECC, remapped rows, throttling, processes, Xids.
+"""Check the health of this machine's GPUs: driver, ECC, remapped rows, throttling, processes, Xids.
 
     python3 gpu_health.py [--json]
 
-Stands alone: Python 3.8 or newer, standard library, `nvidia-smi`. It changes nothing. Exit code 0: nothing found;
-1: something is odd or could not be read; 2: leave this machine; 3: it has no NVIDIA card, so nothing was judged.
+Needs only Python 3.8 or newer and `nvidia-smi`, and changes nothing. Exit code 0: no problem found; 1: a value is
+unusual or could not be read; 2: use another machine; 3: the machine has no NVIDIA GPU, so nothing was checked.
 """
 
 import argparse
@@ -25,24 +25,24 @@ ODD_XIDS = {74, 63, 92, 94, 120}
 XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 HOT = 83
 VERDICTS = [
-    "PASS: nothing found", "ODD: read the lines above", "FAIL: leave this machine", "NO CARD: nothing to judge",
+    "PASS: no problem found", "ODD: read the lines above", "FAIL: use another machine", "NO CARD: nothing to check",
 ]  # fmt: skip
 
 
 def command(*words, timeout=30):
-    """Run a command; return (output, None) or (None, why not)."""
+    """Run a command; return (output, None), or (None, reason) if it failed."""
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False)
     except FileNotFoundError:
         return None, f"{words[0]} is not installed"
     except subprocess.TimeoutExpired:
-        return None, f"{words[0]} gave no answer in {timeout} s"
+        return None, f"{words[0]} did not answer within {timeout} s"
     text = done.stdout.decode("utf-8", "replace").strip()
     return (text, None) if done.returncode == 0 else (None, text.splitlines()[-1][:200] if text else "no output")
 
 
 def cards(fields):
-    """Ask for `fields`; a driver that doesn't know one of them is asked again without it."""
+    """Return the GPUs with their `fields`, or a reason. Fields that the driver doesn't know are omitted."""
     fields = list(fields)
     while True:
         text, why = command("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
@@ -57,7 +57,7 @@ def cards(fields):
 
 
 def number(text):
-    """A number, or None for anything else (`[N/A]`, `[Not Supported]`)."""
+    """Return a number, or None for any other text (`[N/A]`, `[Not Supported]`)."""
     try:
         return float(int(text, 16)) if text.startswith("0x") else float(text)
     except (AttributeError, ValueError):
@@ -65,13 +65,13 @@ def number(text):
 
 
 def judge(card):
-    """Yield (level, sentence) about one card: 2 leave it, 1 odd."""
+    """Yield (level, sentence) for each problem of one GPU; level 2: use another machine, 1: unusual."""
     who = "GPU {}".format(card["index"])
     ecc = number(card.get("ecc.errors.uncorrected.volatile.total"))
     if ecc:
         yield 2, f"{who}: {ecc:.0f} uncorrected ECC errors since the last reset"
     if card.get("remapped_rows.failure", "").lower() in {"yes", "1"}:
-        yield 2, f"{who}: remapping a row failed"
+        yield 2, f"{who}: a row could not be remapped"
     if card.get("remapped_rows.pending", "").lower() in {"yes", "1"}:
         yield 1, f"{who}: a row waits to be remapped at the next reset"
     mask = int(number(card.get("clocks_throttle_reasons.active")) or 0)
@@ -80,32 +80,32 @@ def judge(card):
             yield 1, f"{who}: throttled ({name})"
     heat = number(card.get("temperature.gpu"))
     if heat is not None and heat >= HOT:
-        yield 1, f"{who}: {heat:.0f} degrees"
+        yield 1, f"{who}: the temperature is {heat:.0f} degrees Celsius"
     used, util = number(card.get("memory.used")), number(card.get("utilization.gpu"))
     if used and used > 1024 and not util:
-        yield 1, f"{who}: {used:.0f} MiB in use and nothing running; see vram_zombies.py"
+        yield 1, f"{who}: {used:.0f} MiB in use, but nothing running; see vram_zombies.py"
 
 
 def xids():
-    """Yield (level, sentence) from the kernel's log, or why it can't be read."""
+    """Yield (level, sentence) for each Xid in the kernel's log, or one for a log that can't be read."""
     text, why = command("dmesg")
     if text is None:
         yield 1, f"the kernel's log can't be read here ({why}), so Xids are unknown"
         return
     for place, code in XID.findall(text):
         if int(code) in FATAL_XIDS:
-            yield 2, f"Xid {code} at {place}: leave this machine"
+            yield 2, f"Xid {code} at {place}: use another machine"
         elif int(code) in ODD_XIDS:
-            yield 1, f"Xid {code} at {place}: watch it, leave when it comes again"
+            yield 1, f"Xid {code} at {place}: use another machine if it occurs again"
 
 
 def report():
-    """Collect everything: the cards, their processes, and the findings."""
+    """Return the GPUs, their processes and the findings."""
     found, why = cards(FIELDS)
     if not found:
-        # Without a driver there is nothing to blame a card for; a driver that doesn't answer is the worst sign of all.
+        # Without a driver, no GPU can be faulty; a driver that does not answer is a failure.
         level = 3 if not why or "is not installed" in why or "No devices were found" in why else 2
-        return {"cards": [], "processes": [], "findings": [(level, why or "nvidia-smi lists no card")]}
+        return {"cards": [], "processes": [], "findings": [(level, why or "nvidia-smi lists no GPU")]}
     text, why = command("nvidia-smi", "--query-compute-apps=pid,used_memory,name", "--format=csv,noheader")
     findings = [finding for card in found for finding in judge(card)]
     if text is None:
@@ -115,7 +115,7 @@ def report():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args()
     found = report()
     level = max((level for level, _ in found["findings"]), default=0)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # ruff: noqa: D103, PTH123, PTH208, S108 (stands alone, Python 3.8)
-"""Watch the memory that really limits a job: the container's, not the host's.
+"""Record the memory that limits a job: the container's, not the host's.
 
     python3 mem_monitor.py [--pid PID] [--every 5] [--samples 0] > memory.tsv
 
-One tab-separated line a sample: time, used and allowed bytes of the cgroup (version 2 or 1), kills by the kernel so
-far, resident bytes and number of the process tree of PID, bytes used in /dev/shm. A value that can't be read is `-`.
-Stands alone: Python 3.8 or newer, standard library, Linux. It ends when PID ends, after `--samples`, or on a signal.
+Prints one tab-separated line per sample: time, used and allowed bytes of the cgroup (version 2 or 1), number of kills
+by the kernel, resident bytes and number of processes in the tree of PID, bytes used in /dev/shm. A value that can't be
+read is `-`. Needs only Linux and Python 3.8 or newer. Ends when PID ends, after `--samples`, or on a signal.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def read(path):
 
 
 def own_group(controller):
-    """The path of our cgroup below the mount: version 2 has an empty controller."""
+    """Return the path of this process's cgroup below the mount. In version 2, the controller is empty."""
     for line in (read("/proc/self/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -40,7 +40,7 @@ def first(paths):
 
 
 def cgroup():
-    """Return (used, allowed, kills) as text; `max` where there is no limit."""
+    """Return (used, allowed, kills) as text; `allowed` is `max` if there is no limit."""
     two, one = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
     used = first([two + own_group("") + "/memory.current", two + "/memory.current"])
     if used is not None:
@@ -57,7 +57,7 @@ def cgroup():
 
 
 def tree(root):
-    """Return (resident bytes, processes) of `root` and its descendants; (None, 0) when it is gone."""
+    """Return (resident bytes, number of processes) of `root` and its descendants, or (None, 0) if it has ended."""
     parents, resident = {}, {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         stat, statm = read(f"/proc/{name}/stat"), read(f"/proc/{name}/statm")
@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pid", type=int, help="the job's first process")
     parser.add_argument("--every", type=float, default=5, help="seconds between samples (default 5)")
-    parser.add_argument("--samples", type=int, default=0, help="stop after so many (default: no limit)")
+    parser.add_argument("--samples", type=int, default=0, help="number of samples; 0: no limit (default 0)")
     asked = parser.parse_args()
     print("\t".join(COLUMNS), flush=True)
     taken = 0

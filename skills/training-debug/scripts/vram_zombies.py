@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # ruff: noqa: D103, PTH112, PTH115, PTH123, PTH208 (stands alone, Python 3.8)
-"""Find processes that hold a card although nothing runs: the usual reason for "out of memory" on an empty GPU.
+"""Find idle processes that still occupy a GPU, the usual cause of "out of memory" on an unused GPU.
 
     python3 vram_zombies.py [--min-age SECONDS] [--watch SECONDS]
 
-Stands alone: Python 3.8 or newer, standard library, Linux. It only looks. Inside a container nvidia-smi lists no
-processes or foreign numbers, so a missing entry proves nothing; a holder is called idle only when it used no
-processor time while this script watched, is older than the least age, and every card is at rest.
-Exit code 0: none found; 1: some found; 2: can't tell.
+Needs only Linux and Python 3.8 or newer, and changes nothing. Inside a container, nvidia-smi lists no processes or
+wrong process ids, so this script reads /proc instead. A process counts as idle only if it used no CPU time
+during `--watch`, is at least `--min-age` old, and no GPU is in use. Exit code 0: none found; 1: some found; 2: unknown.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import time
 
 
 def holders():
-    """Return ({pid: device files it has open}, how many processes could not be looked into)."""
+    """Return ({pid: its open device files}, the number of processes that could not be examined)."""
     found, closed = {}, 0
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -37,7 +36,7 @@ def holders():
 
 
 def stat(pid):
-    """Return (processor ticks used, start tick, parent, state), or None when the process is gone."""
+    """Return (CPU ticks used, start tick, parent, state), or None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -57,11 +56,11 @@ def words(pid):
             parts = file.read().split(b"\0")
     except OSError:
         return "?"
-    return b" ".join(parts[:2]).decode("utf-8", "replace")[:80]  # arguments may hold secrets
+    return b" ".join(parts[:2]).decode("utf-8", "replace")[:80]  # arguments may contain secrets
 
 
 def resting():
-    """Whether every card is at rest: True, False, or None when it can't be asked."""
+    """Return whether no GPU is in use, or None if that is unknown."""
     query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
@@ -72,7 +71,9 @@ def resting():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--min-age", type=float, default=120, help="seconds a holder must have lived (default 120)")
+    parser.add_argument(
+        "--min-age", type=float, default=120, help="minimum age of an idle process in seconds (default 120)"
+    )
     parser.add_argument("--watch", type=float, default=3, help="seconds to watch (default 3)")
     asked = parser.parse_args()
     if not os.path.isdir("/proc/self/fd"):
@@ -98,17 +99,17 @@ def main():
         if quiet:
             idle.append(pid)
     if closed:
-        print(f"{closed} processes of other users could not be looked into; run as root to see them")
+        print(f"{closed} processes of other users could not be examined; run as root to include them")
     if rest is None:
-        print("CAN'T TELL: nvidia-smi does not say whether the cards are at rest")
+        print("CAN'T TELL: nvidia-smi does not report whether the GPUs are in use")
         return 2
     if not rest:
-        print("A card is at work; no holder is called a leftover now")
+        print("A GPU is in use, so no process counts as idle")
         return 0
     if idle:
-        print("Look at each before ending it, and end only your own: kill " + " ".join(map(str, idle)))
+        print("Check each process before you end it, and end only your own: kill " + " ".join(map(str, idle)))
         return 1
-    print("No idle holder found" + ("" if not closed else " among those that could be seen"))
+    print("No idle process found" + ("" if not closed else " among those that could be examined"))
     return 2 if closed else 0
 
 

@@ -241,7 +241,7 @@ def test_tables_fit_80_columns_and_break_no_id(
     machine = {
         "platform": "rehearsal/prime_intellect", "instance_id": "r23243ea3-17", "ours": True, "state": "terminating",
         "billing": None, "price_usd_per_hour": 28.8, "cost_usd": 1234.5678, "since": 1.8e9, "job_id": "j0123456789",
-        "job_state": "provisioning", "note": "unverified: counts as billing; the job is failed and the meter runs",
+        "job_state": "provisioning", "note": "unverified: counts as billed; the job is failed and the meter runs",
     }  # fmt: skip
     console.listed(results.InstancesReply(instances=[results.InstanceReply.model_validate(machine)]))
     event = {"seq": 1, "at": 1.8e9, "subject": "receipt/r0123456789abcdef", "kind": "lease.created"}

@@ -21,7 +21,7 @@ LOAD = "tensors"
 
 @dataclass(frozen=True)
 class Record:
-    """One record: the tensor's name, the file that contains it, and the range of its bytes there."""
+    """One record: the tensor's name, the file that contains its bytes, and their range in the file."""
 
     name: str
     file: str
@@ -38,11 +38,11 @@ class Record:
             named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
             if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
                 return cls(str(name), str(file), int(at or 0), int(length or 0))
-        raise Broken("its metadata has an entry that is invalid or refers to a file outside of the folder")
+        raise Broken("its metadata has an entry that is invalid or refers to a file outside the folder")
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for the file names of this format."""
     return name == ".metadata" or name.endswith(".distcp")
 
 
@@ -52,7 +52,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         return _metadata(source, limits)
     listing = source.beside(".metadata")
     if listing is None:
-        raise Broken("has no .metadata in its folder: the save was never finished, and it can't be loaded")
+        raise Broken("has no .metadata in its folder: the save was never finished, so the file can't be loaded")
     with listing:
         rows = [r for r in _metadata(listing, limits).content if r.file == source.path.name]
     found = Anatomy(NAME)
@@ -60,7 +60,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     for row in sorted(rows, key=lambda r: r.offset):
         if row.offset != at or row.offset + row.length > source.size:
             what = (
-                "overlaps another or follows a gap"
+                "overlaps another record or follows a gap"
                 if row.offset != at
                 else f"needs bytes up to {row.offset + row.length:,}"
             )

@@ -1,4 +1,4 @@
-"""Read GGUF, llama.cpp's file format for metadata, a tensor table and (quantised) tensors. It has no checksum."""
+"""Read GGUF, llama.cpp's file format: metadata, a tensor table and plain or quantized tensors, without a checksum."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Cursor:
         """Return the name, shape, type and offset of a tensor."""
         name, dims = self.text(), self.number("I")
         if dims > 8:
-            raise Broken(f"tensor {short(name, 60)} claims {dims:,} dimensions")
+            raise Broken(f"tensor {short(name, 60)} has {dims:,} dimensions; at most 8 are allowed")
         # ggml lists the fastest-varying dimension first.
         shape = tuple(reversed([self.number("Q") for _ in range(dims)]))
         return name, shape, self.number("I"), self.number("Q")
@@ -88,9 +88,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("does not begin with GGUF")
     version, tensors, pairs = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
     if version not in (2, 3):
-        raise Doubtful(f"has GGUF version {version:,}, or is big-endian; only versions 2 and 3 are supported")
+        raise Doubtful(f"has GGUF version {version:,} or is big-endian; little-endian versions 2 and 3 are supported")
     if tensors > limits.tensors or pairs > 1_000_000:
-        raise Broken(f"claims {tensors:,} tensors and {pairs:,} metadata entries")
+        raise Broken(f"declares {tensors:,} tensors and {pairs:,} metadata entries, which is more than the limit")
     found = Anatomy(NAME)
     for _ in range(pairs):
         key = cursor.text()
@@ -117,13 +117,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _kind(found: Anatomy) -> None:
-    """Check that the metadata specifies the architecture. In a split model, only the first part has it."""
+    """Check that the metadata specifies the architecture. In a split model, only the first part specifies it."""
     part, parts = (found.meta.get(f"split.{key}") for key in ("no", "count"))
     if isinstance(part, int) and isinstance(parts, int) and parts > 1:
         if part >= parts:
-            found.problems.append(f"claims to be part {part + 1:,} of {parts:,}")
+            found.problems.append(f"is marked as part {part + 1:,} of {parts:,}")
             return
-        found.unproved.append(f"the other parts, because it is part {part + 1:,} of {parts:,}")
+        found.unproved.append(f"the other parts, because this file is part {part + 1:,} of {parts:,}")
     if not part and not isinstance(found.meta.get("general.architecture"), str):
         found.problems.append("has no general.architecture, so it can't be loaded")
 
@@ -139,7 +139,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     # A string or an array takes at least 8 bytes, because its length takes 8 bytes.
     size = struct.calcsize(_SCALARS[inner]) if inner in _SCALARS else 8
     if count * size > cursor.end - cursor.at:
-        raise Broken(f"has a metadata array of {count:,} entries, which do not fit in the file")
+        raise Broken(f"has a metadata array of {count:,} entries, more than the file can contain")
     if inner in _SCALARS:
         raw, keep = cursor.take(count * size), min(count, _KEEP)
         return {"count": count, "first": list(struct.unpack(f"<{keep}{_SCALARS[inner]}", raw[: keep * size]))}
@@ -154,7 +154,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
 def _place(
     found: Anatomy, table: list[tuple[str, tuple[int, ...], int, int]], start: int, align: int, size: int
 ) -> None:
-    """Check that tensors are in order, separated only by padding, and end at the end of the file."""
+    """Check that only padding separates the tensors and that the last one ends at the end of the file."""
     if len({name for name, *_ in table}) != len(table):
         raise Broken("lists a tensor twice")
     at = 0
@@ -170,7 +170,7 @@ def _place(
             )
         extent = t.numel // block * each
         if offset != -(-at // align) * align:
-            raise Broken(f"tensor {short(name, 60)} overlaps the one before it or follows a gap")
+            raise Broken(f"tensor {short(name, 60)} overlaps the previous tensor or follows a gap")
         at = offset + extent
         found.tensors.append(Tensor(name, t.dtype, shape, t.start, extent))
     if not at <= size - start <= -(-at // align) * align:

@@ -1,7 +1,7 @@
-"""Read HDF5 (.h5, .hdf5), used for Keras weights and other results: superblock, object headers, dataset locations.
+"""Read HDF5 files (.h5, .hdf5), such as Keras weights: the superblock, the object headers and the dataset locations.
 
 Old files have no checksums; in newer files, each block of metadata has one. This module only locates compressed data;
-at level `load`, the HDF5 library reads it.
+at level `load`, the HDF5 library reads the data.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _keras_code(source: Source, found: Anatomy) -> None:
-    """Search the bytes outside of datasets for a Keras model description with a layer that contains code."""
+    """Search the bytes outside the datasets for a Keras model description with a layer that contains code."""
     at, budget = 0, _LOOKED_INTO
     places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
     for start, end in [*places, (source.size, source.size)]:
         piece = source.at(at, min(start - at, budget)) if start > at and budget else b""
         budget -= len(piece)
         if b'"class_name": "Lambda"' in piece or b'"class_name": "__lambda__"' in piece:
-            found.doubt("has a Lambda layer; Keras would run its code when it loads the model", Cause.NEEDS_CODE)
+            found.doubt("has a Lambda layer; Keras would run the layer's code to load the model", Cause.NEEDS_CODE)
             return
         at = max(at, end)
 
@@ -80,7 +80,7 @@ class _Object:
 
 
 class _Walk:
-    """Visits each object in a file once."""
+    """Visit each object in a file once."""
 
     def __init__(self, source: Source, limits: Limits, found: Anatomy) -> None:
         self.source, self.limits, self.found = source, limits, found
@@ -91,7 +91,7 @@ class _Walk:
         self.count = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read metadata and count the reads. Addresses are relative to the superblock's base, usually 0."""
+        """Read metadata, and count the reads. Addresses are file offsets, because the superblock's base must be 0."""
         self.count += 1
         if self.count > 4 * self.limits.tensors:
             raise Doubtful("has more metadata than the limit allows")
@@ -107,7 +107,7 @@ class _Walk:
         return data
 
     def superblock(self, at: int) -> tuple[int, tuple[int, int] | None]:
-        """Return the address of the root group's header, and for an old root group those of its index and names."""
+        """Return the address of the root group's header and, in the old format, those of its index and its names."""
         head = self.at(at, 96)
         version = head[8]
         widths = head[13:15] if version < 2 else head[9:11]
@@ -120,7 +120,7 @@ class _Walk:
         if at or base:
             raise Doubtful("begins with another program's data, which is not supported")
         if end != self.source.size:
-            what = "is cut off" if end > self.source.size else "has additional bytes"
+            what = "is truncated" if end > self.source.size else "has additional bytes"
             raise Broken(f"its superblock specifies {end:,} bytes, but the file has {self.source.size:,}: it {what}")
         if version >= 2:
             return root, None
@@ -152,7 +152,7 @@ class _Walk:
                     self.visit(to, f"{name}/{child}".lstrip("/"), depth + 1)
 
     def header(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages in an object's header, in the old or the new format, and in its continuation blocks."""
+        """Yield the messages in an object's header and its continuation blocks, in the old or the new format."""
         new = self.at(address, 4) == b"OHDR"
         if new:
             flags = self.at(address, 6)[5]
@@ -185,7 +185,7 @@ class _Walk:
                     yield kind, body
 
     def old_group(self, tree: int, heap: int, name: str, depth: int) -> None:
-        """Visit the members of an old group, which are listed by name in a B-tree."""
+        """Visit the members of a group in the old format, in which a B-tree lists them by name."""
         head = self.at(heap, 32)
         if head[:4] != b"HEAP":
             raise Broken(f"the names of group /{short(name, 60)} are not at their address")
@@ -205,7 +205,7 @@ class _Walk:
                     self.visit(_number(rows, i + 8), f"{name}/{child}".lstrip("/"), depth + 1)
 
     def leaves(self, address: int, key: int, sign: bytes, depth: int) -> Iterator[int]:
-        """Yield the addresses in the leaves of a version 1 B-tree with keys of `key` bytes."""
+        """Yield the addresses in the leaves of a B-tree (version 1) whose keys have `key` bytes."""
         if address == _NOWHERE:
             return
         if depth > 16 or (address in self.seen):
@@ -230,7 +230,7 @@ class _Walk:
             raise Broken(f"{what} needs bytes up to {start + length:,}, but the file ends at {self.end:,}")
 
     def dataset(self, name: str, space: bytes, kind: bytes, layout: bytes) -> None:
-        """Add a dataset and check that its data, or all its chunks, are inside the file."""
+        """Add a dataset, and check that its data or all of its chunks are inside the file."""
         shape = _shape(space)
         size = int.from_bytes(kind[4:8], "little")
         dtype, big = _dtype(kind, size)
@@ -271,7 +271,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return an element's type, and whether the type is big-endian (None if it has no byte order)."""
+    """Return the type of an element, and whether the type is big-endian; None if the type has no byte order."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"
@@ -284,7 +284,7 @@ def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
 
 
 def _link(body: bytes) -> tuple[str, int | None]:
-    """Return the name of a link and the address of its target (None if it is not a hard link)."""
+    """Return the name of a link and the address of its target; None if the link is not a hard link."""
     flags = body[1]
     kind = body[2] if flags & 8 else 0
     at = 2 + bool(flags & 8) + 8 * bool(flags & 4) + bool(flags & 16)

@@ -1,4 +1,4 @@
-"""Read JPEG images: the markers from the first byte to the last. The format has no checksum."""
+"""Read JPEG images: check the markers and that nothing follows the image. The format has no checksum."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if at + 2 != len(data):
         raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the image")
     found = Anatomy(NAME)
-    found.proved.append("its segments cover the file from the first byte to the last")
+    found.proved.append("its segments cover the complete file")
     return found

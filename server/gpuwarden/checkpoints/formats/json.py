@@ -32,12 +32,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Return true if the data has so few lists and objects that parsing it can't exhaust the memory."""
+    """Return true if the data has few enough lists and objects that parsing it can't exhaust the memory."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 
 def parse(data: bytes, found: Anatomy) -> Any:
-    """Return the parsed value. Raises Broken for invalid JSON, but NaN and infinity only cause a warning."""
+    """Return the parsed value. Raises Broken for invalid JSON; NaN and infinity only cause a warning."""
     odd: list[str] = []
 
     def constant(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Read JSON lines: metrics and logs, one object per line, appended while a job runs."""
+"""Read JSON lines files, such as metrics and logs, to which a job appends one object per line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WARNINGS = 3
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for the file names of this format."""
     return name.endswith((".jsonl", ".ndjson"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line up to a limit. An incomplete last line is only a warning, because a killed writer leaves one."""
+    """Parse every line up to a limit. An incomplete last line, left by a killed writer, causes only a warning."""
     found = Anatomy(NAME)
     odd: list[str] = []
 
@@ -67,7 +67,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: Limits) -> bool:
-    """Return true if all lines are valid JSON. If not, the caller checks each line."""
+    """Return true if all lines are valid JSON. Otherwise, the caller checks each line."""
     if not modest(data, limits):
         return False
     try:
@@ -89,4 +89,4 @@ def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
         parse(line, found)
     except Broken as why:
         raise Broken(f"line {number:,} {why}") from why
-    del found.warnings[_WARNINGS:]  # A loss that is NaN on one line is NaN on every later line.
+    del found.warnings[_WARNINGS:]  # Once a loss is NaN, every later line has the same warning.

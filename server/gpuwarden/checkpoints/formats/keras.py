@@ -65,6 +65,6 @@ def _layers(found: Anatomy, config: Any) -> None:
             stack += part
     evil = [f"{module}.{own}" for module, own in sorted(named) if own and runs_code(Global(module, own))]
     if evil:
-        found.refute(f"would run code when it is loaded: its config.json names {some(evil)}", Cause.RUNS_CODE)
+        found.refute(f"would run code when it is loaded: its config.json refers to {some(evil)}", Cause.RUNS_CODE)
     if any(own in ("Lambda", "__lambda__") for _, own in named):
-        found.doubt("has a Lambda layer; its code would run when the model is loaded", Cause.NEEDS_CODE)
+        found.doubt("has a Lambda layer, whose code would run when the model is loaded", Cause.NEEDS_CODE)

@@ -1,4 +1,4 @@
-"""Read flax's MessagePack files: maps of names to arrays. An array is an extension with a shape, a type and bytes."""
+"""Read flax's MessagePack files, which map names to arrays. An array is an extension with a shape, a type and bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WIDTHS = {0: "B", 1: "H", 2: "I"}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format."""
+    """Return true for the file names of this format."""
     return name.endswith(".msgpack")
 
 
@@ -60,7 +60,7 @@ class _Walk:
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def value(self, name: str, depth: int) -> Any:
-        """Return one value. Bytes are returned as (offset, length), and arrays as None."""
+        """Return the next value: bytes as (offset, length), and an array as None."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)
@@ -111,7 +111,7 @@ class _Walk:
         for _ in range(self._fits(length)):
             key = self.value(name, depth + 1)
             if not isinstance(key, (str, int, float, bool, type(None))):
-                raise Broken(f"has a key below {short(name, 60)!r} that is not a valid name")
+                raise Broken(f"has a key in {short(name, 60)!r} that is not a valid name")
             if key in made:
                 raise Broken(f"has the name {short(key, 60)} twice", Cause.CONTRADICTION)
             made[key] = self.value(f"{name}.{key}".lstrip("."), depth + 1)
@@ -120,11 +120,11 @@ class _Walk:
     def _fits(self, length: int) -> int:
         """Return the length. Raises Broken if it exceeds the remaining bytes."""
         if length > self.reader.end - self.reader.at:
-            raise Broken(f"declares {length:,} values at byte {self.reader.at:,}, which do not fit in the file")
+            raise Broken(f"declares {length:,} values at byte {self.reader.at:,}, more than the file can contain")
         return length
 
     def _extension(self, length: int, name: str) -> None:
-        """Add an array; its shape and type must match its number of bytes."""
+        """Add an array. Raises Broken if its shape and type do not match its number of bytes."""
         kind = self.number("b")
         start = self.reader.skip(length)
         if kind not in (_ARRAY, _SCALAR):

@@ -33,7 +33,7 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # numpy stores bfloat16 and 8-bit floats as these types
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Strings, bytes, times and processor-specific long floats, for which only the size is checked.
+# Strings, bytes, times, and long floats, whose format depends on the processor. Only their sizes are checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
@@ -43,7 +43,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Compare every array's type and shape with its number of bytes."""
+    """Compare the type and shape of every array with its number of bytes."""
     found = Anatomy(NAME)
     if source.name.endswith(".npy"):
         start, found.big_endian = _array(found, "array", source.head(_HEADER), source.size, 0)
@@ -75,7 +75,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
-    found.proved.append(f"{len(members):,} arrays, whose sizes match their headers")
+    found.proved.append(f"has {len(members):,} arrays whose sizes match their headers")
     return found
 
 
@@ -123,7 +123,7 @@ def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[
     length = int.from_bytes(head[8 : 8 + wide], "little")
     start = 8 + wide + length
     if head[6] not in (1, 2, 3) or start > len(head):
-        raise Broken(f"{short(name, 60)} has a header that is cut off, is too long or has an unknown version")
+        raise Broken(f"{short(name, 60)} has a header that is truncated, too long or of an unknown version")
     try:
         header = ast.literal_eval(head[8 + wide : start].decode("utf-8" if head[6] == 3 else "latin-1").strip())
         descr, shape = header["descr"], header["shape"]
@@ -161,5 +161,5 @@ def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
             size += math.prod(shape) * _element(name, field[1], depth + 1)[1]
         return "record", size, False
     raise Doubtful(
-        f"{short(name, 60)} has elements of type {short(descr, 40)}; objects are not read, because unpickling runs code"
+        f"{short(name, 60)} has the element type {short(descr, 40)}; objects are not read, because unpickling runs code"
     )

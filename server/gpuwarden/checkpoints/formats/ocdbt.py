@@ -1,4 +1,4 @@
-"""Read the database (OCDBT) of an orbax checkpoint: tables with a length and a CRC-32C, and data files without them.
+"""Read the OCDBT database of an orbax checkpoint: tables with a length and a CRC-32C, and data files without either.
 
 Tables are fully checked. A data file has no structure to check, so only a recorded digest can prove it.
 """
@@ -19,7 +19,7 @@ _CRC_CAP = 8 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the manifest's name, and for names of data files, which are 32 hexadecimal digits."""
+    """Return true for the names of manifests and of data files. A data file's name is 32 hexadecimal digits."""
     return name.endswith(".ocdbt") or _DATA_NAME.fullmatch(name) is not None
 
 

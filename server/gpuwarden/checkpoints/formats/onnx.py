@@ -1,9 +1,7 @@
 """Read ONNX files: a protobuf without a checksum.
 
-Each field must end inside the field that contains it, and the size of a weight must match its shape.
-
-A weight is stored as raw bytes, as packed numbers, or as a byte range in another file next to the model (external
-data).
+Each field must end inside the field that contains it, and the size of a weight must match its shape. A weight is stored
+as raw bytes, as packed numbers, or as a byte range in another file next to the model (external data).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _HIGH = bytes(range(128, 256))
 
 @dataclass
 class External:
-    """The byte range in another file that contains one weight."""
+    """The byte range of one weight in another file."""
 
     name: str
     dtype: str
@@ -56,12 +54,12 @@ class _Fields:
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true if the name is that of an ONNX file."""
+    """Return true for file names with this format's extension."""
     return name.endswith(".onnx")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the fields of the model, its graph and its weights; check that files contain the external data."""
+    """Read the fields of the model, its graph and its weights. Check that the other files contain the external data."""
     found, external = walk(source)
     for location in sorted({e.location for e in external}):
         ranges = [e for e in external if e.location == location]
@@ -75,7 +73,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
             size = other.size
         short_of = [e.name for e in ranges if e.offset + e.length > size]
         if short_of:
-            raise Broken(f"{short(location, 60)} has {size:,} bytes; it ends before these weights: {some(short_of)}")
+            raise Broken(f"{short(location, 60)} has {size:,} bytes, too few for these weights: {some(short_of)}")
         found.proved.append(f"{short(location, 60)} contains all bytes of {len(ranges):,} weights")
     return found
 
@@ -158,7 +156,7 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
 
 
 def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: str, numel: int) -> None:
-    """Count the variable-length integers in a weight. The last byte of each integer is below 128."""
+    """Check the number of variable-length integers in a weight. The last byte of each integer is below 128."""
     count = 0
     for number in _VARINTS:
         begin, end = seen.spans.get(number, (0, 0))

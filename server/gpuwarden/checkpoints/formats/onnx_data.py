@@ -18,7 +18,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Locate the weights in this file that belong to the model in this folder."""
+    """Locate the weights in this file. The model in the same folder lists their offsets."""
     found = Anatomy(NAME)
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")

@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true if the name is that of a PNG image. The content of the file is ignored."""
+    """Return true for the file names of PNG images. The content of the file is ignored."""
     return name.lower().endswith((".png", ".apng"))
 
 

@@ -1,4 +1,4 @@
-"""Read safetensors files: an 8-byte length, a JSON header, then the tensors, without any checksum."""
+"""Read safetensors files: the header's length in 8 bytes, a JSON header, then the tensors, without any checksum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the header and locate every tensor; the tensors must cover the file without gaps or overlaps."""
+    """Read the header and locate every tensor. The tensors must cover the file without gaps or overlaps."""
     header, start = _header(source, limits)
     found = Anatomy(NAME)
     meta = header.pop("__metadata__", {})
@@ -43,7 +43,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     at = start
     for t in found.tensors:
         if t.start != at:
-            what = "overlaps the tensor before it" if t.start < at else "follows a gap"
+            what = "overlaps the previous tensor" if t.start < at else "follows a gap"
             raise Broken(f"tensor {short(t.name, 60)} {what}")
         at += t.extent
     size = source.size
@@ -57,19 +57,19 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """Return the header and the offset of the first tensor."""
     if source.size < 8:
-        raise Broken(f"has {source.size} bytes, too few to contain the header's length")
+        raise Broken(f"has {source.size} bytes, too few for the header's length")
     length = int.from_bytes(source.at(0, 8), "little")
     if length > limits.header:
-        raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
+        raise Broken(f"declares a header of {length:,} bytes; the format allows at most {limits.header:,}")
     if 8 + length > source.size:
-        raise Broken(f"claims a header of {length:,} bytes, but the file has only {source.size:,} bytes")
+        raise Broken(f"declares a header of {length:,} bytes, but the file has only {source.size:,} bytes")
     raw = source.at(8, length)
     if not modest(raw, limits):
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
         # Each entry has each of these keys once, so another count may mean a repeated name. Calling a hook for every
-        # object always detects repeated names, but takes twice the time.
+        # object always detects repeated names, but takes twice as long.
         entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
         once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
         if not once or b"\\" in raw or raw.count(b'"__metadata__"') > 1:
@@ -84,12 +84,12 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("it contains a name twice")
+        raise ValueError("a name occurs twice")
     return made
 
 
 def _tensor(name: str, entry: Any, start: int) -> Tensor:
-    """Return the tensor of one entry, whose offsets count from `start`. Raises Broken for an invalid entry."""
+    """Return the tensor of one entry, whose offsets are relative to `start`. Raises Broken for an invalid entry."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise Broken(f"the entry of tensor {short(name, 60)} lacks dtype, shape or data_offsets")
     dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -1,4 +1,4 @@
-"""Read SentencePiece tokenizer models: a protobuf that contains pieces and their scores and has no checksum."""
+"""Read SentencePiece tokenizer models: a protobuf with pieces and their scores, without any checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check that every piece is valid text, and that the fields take up the complete file."""
+    """Check that every piece is valid UTF-8, and that the fields fill the complete file."""
     found = Anatomy(NAME)
     walker, pieces = Walker(source), 0
     for number, _, place in walker.fields(0, source.size):
@@ -26,9 +26,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
             try:
                 source.at(begin, end - begin).decode("utf-8")
             except UnicodeDecodeError as why:
-                raise Broken(f"piece {pieces + 1:,} is not text") from why
+                raise Broken(f"piece {pieces + 1:,} is not valid UTF-8") from why
             pieces += 1
     if not pieces:
         raise Broken("has no pieces")
-    found.proved.append(f"has {pieces:,} pieces, and its fields take up the complete file")
+    found.proved.append(f"has {pieces:,} pieces, and its fields fill the complete file")
     return found

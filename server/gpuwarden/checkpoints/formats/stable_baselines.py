@@ -1,4 +1,4 @@
-"""Read Stable-Baselines3 archives (.zip): JSON with pickled settings, and torch archives, each checked separately."""
+"""Read Stable-Baselines3 archives (.zip), which contain JSON with pickled settings, and torch archives."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class _Settings(Names):
     """The classes and functions that pickled settings may use, including one named tuple."""
 
     def call(self, made: Call) -> str:
-        """Return the reason why a call may be unsafe; "" if it is harmless."""
+        """Return the reason why a call may be unsafe; "" if the call is harmless."""
         tuple_of_two = made.new and isinstance(made.func, Global) and canonical(made.func) == _FREQUENCY
         return "" if tuple_of_two else super().call(made)
 
 
-# The library's own classes and Gymnasium's spaces: instances are created without a call, then get their attributes.
+# Classes of the library, Gymnasium and torch. Instances are created without calling the class, then get attributes.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -77,7 +77,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:
-    """Check every pickled setting, because the library unpickles all of them when it loads the archive."""
+    """Check every pickled setting. The library unpickles all of them when it loads the archive."""
     if not isinstance(settings, dict):
         raise Broken(f"{_SETTINGS} is not a JSON object")
     count = 0

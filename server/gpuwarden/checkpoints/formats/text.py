@@ -17,21 +17,19 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of text files. The content is ignored, because a file in an unknown format may be
-    ASCII.
-    """
+    """Return true for the names of text files. The content is ignored: other formats may be ASCII as well."""
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Decode the complete file. A truncated last character is only a warning, because logs may end with one."""
+    """Decode the complete file. A truncated last character causes only a warning, because a log may end with one."""
     found = Anatomy(NAME)
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines = at = 0
     while at < source.size:
         piece = source.at(at, min(1 << 20, source.size - at))
         if b"\0" in piece:
-            raise Broken(f"has a NUL byte at byte {at + piece.index(0):,}: probably a crash left a hole in the file")
+            raise Broken(f"has a NUL byte at byte {at + piece.index(0):,}: a crash probably left a hole in the file")
         try:
             decoder.decode(piece)
         except UnicodeDecodeError as why:
@@ -39,6 +37,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
         lines += piece.count(b"\n")
         at += len(piece)
     if decoder.getstate()[0]:
-        found.warnings.append("its last character is cut off")
+        found.warnings.append("its last character is truncated")
     found.proved.append(f"is valid UTF-8 text, {lines:,} lines")
     return found

@@ -1,4 +1,4 @@
-"""Read TensorBoard event files: records with a length and CRC-32C checksums, appended while a job runs."""
+"""Read TensorBoard event files, to which a job appends records with a length and CRC-32C checksums."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-_BODY_CAP = 8 << 20  # CRCs, which are slow in Python, are computed for this many bytes; then only frames are checked
+_BODY_CAP = 8 << 20  # bytes whose CRCs are computed, which is slow in Python; after them, only frames are checked
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for names like events.out.tfevents.<time>.<host>."""
+    """Return true for names such as events.out.tfevents.<time>.<host>."""
     return "tfevents" in name
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check every record's length and CRC. An incomplete last record, left by a killed writer, is only a warning."""
+    """Check the length and CRC of every record. If a killed writer left an incomplete last record, only warn."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:

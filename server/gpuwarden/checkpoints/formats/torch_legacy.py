@@ -1,5 +1,4 @@
-"""Read torch.save's older format, which is not a zip: small pickles, the object, then the storages, without any
-checksum.
+"""Read torch.save's older format, which is not a zip archive: pickles, then the storages, without any checksum.
 
 This module also reads plain pickles. Other programs use torch's file extensions too, so a file counts as damaged only
 if its bytes show that torch wrote it.
@@ -26,12 +25,12 @@ _MOST = 100  # consecutive pickles
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's file extensions unless the file is a zip. A plain pickle may have the same extensions."""
+    """Return true for torch's file extensions, which plain pickles may also have, unless the file is a zip archive."""
     return name.endswith((*ENDINGS, ".pickle")) and head[:2] != b"PK"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the four pickles, the list of keys, then each storage with its length."""
+    """Read the five pickles, of which the last lists the storages' keys, then each storage with its length."""
     data = source.at(0, min(source.size, limits.pickle))
     names = allow_list.of_file(source.name)
     machine = symbolic.Machine(data, limits, names=names)
@@ -86,12 +85,12 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         torch_objects.fill(found, tree, {}, source.name, limits)
     found.meta["inert"] = True
     if not source.name.endswith(_PICKLES):
-        found.doubt("is named like a torch file, but is a plain pickle, which torch.load rejects")
+        found.doubt("has the name of a torch file, but is a plain pickle, which torch.load rejects")
     return found
 
 
 def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) -> Anatomy:
-    """Return the findings about a file that could not be completely read as a pickle."""
+    """Return the findings about a file that could not be read completely as a pickle."""
     found = Anatomy("pickle")
     torch_objects.judge(found, tree, allow_list.of_file(source.name))
     if any(runs_code(n) for n in tree.named) or Global("joblib.numpy_pickle", "NumpyArrayWrapper") in tree.named:
@@ -112,11 +111,11 @@ def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) 
         raise Broken(f"begins with {len(head):,} zero bytes: its beginning was never written")
     if head.lstrip()[:9].lower() in (b"<!doctype", b"<html>") or head.lstrip()[:5].lower() == b"<html":
         raise Broken("is an HTML page: the server returned an error page for the download")
-    raise Unread("is named like a torch file, but is neither a torch file nor a pickle") from why
+    raise Unread("has the name of a torch file, but is neither a torch file nor a pickle") from why
 
 
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
-    """Map the key of each storage to its offset and size. The last one must end at the end of the file."""
+    """Map the key of each storage to its offset and size. The last storage must end at the end of the file."""
     kinds = {key: dtype for key, dtype, _ in torch_objects.storages(tree)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:

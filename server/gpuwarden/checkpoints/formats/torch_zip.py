@@ -1,8 +1,8 @@
 """Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is never run.
 
 TorchScript and torch.package write archives with the same file extensions. A TorchScript archive contains tensors and a
-program, a torch.package archive contains Python modules. Loading either archive runs code, so both kinds are reported
-as doubtful.
+program; a torch.package archive contains Python modules. Loading either archive runs code, so both are reported as
+doubtful.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCRIPT = re.compile(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's file extensions with a zip signature. Files of the older format lack the signature."""
+    """Return true for torch's file extensions if the file begins like a zip archive. Older torch files do not."""
     return name.endswith(ENDINGS) and head[:2] == b"PK"
 
 
@@ -48,7 +48,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         _other_pickles(found, source, [inside[n] for n in foreign], limits)
     if script:
         found.format = "torchscript"
-        found.doubt("is a TorchScript program, whose code runs when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("is a TorchScript archive: the program in it runs when it is loaded", Cause.NEEDS_CODE)
         foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
     if foreign:
         found.doubt(f"has members that torch never writes: {some(foreign)}")
@@ -61,7 +61,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
-    if script:  # Its classes are part of the program, which is already recorded as a doubt.
+    if script:  # The classes are part of the program, which is already recorded as a doubt.
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name, limits)
@@ -69,7 +69,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script: bool) -> None:
-    """Add the spans with a CRC. Torch compresses only the members with a program's source text."""
+    """Add the spans that have a CRC. torch compresses only the members with a program's source text."""
     packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
     if packed:
         found.doubt(f"has compressed members, which torch never writes: {some(packed)}")
@@ -84,7 +84,7 @@ def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script
 
 
 def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
-    """Refute an archive if space that was reserved in it was never written."""
+    """Refute an archive in which reserved space was never written."""
     empty = [m.name for m in reserved if not any(any(piece) for piece in _pieces(source, m))]
     if empty:
         found.refute(f"is incomplete: it was saved with skip_data, but {some(empty)} was never written")
@@ -107,7 +107,7 @@ def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: 
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
-    """Refute an archive if another pickle in it runs code: torch does not unpickle it, but other programs may."""
+    """Refute an archive in which another pickle runs code. torch does not load that pickle, but other programs may."""
     for member in members[:_LOOKED_INTO]:
         try:
             data = zips.read(source, member, _SMALL)

@@ -1,4 +1,4 @@
-"""Read Universal Binary JSON, the format of XGBoost models (.ubj): objects with typed arrays of big-endian numbers."""
+"""Read Universal Binary JSON (.ubj), the format of XGBoost models: objects with typed arrays of big-endian numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read all values in the file, and compare a model's number of trees with the declared number."""
+    """Read all values in the file, and compare the number of a model's trees with the declared number."""
     walk = _Walk(Reader(source), limits)
     walk.found.big_endian = True
     root = walk.value(walk.code(), "", 0)
@@ -67,7 +67,7 @@ class _Walk:
     def length(self) -> int:
         length = self.number(self.code())
         if not isinstance(length, int) or not 0 <= length <= self.reader.end - self.reader.at:
-            raise Broken(f"claims {length} values before byte {self.reader.at:,}, more than the file can contain")
+            raise Broken(f"declares {length} values before byte {self.reader.at:,}, more than the file can contain")
         return length
 
     def value(self, code: bytes, name: str, depth: int) -> Any:

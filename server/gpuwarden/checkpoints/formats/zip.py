@@ -1,8 +1,7 @@
-"""Read plain zip archives that contain results. Every member's CRC is checked up to a limit, but its content is not
-examined.
+"""Read plain zip archives of results. Members' CRCs are checked up to a size limit; their content is not examined.
 
-If a member may be weights, the archive's verdict is unknown. Formats that are zip archives with other extensions have
-modules of their own.
+If a member may contain weights, the archive's verdict is unknown. Formats that are zip archives with other extensions
+have their own modules.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ LOAD = "parsed"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the extension .zip. The content is ignored, since many other formats are zip archives as well."""
+    """Return true for the extension .zip. The content is ignored, because many other formats are also zip archives."""
     return name.lower().endswith(".zip")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check the directory and every member's location. Raises Unread if the archive is complete but unusual."""
+    """Check the directory and the location of every member. Raises Unread if the archive is complete but unusual."""
     try:
         members = zips.members(source, limits)
     except Broken as why:
@@ -43,8 +42,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if packed:
         found.later.append(unpack)
     found.proved.append(f"all {len(members):,} members in its directory exist")
-    found.unproved.append("the content of its members: they are not examined")
+    found.unproved.append("the content of its members, which is not examined")
     weights = [m.name for m in members.values() if heuristics.like_weights(m.name, b"", m.size)]
     if weights:
-        found.doubts.append(f"may contain weights, and weights inside an archive are not examined: {some(weights)}")
+        found.doubts.append(f"may contain weights, which are not examined inside an archive: {some(weights)}")
     return found

@@ -1,4 +1,4 @@
-"""Check a PEFT adapter: the weights must have all tensors that the config requires, and none may be empty."""
+"""Check a PEFT adapter: the weights must contain all tensors that the config requires, and none may be empty."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 # PEFT uses the first number in a module's name as its layer number.
 _LAYER = re.compile(r"(?P<stem>.*?\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
 _LITERAL = re.compile(r"[\w.-]+")
-# For these tasks, PEFT adds all usual names of the last layer to `modules_to_save`; a model has only one of them.
+# For classification, PEFT adds both usual names of the last layer to `modules_to_save`; a model has only one of them.
 _HEADS = frozenset({"classifier", "score"})
 _CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
 
-# Limit on the modules that are compared pairwise; no legitimate adapter has more.
+# Maximum number of modules that are compared pairwise; no legitimate adapter has more.
 _MOST_ROLES = 1_000
 _DEEPEST = 24
 
@@ -34,7 +34,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the config and the weights exist, and that the weights have all tensors that the config requires."""
+    """Check that the config and the weights exist, and that the weights contain all tensors that the config needs."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -82,13 +82,13 @@ def _names(value: Any) -> list[str]:
 
 
 def _ends(module: str) -> list[str]:
-    """Return the names by which a config can refer to this module, in the form that PEFT compares."""
+    """Return the names by which a config can refer to a module, as PEFT compares them."""
     parts = module.split(".")[-_DEEPEST:]
     return [".".join(parts[n:]) for n in range(len(parts))]
 
 
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
-    """Map each adapted module to its tensors' names, without the module's name.
+    """Map each adapted module to the names of its tensors, without the module's name.
 
     `target_modules` lists the adapted modules. If it is a string, it is a regular expression. Because a malicious
     expression might never end, it is not evaluated, and only modules with LoRA matrices are found.
@@ -107,7 +107,7 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
 
 
 def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
-    """Report modules that the config adapts but the weights lack, unless they are excluded or saved completely."""
+    """Report modules that the config adapts but the weights lack. Ignore modules that are excluded or saved in full."""
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
@@ -119,14 +119,14 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
 
 
 def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
-    """Report modules that lack a tensor that exists in the same module of another layer."""
+    """Report modules that lack a tensor which the same module has in another layer."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
     half = [m for m, rest in modules.items() if rest != roles[role(m)]]
     half += [m for m, rest in modules.items() if _halves(rest)]
     if half:
-        said.problems.append(f"modules without some of their tensors: {some(dict.fromkeys(half))}")
+        said.problems.append(f"some modules lack a tensor: {some(dict.fromkeys(half))}")
 
 
 def _halves(rest: set[str]) -> bool:
@@ -135,7 +135,7 @@ def _halves(rest: set[str]) -> bool:
 
 
 def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
-    """Report layers that lack a module that is adapted in the other layers."""
+    """Report layers that lack a module which is adapted in the other layers."""
     by_role: _Layers = defaultdict(set)
     for module in modules:
         match = _LAYER.fullmatch(module)
@@ -157,7 +157,7 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         # A model may mix layers that have different modules, such as attention or convolutions. The first layers of a
         # model with experts are often dense.
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
-        line = f"{short(stem + name)}: missing in layer {some(lacking)}, unlike in the other layers"
+        line = f"{short(stem + name)}: missing in layer {some(lacking)}, but not in the other layers"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
             said.unproved.append(f"{line}; to check this, compare the adapter with the base model")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
@@ -172,11 +172,11 @@ def _even(numbers: list[int]) -> bool:
 
 
 def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], said: Judgement) -> None:
-    """Check the rank of each pair of matrices, and the additional tensors of DoRA and of a bias."""
+    """Check the rank of each pair of matrices, and the additional tensors for DoRA and for a bias."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:
-        said.problems.append(f"matrices whose rank differs from the config: {some(odd)}")
+        said.problems.append(f"has matrices whose rank differs from the config: {some(odd)}")
     for setting, part in (("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")):
         if config.get(setting) is not True:
             continue
@@ -210,7 +210,7 @@ def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
 
 
 def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
-    """Report modules in the config's `modules_to_save` that are missing from the weights."""
+    """Report the modules in the config's `modules_to_save` that the weights lack."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
         said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")

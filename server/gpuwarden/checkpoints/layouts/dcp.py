@@ -1,4 +1,4 @@
-"""Check a torch.distributed.checkpoint folder: every file that is listed in its metadata must exist."""
+"""Check a torch.distributed.checkpoint folder: every file that its metadata lists must exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     rows = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
     if not isinstance(rows, list):
         if entry is None:
-            said.problems.append("has no .metadata: the save was never finished, and it can't be loaded")
+            said.problems.append("has no .metadata: the save was never finished, so the checkpoint can't be loaded")
         return said
     files = {r.file for r in rows}
     gone = sorted(f for f in files if f not in folder.files)
@@ -33,8 +33,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     else:
         said.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # A folder with only an optimizer is part of another checkpoint. If its name has a step, `stepped.py` checks the
-    # step.
+    # A folder with only an optimizer is part of another checkpoint. `stepped.py` checks a step in the folder's name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None
@@ -44,7 +43,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the number that is saved under one of the step keys, or else the optimizer's number of steps."""
+    """Return the number that is saved under one of the keys for a step, or else the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

@@ -1,8 +1,8 @@
 """Check a DeepSpeed ZeRO checkpoint folder: `latest` names a subfolder in which every rank has saved its part.
 
 The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, the model states
-contain no weights; instead, each rank's optimizer states contain its share of the weights as 32-bit floats. The sizes
-of the shares are checked by the rules that DeepSpeed's own converter (zero_to_fp32.py) uses to join them.
+contain no weights; instead, each rank's optimizer states contain the rank's share of the weights as 32-bit floats. The
+sizes of the shares are checked with the rules by which DeepSpeed's own converter (zero_to_fp32.py) joins the shares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The ranks' files by (kind, model-parallel rank) and then by rank, and the content of each model state file."""
+    """The ranks' files, by (kind, model-parallel rank) and then by rank, and the content of each model state file."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
@@ -70,7 +70,7 @@ class _Parts:
 
     @property
     def numels(self) -> list[list[list[int]]]:
-        """Return, for each model state, the sizes of the trained parameters by group, if they are recorded."""
+        """Return, for each model state, the sizes of the trained parameters by group; empty if not recorded."""
         made: list[list[list[int]]] = []
         for head in self.heads:
             groups = head.get("param_shapes")
@@ -83,14 +83,14 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return whether the folder contains the ranks' parts, or contains `latest` next to such folders."""
+    """Return whether the folder contains ranks' parts, or contains both `latest` and a `global_step` folder."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that all ranks' parts exist and belong to one save, that shares add up, and that `latest` is correct."""
+    """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is right."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
@@ -139,7 +139,7 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     for (kind, model), ranks in sorted(parts.ranks.items()):
         gone = [r for r in range(max([*ranks, (world or 0) - 1]) + 1) if r not in ranks]
         if gone:
-            said.problems.append(f"ranks without {kind} states for mp_rank {model:02}: {some(gone)}")
+            said.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {some(gone)}")
         elif world and len(ranks) > world:
             said.problems.append(f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}, not {world}")
     known = {m for _, m in parts.ranks} | set(parts.whole)
@@ -158,7 +158,7 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     if parts.ranks and len(said.problems) == before:
         count = max(map(len, parts.ranks.values()))
         all_of = f"all {count} ranks saved their parts"
-        unsure = f"{count} ranks saved their parts; a missing higher rank would go unnoticed"
+        unsure = f"{count} ranks saved their parts; it is unknown whether there were higher ranks"
         said.proved.append(all_of if world else unsure)
 
 
@@ -170,7 +170,7 @@ def _apart(folder: Folder) -> bool:
 
 
 def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
-    """Check that the ranks' shares add up to the model, and that their optimizers are complete and at the same step."""
+    """Check that the ranks' shares add up to the model, and that the optimizers are complete and at the same step."""
     steps: set[int | None] = set()
     flat: list[list[int | None]] = []
     for rank, name in sorted(ranks.items()):
@@ -200,7 +200,7 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Return the sizes of a rank's shares of the weights, one per group, with None for a group without a tensor."""
+    """Return the size of a rank's share of the weights for each group; None for a group without a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     numels: list[int | None] = []
     for group in groups if isinstance(groups, list) else ():
@@ -226,7 +226,7 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         bad = [r for r, groups in enumerate(held) if sum(groups) != share]
     elif stage in (1, 2) and all(len(groups) == len(wanted) for groups in held):
         sums = zip(wanted, map(sum, zip(*held)))  # noqa: B905
-        each = 2 * world  # the size of a group is padded to a multiple of this
+        each = 2 * world  # the size of a group is padded to a multiple of this number
         bad = [g for g, (want, have) in enumerate(sums) if -(-have // each) != -(-sum(want) // each)]
     else:
         return

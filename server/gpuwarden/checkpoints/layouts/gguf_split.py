@@ -1,4 +1,4 @@
-"""Check a split GGUF model: each part records its number, the number of parts, and the total number of tensors."""
+"""Check a split GGUF model. Each part records its number, the number of parts, and the total number of tensors."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             entry = found[folder.join(name)]
             if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
                 read[number] = entry.anatomy
-        # If a part can't be read, the findings about that file report this.
+        # If a part can't be read, the findings about that file report it.
         if len(read) == count:
             _agree(stem, count, read, said)
     return said
 
 
 def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
-    """Check the numbers that the parts record, and check that no tensor is in two parts."""
+    """Check the numbers that the parts record, and that no tensor is in two parts."""
     before = len(said.problems)
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
@@ -57,6 +57,6 @@ def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> 
         stated_totals = some(sorted(map(str, totals)))
         said.problems.append(f"the parts of {short(stem, 60)} have {len(names):,} tensors, but record {stated_totals}")
     if len(set(names)) != len(names):
-        said.problems.append(f"two parts of {short(stem, 60)} have a tensor with the same name")
+        said.problems.append(f"two parts of {short(stem, 60)} have tensors with the same name")
     if len(said.problems) == before:
         said.proved.append(f"all {count:,} parts of {short(stem, 60)} exist, with {len(names):,} tensors in total")

@@ -1,4 +1,4 @@
-"""Check a transformers model: config.json, the tensors and the tokenizer must describe the same architecture."""
+"""Check a transformers model: config.json, the tensors and the tokenizer must match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BESIDE = ("generation_config.json",)
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with weights that are named as transformers names them."""
+    """Return true for a folder with weight files that have transformers' file names."""
     return bool(weights(folder)) and not temporary(folder.rel)
 
 
@@ -38,14 +38,14 @@ def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the config with the tensors, using the table of model families, and the tokenizer with the embeddings."""
+    """Compare the config with the tensors, using the table of families, and the tokenizer with the embeddings."""
     said = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         said.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
-        # A config is optional, but it counts as missing if its companion file exists or if sibling models have one.
+        # A config is optional. It counts as missing only if its companion file exists or sibling models have a config.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
@@ -68,9 +68,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
-    """Check that each layer has as many experts as the config specifies, all with the same tensors.
+    """Check that each layer has as many experts as the config specifies, and that all have the same tensors.
 
-    transformers 5 merges experts when it loads a model, so `build_child.py` can't check their names in the file.
+    transformers 5 merges the experts when it loads a model, so `build_child.py` can't check the experts' tensor names.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for match in map(_EXPERT.fullmatch, tensors):

@@ -1,4 +1,4 @@
-"""Check an orbax checkpoint: its commit must be recorded, and the arrays that its metadata lists must have data."""
+"""Check an orbax checkpoint: its metadata must record a commit time, and every listed array must have data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Read the step from the folder's name; check the commit time, and that each array has data."""
+    """Read the step from the folder's name. Check that there is a commit time, and that each array has data."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
@@ -46,7 +46,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _arrays(tree: object) -> list[str]:
-    """Return the names of the arrays in the metadata, which are also their folders if there is no database."""
+    """Return the names of the arrays in the metadata. Without a database, the arrays' folders have the same names."""
     found = []
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
@@ -57,7 +57,7 @@ def _arrays(tree: object) -> list[str]:
 
 
 def _database(folder: Folder) -> list[str]:
-    """Return the problems with the item's database and with the parts that the processes wrote."""
+    """Return the problems with the item's database and with the parts of it that each process wrote."""
     if "manifest.ocdbt" not in folder.files:
         return [f"{_ITEM} refers to a database, but manifest.ocdbt is missing"]
     if "d" not in folder.folders or not folder.folders["d"].files:

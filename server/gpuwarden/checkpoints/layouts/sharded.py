@@ -1,4 +1,4 @@
-"""Check a sharded model. An index maps its tensors to files; loaders do not check the index."""
+"""Check a sharded model. Its index maps each tensor to a file; the libraries that load it do not check the index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare each index with the content of the shards, in both directions."""
+    """Compare each index with the content of the shards, and report tensors that are missing from either."""
     said = Judgement(NAME, folder.rel)
     listed: set[str] = set()
     aliases = found.tree.aliases if found.tree else {}
@@ -39,7 +39,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
             continue
         stems = {_stem(s) for s in shards} - {None}
-        # Include unlisted shards with the same stem, because the index may lack one.
+        # Include unlisted shards with the same stem, because the index may lack a shard.
         present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
         _both_ways(folder, name, table, present, found, said)
         _total(folder, name, content, present, found, said)
@@ -49,10 +49,10 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if gone > 0:
             lowest = next(i for i in range(first, first + total) if i not in numbers)
             said.problems.append(
-                f"{gone} of {total} shards of {short(stem)} are missing; the first missing one is number {lowest}"
+                f"{gone} of {total} shards of {short(stem)} are missing; the lowest missing number is {lowest}"
             )
         if not listed and stem.endswith((".safetensors", ".bin")):
-            said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")
+            said.problems.append(f"{short(stem)} consists of {total} shards, but no index maps tensors to them")
     return said
 
 
@@ -65,7 +65,7 @@ def _both_ways(
     for shard in shards:
         entry = found[folder.join(shard)]
         if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
-            return  # this is reported in the findings about the shard
+            return  # the findings about the shard report this
         for t in entry.anatomy.tensors:
             if t.name in held:
                 twice.append(t.name)
@@ -74,7 +74,7 @@ def _both_ways(
         ("lists tensors that no shard has", [t for t in table if t not in held]),
         ("does not list tensors that the shards have", [t for t in held if t not in table]),
         ("assigns tensors to the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
-        ("has shards with the same tensor twice", twice),
+        ("has shards that contain the same tensor", twice),
     ):
         if names:
             said.problems.append(f"{short(name)} {what}: {some(names)}")
@@ -83,7 +83,7 @@ def _both_ways(
 
 
 def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
-    """Compare the model size in an index with the size of the shards."""
+    """Compare the model size in an index with the total size of the shards' tensors."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
     tensors = found.tensors(folder.join(s) for s in shards).values()
@@ -93,7 +93,7 @@ def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Fi
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:
-    """Return (stem, number, total) for a name like model-00001-of-00004.safetensors."""
+    """Return (stem, number, total) for a name such as model-00001-of-00004.safetensors."""
     match = _SHARD.fullmatch(name)
     return (match.group(1) + match.group(4), int(match.group(2)), int(match.group(3))) if match else None
 
@@ -104,7 +104,7 @@ def _stem(name: str) -> str | None:
 
 
 def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
-    """Map each stem to the expected number of shards and the numbers of the existing ones."""
+    """Map each stem to the expected number of shards and the numbers of the existing shards."""
     found: dict[str, tuple[int, set[int]]] = {}
     for stem, number, total in filter(None, map(_parts, folder.files)):
         most, present = found.get(stem, (total, set()))

@@ -1,4 +1,4 @@
-"""Check a checkpoint folder whose name contains its step: the name and the trainer's state must agree."""
+"""Check a checkpoint folder: the step in its name and the step in its state file must be equal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the recorded step equals the step in the name and that weights exist. List what prevents a resume."""
+    """Check that the recorded step equals the step in the name, that weights exist, and that a resume is possible."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
@@ -50,7 +50,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
     if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
-        # save_model and save_state wrote these final weights and log after the training, next to the checkpoints.
+        # The folder contains checkpoints, and the final weights and log that save_model and save_state wrote.
         said.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         return said
@@ -86,7 +86,7 @@ def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
-    """Find the step of a folder that accelerate's `save_state` wrote: in the optimizer, or else in the scheduler."""
+    """Read the step of a folder that accelerate's `save_state` wrote from the optimizer, or else from the scheduler."""
     saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
     made = optimizer.most_steps(saved, found)
     if made is None:
@@ -102,7 +102,7 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
         said.proved.append(f"is at step {made:,}")
     elif said.step != made:
         said.warnings.append(
-            f"the folder is called {short(folder.path.name, 60)}, but its optimizer has made {made:,} steps"
+            f"the folder is named {short(folder.path.name, 60)}, but its optimizer has made {made:,} steps"
         )
 
 
@@ -118,7 +118,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
-        said.doubts.append(f"{stopped}, or another program saved the folder")
+        said.doubts.append(f"{stopped}, or another program wrote the folder")
     states = [j for j in (state_file.of_file(e, found) for e in inside) if j is not None]
     for state in states:
         said.resume += state.resume
@@ -126,7 +126,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
         said.warnings += state.warnings
         if said.step is not None and state.step != said.step:
             said.warnings.append(
-                f"the folder is called {short(folder.path.name, 60)}, but {state.path} is at step {state.step}"
+                f"the folder is named {short(folder.path.name, 60)}, but {state.path} is at step {state.step}"
             )
     if states:
         return
@@ -143,7 +143,7 @@ def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> 
         return
     step: int = state[key]
     if said.step is not None and said.step != step:
-        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {file} is at step {step}")
+        said.problems.append(f"the folder is named {short(folder.path.name, 60)}, but {file} is at step {step}")
     else:
         said.proved.append(f"{file} is at step {step}")
     said.step = step

@@ -1,4 +1,4 @@
-"""Check a folder in which each file may contain a complete training state. The file with the highest step is used."""
+"""Check a folder in which each file may be a complete training state. The file with the highest step is used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check the file with the highest step; return an empty judgement if there is none."""
+    """Return the findings about the file with the highest step; an empty `Judgement` if there is none."""
     entries = (found[folder.join(n)] for n in sorted(folder.files) if n.endswith(_FILES))
     made = [j for j in (of_entry(e, found) for e in entries if e is not None) if j is not None]
     return max(made, key=lambda j: (j.step or 0, not j.problems, not j.resume), default=Judgement(NAME, folder.rel))
 
 
 def of_entry(entry: Entry, found: Findings) -> Judgement | None:
-    """Return the judgement for one file, or None if the file contains no training state."""
+    """Return the findings about one file, or None if the file contains no training state."""
     stem = entry.path.rsplit("/", 1)[-1].split(".", 1)[0]
     return state_file.of_file(entry, found, step_of(stem))

@@ -1,8 +1,8 @@
 """Define the names that a pickle may use: values, functions with arguments of known types, classes of plain objects.
 
-The use of any other name is reported as a doubt. Full names are compared, and no list contains a name with a dot, which
-protocol 4 would resolve through attributes. A function that calls or imports its arguments is allowed only with
-arguments that can't be called or imported.
+Any other name is reported as a doubt. Full names are compared, and no list contains a name with a dot, which protocol 4
+would resolve through attributes. A function that calls or imports its arguments is allowed only with arguments that
+can't be called or imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TORCH_DTYPES = {
     "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
     "complex32": "C32", "bits8": "U8", "bits16": "U16",
-    # A byte contains several elements, so the tensor is read as bytes.
+    # One byte contains several elements, so these tensors are read as bytes.
     "float4_e2m1fn_x2": "U8", "bits1x8": "U8", "bits2x4": "U8", "bits4x2": "U8",
 }  # fmt: skip
 REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7, "_rebuild_qtensor": 6}
@@ -44,7 +44,7 @@ _OTHER = (
 _REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
 _TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")})
 
-# Types and constants that are used as arguments of the calls below, and are never called themselves.
+# Types and constants that may be arguments of the calls below, and are never called themselves.
 _VALUES: _Names = {
     "torch": frozenset(
         {
@@ -77,7 +77,7 @@ def canonical(name: Global) -> Key:
 
 
 def _scalar(value: Any) -> bool:
-    """Accept a string, bytes or a number. Protocol 2 stores bytes as a call that encodes a string."""
+    """Accept a string, bytes, a number or None. Protocol 2 stores bytes as a call that encodes a string."""
     if isinstance(value, Call) and isinstance(value.func, Global):
         return canonical(value.func) in {("_codecs", "encode"), ("builtins", "bytes")}
     return isinstance(value, (str, bytes, int, float, bool, type(None)))
@@ -121,18 +121,18 @@ def _literal(args: tuple[Any, ...]) -> bool:
 
 
 def _moment(args: tuple[Any, ...]) -> bool:
-    """Accept numbers or encoded bytes, and objects of the datetime module such as a time zone."""
+    """Accept numbers, bytes, and objects of the datetime module such as a time zone."""
     funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
     return all(isinstance(f, Global) and f.module == "datetime" for f in funcs)
 
 
 def _rebuilt(args: tuple[Any, ...]) -> bool:
-    """Accept storages, numbers, tensors, and listed names such as a tensor type or a dtype."""
+    """Accept storages, numbers, tensors, and allowed names such as a tensor type or a dtype."""
     return all(not isinstance(a, Global) or allows(a) for a in args)
 
 
 def _from_type(args: tuple[Any, ...]) -> bool:
-    """Accept a function that rebuilds a tensor, with its arguments, if calling it with them is allowed."""
+    """Accept a function that rebuilds a tensor and its arguments if this call is allowed."""
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
         return False
     func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
@@ -141,7 +141,7 @@ def _from_type(args: tuple[Any, ...]) -> bool:
 
 
 def _numpy_dtype(args: tuple[Any, ...]) -> bool:
-    """Accept a letter and a size, as numpy writes a dtype. Numpy evaluates longer strings as expressions."""
+    """Accept a letter and a size, as numpy writes a dtype. numpy evaluates other strings as expressions."""
     code = args[0] if args else None
     return type(code) is str and re.fullmatch(r"[A-Za-z?][0-9]{0,9}", code) is not None and _scalars(args)
 
@@ -185,7 +185,7 @@ _NUMPY_DTYPES = frozenset(
               "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
               "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
 )  # fmt: skip
-# Container types, the only functions that a defaultdict may call for a missing key.
+# The only types that a defaultdict may call for a missing key.
 _FACTORIES = frozenset(
     {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
 )
@@ -208,7 +208,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("torch._utils", n): _rebuilt for n in _REBUILT},
     ("torch._utils", "_rebuild_parameter_with_state"): lambda args: _rebuilt(args) and all(map(attributes, args[3:4])),
     ("numpy", "dtype"): _numpy_dtype,
-    # only `ndarray` itself is allowed, not a subclass
+    # Only `ndarray` itself is allowed, not a subclass.
     ("numpy.core.multiarray", "_reconstruct"): lambda args: (
         len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
     ),
@@ -238,9 +238,10 @@ _SEQUENCES = frozenset({("builtins", "list"), ("builtins", "set"), ("collections
 
 @dataclass(frozen=True)
 class Names:
-    """The names that one kind of file may use. Instances of `records` are made by `__new__` without arguments and then
-    get attributes; `enums` are called with one plain value; the state of `tuples` is a tuple; `values` are never
-    called.
+    """The names that one kind of file may use.
+
+    Instances of `records` are created by `__new__` without arguments and then get attributes. `enums` are called with
+    one plain value. The state of an instance of `tuples` is a tuple. `values` are never called.
     """
 
     records: re.Pattern[str]
@@ -258,11 +259,11 @@ class Names:
         return key in _PYTHON_CALLS or key in self.enums or key in self.values or self.record(name)
 
     def record(self, name: Global) -> bool:
-        """Return true for a class whose instances are made without running its code and then get attributes."""
+        """Return true for a class whose instances are created without running its code and then get attributes."""
         return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
 
     def call(self, made: Call) -> str:
-        """Return the reason why a call may be unsafe; "" if it is harmless, or if its name is reported elsewhere."""
+        """Return the reason why a call may be unsafe; "" if it is harmless or its name is reported elsewhere."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
             return "calls a value that is not a name"
@@ -289,7 +290,7 @@ class Names:
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
-        """Return the reason why setting a state may be unsafe; "" if it is not, or its class is reported elsewhere."""
+        """Return the reason why setting a state may be unsafe; "" if it is safe or its class is reported elsewhere."""
         func = target.func if isinstance(target, Call) else None
         if isinstance(target, dict):
             return "" if attributes(state) else "sets special attributes of a dict"
@@ -304,7 +305,7 @@ class Names:
         return "" if fits else f"changes an object of {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return the reason why adding elements may run code (a class can override the method); "" if it can't."""
+        """Return the reason why adding elements may run code, such as an overridden method; "" if it can't."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""
@@ -319,7 +320,7 @@ def known(name: Global) -> bool:
 
 @lru_cache(maxsize=4096)
 def allows(name: Global) -> bool:
-    """Return true if a name is on the lists of every kind of file."""
+    """Return true if every kind of file may use a name."""
     return known(name) or canonical(name) in _PYTHON_CALLS or canonical(name) == ("copyreg", "_reconstructor")
 
 
@@ -366,21 +367,21 @@ _LAYOUTS = frozenset({(_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMA
 _PROPERTIES = frozenset({(_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties")})
 
 PLAIN = Names(re.compile("|".join(_SIMPLE)))
-"""Names for any file."""
+"""The names that any file may use."""
 
 TRAINING = Names(
     re.compile("|".join((*_SIMPLE, *_TRAINER))),
     frozenset((module, name) for module, names in _ENUMS.items() for name in names.split()),
     values=frozenset({("torch.distributed", "ProcessGroup"), ("torch._C", "device")}),
 )
-"""Names for files in which a training library stores its settings."""
+"""The names that a file with a training library's settings may use."""
 
 DCP_METADATA = Names(re.compile("|".join((*_SIMPLE, *_DCP_METADATA))), _LAYOUTS, _PROPERTIES)
-"""Names for the `.metadata` of torch.distributed.checkpoint."""
+"""The names that the `.metadata` of torch.distributed.checkpoint may use."""
 
 _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """Return the names that the pickle in a file with this file name may use."""
+    """Return the names that the pickle in a file with this name may use."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

@@ -1,6 +1,6 @@
-"""List the names with which a pickle can run code, access files or use the network. A file with such a name is refuted.
+"""List the names with which a pickle can run code, access files or use the network. Such a name refutes the file.
 
-The list affects only how severely a name is reported: a name on neither this list nor the allow-list is recorded as a
+The list only affects how severely a name is reported: a name on neither this list nor the allow-list is recorded as a
 doubt.
 """
 
@@ -10,7 +10,7 @@ import _compat_pickle
 
 from gpuwarden.checkpoints.pickles.nodes import Global
 
-# Every name in these modules and in their submodules is on the list.
+# The list includes every name in these modules and their submodules.
 _WHOLE = """
 IPython _aix_support _ctypes _osx_support _pickle _posixsubprocess _pyrepl aiohttp antigravity asyncio atexit bdb
 cProfile cffi code codeop commands compileall ctypes dill distutils doctest ensurepip fileinput ftplib gc idlelib
@@ -67,7 +67,7 @@ __mro__ __reduce__ __reduce_ex__ __self__ __setattr__ __setstate__ __spec__ __su
 gi_frame tb_frame
 """
 _INSIDE = frozenset(_SPECIAL.split())
-# Modules that many other modules import, so an attribute with one of these names may be the module itself.
+# Modules that many other modules import. An attribute with one of these names may be the module itself.
 _IMPORTED = "builtins ctypes importlib marshal nt os pickle posix pty runpy shutil socket subprocess sys"
 _REACHED = frozenset(_IMPORTED.split())
 # Harmless names in the modules above, such as records and loggers.
@@ -79,7 +79,7 @@ _HARMLESS = frozenset(
 
 
 def runs_code(name: Global) -> bool:
-    """Return true if a name is known to run code. Its current name and its name in Python 2 are checked."""
+    """Return true if a name is known to run code. A name from Python 2 is also checked under its current name."""
     key = (name.module, name.name)
     today = _compat_pickle.NAME_MAPPING.get(key) or (
         _compat_pickle.IMPORT_MAPPING.get(name.module, name.module),

@@ -10,7 +10,7 @@ from gpuwarden.checkpoints.file_model import short
 
 @dataclass(frozen=True)
 class Global:
-    """A name that would be imported when the file is unpickled."""
+    """A name that unpickling the file would import."""
 
     module: str
     name: str
@@ -21,9 +21,9 @@ class Global:
 
 @dataclass(eq=False)
 class Call:
-    """The result of calling `func` with `args` when the file is unpickled; `state` would be set on the result.
+    """A call of `func` with `args` that unpickling the file would make; `state` would be set on the result.
 
-    `new` is true if the opcode creates an instance with `__new__` and does not call `__init__`.
+    `new` is true if the opcode creates an instance with `__new__` without calling `__init__`.
     """
 
     func: Any
@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Persistent:
-    """A reference to an object outside of the pickle, such as a torch storage."""
+    """A reference to an object outside the pickle, such as a torch storage."""
 
     pid: Any
 

@@ -20,7 +20,7 @@ from gpuwarden.core.evidence import Cause
 
 # The opcodes that torch.save writes with protocol 2 and that torch's safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
-# Also the opcodes that Python 3 writes with protocols 0 to 5, except those for classes in protocol 0.
+# In addition, the opcodes that Python 3 writes with protocols 0 to 5, except those for classes in protocol 0.
 PYTHON_OPS = TORCH_OPS | frozenset(b"BCVFILSTdglp01\x8b\x8c\x8d\x8e\x90\x91\x92\x93\x94\x95\x96")
 
 
@@ -37,7 +37,7 @@ _LONG = 1_000
 
 
 class Machine:
-    """Interpret one pickle. `start` is its offset in `data`; `tree.end` is the offset of its end.
+    """Interpret one pickle. `start` is the pickle's offset in `data`, and `tree.end` is the offset of its end.
 
     Calls and changes are checked immediately, because later opcodes could change their arguments.
     """
@@ -58,7 +58,7 @@ class Machine:
         ops = _OPS
         while True:
             if self.at >= len(data):
-                raise Broken("its pickle is cut off: it has no STOP opcode")
+                raise Broken("its pickle is truncated: it has no STOP opcode")
             op = data[self.at]
             self.at += 1
             if op == 0x2E:  # STOP
@@ -101,7 +101,7 @@ class Machine:
         """Return the bytes up to the end of the line."""
         end = self.data.find(b"\n", self.at, self.at + 4096)
         if end < 0:
-            raise Broken("its pickle has a line without a line break")
+            raise Broken("its pickle has an unterminated line")
         return self.take(end + 1 - self.at)[:-1]
 
     def pop(self) -> Any:
@@ -145,7 +145,7 @@ class Machine:
         self.stack.append(made)
 
     def note(self, odd: str) -> None:
-        """Record a call or change that is not known to be harmless. Only a limited number of them is recorded."""
+        """Record a call or change that is not known to be harmless, up to a maximum number."""
         if odd and len(self.tree.odd) < _ODDITIES:
             self.tree.odd[odd] = None
 
@@ -228,33 +228,33 @@ class Machine:
             self.stack.pop()
 
     def table(self) -> None:
-        """Interpret DICT: a dict whose keys and values are those in the group."""
+        """Interpret DICT: a dict of the keys and values in the group."""
         pairs = self.group()
         self.stack.append({})
         self.set(pairs)
 
     def setitem(self) -> None:
-        """Interpret SETITEM: one key and its value."""
+        """Interpret SETITEM: set one item of a dict."""
         value, key = self.pop(), self.pop()
         self.set([key, value])
 
     def append(self) -> None:
-        """Interpret APPEND: one element."""
+        """Interpret APPEND: append one element to a list."""
         value = self.pop()
         self.extend([value])
 
     def reduce(self) -> None:
-        """Interpret REDUCE: a call with the function and the arguments on the stack."""
+        """Interpret REDUCE: a call of the function on the stack with the arguments on the stack."""
         args, func = self.pop(), self.pop()
         self.call(func, args)
 
     def newobj(self) -> None:
-        """Interpret NEWOBJ: an instance made by `__new__`."""
+        """Interpret NEWOBJ: an instance that `__new__` creates."""
         args, func = self.pop(), self.pop()
         self.call(func, args, new=True)
 
     def newobj_ex(self) -> None:
-        """Interpret NEWOBJ_EX: an instance made by `__new__` with keyword arguments."""
+        """Interpret NEWOBJ_EX: an instance that `__new__` creates with keyword arguments."""
         kwargs, args, func = self.pop(), self.pop(), self.pop()
         self.call(func, (args, kwargs) if kwargs else args, new=True)
 
@@ -266,7 +266,7 @@ class Machine:
         self.call(self.pop(), args)
 
     def obj(self) -> None:
-        """Interpret OBJ: a call of the class that begins the group, with the other values as arguments."""
+        """Interpret OBJ: a call of the class at the start of the group, with the other values as arguments."""
         func, *args = self.group()
         self.call(func, tuple(args))
 
@@ -278,7 +278,7 @@ class Machine:
         self.name(module, name)
 
     def pick(self, key: int) -> None:
-        """Push a value of the memo."""
+        """Push a value from the memo."""
         if key not in self.memo:
             raise Broken(f"its pickle reads memo entry {key:,}, which was never written")
         self.stack.append(self.memo[key])
@@ -296,9 +296,9 @@ class Machine:
         self.marks.append(len(self.stack))
 
     def extension(self) -> None:
-        """Interpret EXT: a name in an extension registry, which exists only in the program that unpickles the file."""
+        """Interpret EXT: a name from an extension registry, which exists only in the program that unpickles."""
         raise Doubtful(
-            "its pickle refers to a function by its number in an extension registry, so the function is unknown"
+            "its pickle refers to a function by a number in an extension registry, so the function is unknown"
         )
 
     def buffer(self) -> None:

@@ -1,4 +1,4 @@
-"""Interpret torch's pickles: locate the tensors in storages, and check the names and calls.
+"""Interpret torch's pickles: locate the tensors in their storages, and check the names and calls.
 
 `allow_list` lists the harmless names, and `code_runners` the names that are known to run code. All other names are
 recorded as doubts.
@@ -52,7 +52,7 @@ class Ref:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     numel: int
-    # Whether its arguments contain further tensors: the scales and zero points of a quantized tensor.
+    # True for a quantized tensor, whose arguments contain further tensors: the scales and zero points.
     parts: bool = False
 
 
@@ -63,7 +63,7 @@ def fill(
     name: str,
     limits: Limits,
 ) -> None:
-    """Add the tensors of `tree` to `found`. `stored` maps the key of a storage to its offset and size in bytes."""
+    """Add the tensors in `tree` to `found`. `stored` maps the key of a storage to its offset and size in bytes."""
     judge(found, tree, allow_list.of_file(name))
     strange = [op for op in tree.opcodes if op not in PYTHON_OPS]
     if strange:
@@ -71,7 +71,7 @@ def fill(
         found.doubt(f"its pickle contains opcodes that neither torch nor Python writes: {codes}")
     elif tree.opcodes:
         found.meta["inert"] = True
-        found.unproved.append("whether torch's safe loader accepts it: that loader reads only pickles of protocol 2")
+        found.unproved.append("whether torch's safe loader accepts it, because that loader reads only protocol 2")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
     used = set()
     for key, dtype, numel in storages(tree):
@@ -100,16 +100,16 @@ def fill(
 def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     """Check the names and calls in a pickle, and add the result to `found`.
 
-    Only a name that is known to run code refutes the file. A name, call or change that is on neither list is recorded
-    as a doubt.
+    Only a name that is known to run code refutes the file. Any other name, call or change that is not known to be
+    harmless is recorded as a doubt.
     """
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
     if evil:
-        found.refute(f"would run code when unpickled: it names {some(evil)}", Cause.RUNS_CODE)
+        found.refute(f"would run code when unpickled: it refers to {some(evil)}", Cause.RUNS_CODE)
     if len(strangers) > len(evil):
         others = [n for n in strangers if n not in evil]
-        found.doubt(f"can't be unpickled without running code: it names {some(others)}", Cause.NEEDS_CODE)
+        found.doubt(f"can't be unpickled without running code: it refers to {some(others)}", Cause.NEEDS_CODE)
     for odd in tree.odd:
         found.doubt(f"its pickle {odd}", Cause.NEEDS_CODE)
     extra = [n for n in tree.named if names.beyond_torch(n)]
@@ -169,7 +169,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        # For a tensor with attributes or of a subclass, the arguments are: function, class, arguments, state.
+        # For a tensor with attributes or a tensor of a subclass, the arguments are: function, class, arguments, state.
         inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
         plain = inside and value.args[0].module == "torch._utils"
         return tensor(Call(value.args[0], value.args[2])) if plain else None
@@ -210,7 +210,7 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class _Frame:
-    """A container on the current path: its remaining items, its key in its parent, and its path once it is computed."""
+    """A container on the current path: its remaining items, its key in its parent, and, once computed, its path."""
 
     left: Iterator[tuple[Any, Any]]
     key: Any = ""

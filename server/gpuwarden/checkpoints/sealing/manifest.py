@@ -1,8 +1,8 @@
-"""Read and write manifests. A manifest lists a checkpoint's files with their digests at save time; these digests prove
-later copies.
+"""Read and write manifests. A manifest lists a checkpoint's files with their digests, which can prove later copies.
 
-Inside a folder the manifest is `gpuwarden-manifest.json`; next to a single file it is `<file>.gpuwarden-manifest.json`.
-It detects damage, but not an attacker who rewrites both the files and the manifest. Standard library only.
+Inside a folder, the manifest is `gpuwarden-manifest.json`; next to a single file, it is
+`<file>.gpuwarden-manifest.json`. It detects damage, but not an attacker who rewrites both the files and the manifest.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""The digest over the digests of a large file's upload parts, which is compared with the headers of an object in an
-artifact store. A file that is uploaded in one part has no such digest."""
+"""The digest of the digests of a large file's upload parts. It is compared with the headers of an object in an artifact
+store. A file that is uploaded in one part has no such digest."""
 
 
 def beside(path: Path) -> Path:
-    """Return the path of a file's or folder's manifest."""
+    """Return the path of the manifest of a file or a folder."""
     return path / FILE if path.is_dir() else path.with_name(f"{path.name}.{FILE}")
 
 
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
     """Create a manifest of a file, or of all files in a folder, with the fields of `core.models.Manifest`.
 
-    Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes while it is
+    Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes while being
     read.
     """
     wanted = tuple(digests)
@@ -68,7 +68,7 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:
-    """Write the manifest of `path` next to it, atomically, and flush it to the disk."""
+    """Write the manifest of a file or folder atomically, and flush it to the disk. Return the manifest's path."""
     target = beside(path)
     draft = target.with_name(f".tmp-{os.getpid()}-{target.name}")
     with draft.open("w", encoding="utf-8") as out:
@@ -94,9 +94,9 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
 
 
 def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
-    """Map the relative paths of the manifest's entries below `under` to their sizes and digests.
+    """Return the sizes and digests of the files below `under`, by path relative to `under`.
 
-    If an entry's path equals `under`, its relative path is the file's name. Leading slashes are ignored.
+    If a file's path equals `under`, its relative path is its name. Leading slashes are ignored.
     """
     base = under.strip("/")
     made: dict[str, Expected] = {}

@@ -1,9 +1,9 @@
-"""Save checkpoints so that a kill at any time leaves the previous one intact, and load the newest intact checkpoint.
+"""Save checkpoints so that the previous one survives if the process is killed, and load the newest intact checkpoint.
 
 This module is for training scripts. It is one file and needs only the standard library and Python 3.8 or later; `save`
 and `load_latest` also need torch. Import it, or paste it into a script.
 
-    latest = load_latest("outputs")                 # None on a first start
+    latest = load_latest("outputs")                 # None on the first start
     if latest:
         model.load_state_dict(latest.state["model"]); optimizer.load_state_dict(latest.state["optimizer"])
         start = latest.step
@@ -13,9 +13,9 @@ and `load_latest` also need torch. Import it, or paste it into a script.
     with saving("outputs", step) as folder:         # or write the files yourself
         model.save_pretrained(folder)
 
-How it works: all files are written into `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their digests, and
-flushed to the disk; then the folder is renamed to `checkpoint-<step>`. Therefore a folder with that name is complete,
-and the manifest reveals later damage. With several ranks, save on only one of them.
+How it works: all files are written to the folder `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their
+digests, and flushed to the disk. Then the folder is renamed to `checkpoint-<step>`. Therefore, a folder with that name
+is complete, and the manifest reveals later damage. In a run with several ranks, save on only one rank.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Loaded(NamedTuple):
 
 @contextlib.contextmanager
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield a folder to write into; rename it to `root/checkpoint-<step>` if the block ends without an error.
+    """Yield a folder to write to, and rename it to `root/checkpoint-<step>` if the block ends without an error.
 
-    Afterwards, if `keep` is given, delete all but the newest `keep` checkpoints. Raises FileExistsError if that step
-    was saved before.
+    Afterwards, if `keep` is given, delete all but the newest `keep` checkpoints. Raises FileExistsError if this step
+    has already been saved.
     """
     root = Path(root)
     final = root / f"checkpoint-{step}"
@@ -79,7 +79,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         raise
     if keep:
         for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            # Rename the folder first, so that a checkpoint is never incomplete if the process is killed.
+            # Rename the folder first, so that no incomplete checkpoint remains if the process is killed.
             doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
             old.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -4,7 +4,7 @@ A checkpoint is finished if it has not changed for `quiet_s` seconds and its str
 saved by an atomic rename is complete from the start. Standard library only, because the runner runs this module on the
 machine alongside the job (see `archive.py`), at the lowest CPU priority.
 
-With a log, the digests are written to the log and the outputs stay unchanged, because an additional file could cause an
+With a log, the digests are written to the log, and no file is added to the outputs. An additional file could cause an
 error when a trainer deletes old checkpoints with `rmtree`. Without a log, each checkpoint gets a manifest.
 """
 
@@ -28,7 +28,7 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Examines an output folder, or one file, repeatedly. Each call to `look` is one examination.
+    """Examine an output folder, or one file, repeatedly. Each call of `look` is one examination.
 
     `digests` lists the names of the digests to record. With a `key`, each line of the log is signed. The latest states
     are kept only in memory, so all unsealed files are examined again after a restart.
@@ -61,7 +61,7 @@ class Sealer:
         return sealed
 
     def _candidates(self) -> list[tuple[str, Path, object]]:
-        """Return checkpoint folders, and weight files outside of such folders, with their current states."""
+        """Return the checkpoint folders, and the weight files outside these folders, with their current states."""
         if not self.root.is_dir():
             fit = self.root.is_file() and self.root.name.endswith(WEIGHTS) and not temporary(self.root.name)
             return [(self.root.name, self.root, _state_of(self.root))] if fit else []
@@ -100,14 +100,14 @@ class Sealer:
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():
-            # A file with an unsupported format is also sealed, if there is no other doubt about it.
+            # A file in an unsupported format is sealed as well, unless another doubt about it exists.
             unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
             if entry.problems or entry.temporary or (entry.doubts and not unreadable):
                 return False
         try:
             if self.log:
                 for name in found.entries:
-                    # Flush first: a dirty page of a memory mapping could later change the file but not its time stamps.
+                    # Flush first: a dirty page of a memory mapping could later change the file but not its timestamps.
                     with Source(found.place(name)) as source, contextlib.suppress(OSError):
                         os.fsync(source.fd)
             taken = manifest.take(path, digests=self.digests)

@@ -1,9 +1,9 @@
-"""Read and write the seal log: digests computed right after a save, one JSON line per file, outside of the outputs.
+"""Read and write the seal log: digests computed right after a save, one JSON line per file, outside the outputs.
 
-A line is valid only while the file has the size and both times in the line: a write to the file updates the kernel's
-change time, which invalidates the line. Lines are only appended. If a path has several lines, the one with the latest
-sealing time counts, so an older line that is appended again has no effect. An incomplete line, left by a killed
-process, is skipped. The runner reads the same file (`seals.jsonl`). Standard library only.
+A line is valid only while the file has the size and both times in the line: a write to the file updates its change
+time, which invalidates the line. Lines are only appended. If a path has several lines, the line with the latest sealing
+time counts, so appending an older line again has no effect. An incomplete line, left by a killed process, is skipped.
+The runner reads the same file (`seals.jsonl`). Standard library only.
 
 The job runs as the same user, so it may write lines too. If there is a key, each line has a MAC, which only a process
 with the key can compute. The key is passed on stdin and is never stored on a disk of the machine.
@@ -26,7 +26,7 @@ LIMIT = 64 << 20
 STAMP = ("size", "mtime_ns", "ctime_ns")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags for opening the log. The job may write to its folder, so links are not followed and pipes do not block."""
+"""Flags for opening the log. The job can write to the log's folder, so do not follow links or block on a pipe."""
 
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
@@ -44,21 +44,21 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """Return the MAC of a line. It covers the digests and the size and times of the file, but not its name."""
+    """Return the MAC of a line. It covers the digests, the size and the times of the file, but not its name."""
     parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
     told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
 
 
 def made_with(key: bytes, row: dict[str, Any]) -> bool:
-    """Return true if a line was signed with the key."""
+    """Return true if a line was signed with `key`."""
     return hmac.compare_digest(mac(key, row).encode(), str(row["mac"]).encode())
 
 
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
     """Append the entries of a manifest of `base` to the log, signed if a key is given.
 
-    Return false and append nothing if a file was written to in the meantime; the next examination tries again.
+    If a file has been written to since, append nothing and return false; the next examination tries again.
     """
     rows = []
     for row in taken["files"]:
@@ -72,7 +72,7 @@ def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> boo
 
 
 def add(log: Path, rows: list[dict[str, Any]]) -> None:
-    """Append lines and flush them to the disk. A line break is written first, since the last line may be incomplete."""
+    """Append lines and flush them to the disk. Each starts with a line break, since the last line may be incomplete."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
     fd = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
@@ -85,9 +85,7 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return the latest line for each real path, or {} if no log exists. With a key, only lines signed with it are
-    read.
-    """
+    """Return the latest line for each real path; {} if no log exists. With a key, ignore lines without a valid MAC."""
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -116,7 +114,7 @@ def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return the sealed sizes and digests of the files under a path, except those of files that have changed since."""
+    """Return the sealed sizes and digests of the files under a path. Omit files that have changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

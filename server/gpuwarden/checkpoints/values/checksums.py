@@ -1,6 +1,7 @@
 """Compute digests and CRC-32 checksums, and search bytes for NaN and infinity.
 
-With numpy, isal and xxhash, the speed is limited by the memory bandwidth; the standard library gives the same results.
+With numpy, isal and xxhash, the memory bandwidth limits the speed. Without them, the results are the same but slower,
+except that the XXH3 digest is omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def numpy_or_none() -> Any:
 
 
 def hashers() -> dict[str, Callable[[], Any]]:
-    """Return the constructors of the hashes that can be computed here, keyed by the hash names used in a manifest."""
+    """Return the constructors of the hashes that can be computed here, by the names that manifests use."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -52,7 +53,7 @@ def digests() -> tuple[str, ...]:
 
 
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """Return the recorded digest to compare, which is the strongest if `sure` is set and otherwise the fastest."""
+    """Return the name of the recorded digest to compare: the strongest if `sure` is set, otherwise the fastest."""
     recorded = set(recorded)
     here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
@@ -61,7 +62,7 @@ def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
 def crc32() -> Callable[..., int]:
     """Return a function of (bytes, CRC so far) that updates a CRC.
 
-    The function in isal is ten times as fast as that in zlib.
+    The function from isal is ten times as fast as the function from zlib.
     """
     try:
         from isal import isal_zlib
@@ -109,9 +110,9 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return the test for a real floating-point type of `file_model.DTYPES`, or for the scales of a quantized type.
+    """Return the test for a real floating-point type in `file_model.DTYPES`, or for the scales of a quantized type.
 
-    The test is called with one or more complete elements or blocks.
+    The argument of the test is one or more complete elements or blocks.
     """
     numpy = numpy_or_none()
     if dtype not in BLOCK_SCALES:
@@ -135,8 +136,8 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
     """Return an exact test that computes at most two maxima over the raw bits, without masks or allocations.
 
-    If all values are read as unsigned integers, the negative non-finite values are the largest. If they are read as
-    signed integers, the positive non-finite values are the largest.
+    Read as unsigned integers, the negative non-finite values are the largest. Read as signed integers, the positive
+    non-finite values are the largest.
     """
     kind = DTYPES[dtype]
     order, size = ">" if big_endian else "<", kind.bits // 8
@@ -156,7 +157,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
     def test(data: Any) -> tuple[bool, bool]:
         bits = read(data, unsigned)
         if not bits.flags.aligned:
-            bits = bits.copy()  # for unaligned elements, computing two maxima is slower
+            bits = bits.copy()  # a copy is faster than computing two maxima over unaligned elements
         most = int(largest(bits))
         if most < top:
             return False, most > 0

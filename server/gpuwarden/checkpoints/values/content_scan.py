@@ -1,8 +1,9 @@
 """Read a file once, compute its digests and the format's CRCs, and search for NaN and infinity.
 
-Each block is read into a buffer that stays in the processor's cache, and every watch processes it before the next block
-is read. Memory use does not depend on the file size. Several threads may share a large file: it is split into segments,
-whose CRCs can be joined. Other digests can't be joined, so one thread reads the complete file for them.
+Each block is read into a buffer that stays in the processor's cache, and every watch processes the block before the
+next one is read. Memory use does not depend on the file size. Several threads may share a large file, which is then
+split into segments whose CRCs can be joined. Other digests can't be joined, so one thread reads the complete file for
+them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _LINE = 16  # bytes; the size of the largest element
 
 @dataclass
 class Seen:
-    """The results: `digests` in hex, the tensors that contain NaN or infinity (`strange`), and the tensors that contain
-    only zeros (`zero`).
+    """The results. `digests` are in hex; `strange` lists the tensors that may contain NaN or infinity, and `zero` those
+    that contain only zeros.
     """
 
     digests: dict[str, str] = field(default_factory=dict)
@@ -46,12 +47,11 @@ def sweep(
     threads: int = 1,
     extra: Mapping[str, Any] | None = None,
 ) -> Seen:
-    """Read the complete file once. Raises Broken or Doubtful if it can't be read.
+    """Read the complete file once. Raises Broken or Doubtful if the file can't be read.
 
-    `extra` are additional hashes, keyed by their names in `digests`.
-
-    `progress` is called with numbers of bytes, possibly from several threads. If it raises an exception, reading stops.
-    With more than one thread, a large file is read a second time for the digests.
+    `extra` maps names in `digests` to additional hashes. `progress` is called with the number of bytes read since the
+    last call, possibly from several threads. If it raises an exception, reading stops. With more than one thread, a
+    large file is read a second time for the digests.
     """
     known = checksums.hashers()
     hashes = {name: known[name]() for name in wanted if name in known} | dict(extra or {})
@@ -100,7 +100,7 @@ class _Watch(Protocol):
 
 @dataclass
 class _Checked:
-    """Bytes whose CRC is computed, for a span of the format or for a digest."""
+    """A range of bytes whose CRC is computed, for a span of the format or for a digest."""
 
     start: int
     end: int
@@ -121,9 +121,9 @@ class _Checked:
 
 
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
-    """Return ranges whose joined CRCs are the CRC of the complete file: the format's spans, and the gaps between them.
+    """Return ranges whose CRCs, joined, give that of the complete file: the format's spans and the gaps between them.
 
-    If the spans overlap, or are so small that joining them costs more than it saves, the only range is the complete
+    If the spans overlap, or are so small that joining the CRCs costs more than it saves, the only range is the complete
     file.
     """
     cover, at = [], 0
@@ -154,7 +154,7 @@ class _Floats:
 
     @property
     def line(self) -> int:
-        """Return the offset of its elements, modulo the size of the largest element."""
+        """Return the offset of the elements, modulo the size of the largest element."""
         return self.start % _LINE
 
     def take(self, piece: memoryview) -> None:
@@ -224,7 +224,7 @@ def _read(
 ) -> None:
     """Pass the bytes [begin, end) to the watches, which must be sorted by their start.
 
-    Blocks are split and placed in the buffer so that elements are complete and aligned.
+    Blocks end at element boundaries and are placed in the buffer so that the elements are aligned.
     """
     buffer = memoryview(bytearray(CHUNK + _LINE))
     updates = [h.update for h in hashes.values()]
@@ -256,9 +256,7 @@ def _read(
 def _share_out(
     source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
 ) -> None:
-    """Read one file with several threads. One thread computes the digests and is started first; the others scan the
-    values.
-    """
+    """Read one file with several threads. The first one computes the digests; the others scan the values."""
     count = -(-source.size // SEGMENT)
     pieces: list[list[_Watch]] = [[] for _ in range(count)]
     joined: list[tuple[_Watch, list[_Watch]]] = []

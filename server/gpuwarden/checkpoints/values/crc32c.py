@@ -1,4 +1,4 @@
-"""Compute CRC-32C (Castagnoli), which the standard library lacks. It is too slow for weights."""
+"""Compute CRC-32C (Castagnoli), which the standard library lacks. This implementation is too slow for weights."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE
 
 
 def judge(found: Findings) -> None:
-    """Refute numpy files with NaN or infinity if they or their folders contain a model; otherwise add a warning."""
+    """Refute numpy files with NaN or infinity if the file or its folder contains a model; otherwise, add a warning."""
     beside = {path.rpartition("/")[0] for path, entry in found.entries.items() if _of_model(path, entry)}
     for path, entry in found.entries.items():
         strange = entry.anatomy.not_finite if entry.anatomy else []
@@ -27,7 +27,7 @@ def judge(found: Findings) -> None:
         if weights or folder in beside or _MODEL.search(name.lower().rpartition(".")[0]):
             entry.refute(f"not finite: {some(strange)}", Cause.NOT_FINITE)
         else:
-            entry.warnings.append(f"values that are not finite, but no model in its folder: {some(strange)}")
+            entry.warnings.append(f"has values that are not finite, but its folder contains no model: {some(strange)}")
 
 
 def _of_model(path: str, entry: Entry) -> bool:

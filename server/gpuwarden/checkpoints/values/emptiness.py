@@ -1,4 +1,4 @@
-"""Find tensors without elements. A save with ZeRO-3 or FSDP contains them if the parameters were not gathered first."""
+"""Find tensors without elements. ZeRO-3 or FSDP saves such tensors if the parameters were not gathered first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judge(found: Findings) -> None:
 
 
 def _state(entry: Entry, root: Any) -> None:
-    """Refute a state file that has tensors but an empty model. If it has no tensor at all, record only a doubt."""
+    """Refute a state file that has tensors but an empty model. If the file has no tensors, only record a doubt."""
     if not isinstance(root, dict):
         return
     models = [root[key] for key in MODELS if isinstance(root.get(key), dict)]

@@ -1,6 +1,6 @@
 """Find tensors that are well-formed but suspicious: all zero, constant, or copies of each other.
 
-These are only warnings, because biases and adapters start at zero, norms start at one, and tied weights are copies.
+They only cause warnings, because biases and adapters start at zero, norms start at one, and tied weights are copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGIC = (
 )  # fmt: skip
 _READ_HERE = (b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF")
 _BULKY = 16 << 20
-_LARGE = 1024  # in elements, because small tensors are often equal by chance
+_LARGE = 1024  # elements; smaller tensors are often equal by chance
 _SAMPLE = 256
 _PIECE = 1 << 20
 
@@ -44,7 +44,7 @@ def disguised(head: bytes, size: int) -> bool:
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true if a file is named like an image, a table or a log, unless its bytes or size contradict it."""
+    """Return true if a file has the name of an image, table or log, and its bytes and size do not suggest weights."""
     return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 

@@ -1,4 +1,4 @@
-"""Compute Bob Jenkins' lookup3, the checksum of HDF5's newer metadata. Standard library only."""
+"""Compute Bob Jenkins' lookup3, the checksum of metadata in newer HDF5 files. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count the non-finite elements of a tensor, after `content_scan.py` has found that there may be some."""
+"""Count the non-finite elements of a tensor in which `content_scan.py` has found signs of such elements."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class NonFinite:
 
     @property
     def masklike(self) -> bool:
-        """Return true if the tensor looks like an attention mask or a single counter, where infinity is intentional.
+        """Return true if the tensor looks like an attention mask or a single counter, in which infinity is intended.
 
         A mask contains negative infinities and one other constant value, or has the name or the shape of a mask.
         """
         name, lone = self.tensor.name, not self.finite and self.inf == 1
         constant = self.low == self.high and not PARAMETER.fullmatch(name)
-        # In a causal mask, to which a bias may have been added, all elements above the diagonal are infinite.
+        # In a causal mask, even with an added bias, all elements above the diagonal are infinite.
         *_, rows, columns = (0, 0, *self.tensor.shape)
         triangle = rows == columns > 1 and self.inf * 2 == self.tensor.numel // rows * (rows - 1)
         masked = constant or triangle or _MASK.search(name.lower()) is not None
@@ -66,9 +66,9 @@ class NonFinite:
 
 
 def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:
-    """Count a tensor's NaN and infinite elements exactly, using its strides. Return None if they can't be counted.
+    """Count a tensor's NaN and infinite elements, using its strides. Return None if they can't be counted.
 
-    The scan of the file is not exact, because it includes the gaps of a strided tensor.
+    The scan of the file is less exact, because it includes the gaps of a strided tensor.
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
@@ -84,8 +84,8 @@ def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) ->
 def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
     """Yield the elements as unsigned integers, in arrays of limited size, without reading the gaps.
 
-    An element that is repeated by a stride of zero is yielded only once, and so are bytes that overlapping windows
-    share. Otherwise, a small file could claim any number of elements.
+    Elements that a stride of zero repeats, and bytes that overlapping windows share, are yielded only once. Otherwise,
+    a small file could declare any number of elements.
     """
     size = numpy.dtype(code).itemsize
     each = DTYPES[t.dtype].bits // 8

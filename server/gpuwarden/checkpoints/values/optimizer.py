@@ -19,7 +19,7 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
-# Keys of moments that have the same shape as the parameter.
+# Keys of moments that have the same shape as their parameter.
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
@@ -33,7 +33,7 @@ _READ = 64 << 20
 
 @dataclass
 class OptimizerFindings:
-    """The findings about an optimizer: what prevents a resume, the warnings, and the passed checks."""
+    """The findings about an optimizer: the problems that prevent a resume, the warnings, and the passed checks."""
 
     resume: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -41,8 +41,10 @@ class OptimizerFindings:
 
 
 def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> OptimizerFindings:
-    """Check an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are shapes of tensors that
-    are certainly trained, such as an adapter's. Empty lists mean that the weights are unknown.
+    """Check an optimizer's state dict.
+
+    `shapes` are the shapes of the model's tensors. `trained` are the shapes of tensors that are certainly trained, such
+    as an adapter's. Empty lists mean that the weights are unknown.
     """
     said = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
@@ -78,7 +80,7 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Optimize
     torn = [
         p
         for p, s in state.items()
-        # For large moments, Adafactor stores rows and columns instead of the moments themselves.
+        # For matrices, Adafactor stores row and column statistics instead of the moments.
         if not isinstance(s, dict) or ("exp_avg_sq_row" not in s and any(k not in s for k in usual))
     ]
     if torn:
@@ -104,7 +106,7 @@ def _moments(
         return
     strange, left = Counter(first) - Counter(shapes), Counter(shapes) - Counter(first)
     elements = [sum(math.prod(shape) * n for shape, n in some_of.items()) for some_of in (strange, left)]
-    # transformers trains the experts of a layer as one tensor, but saves them separately.
+    # transformers trains the experts of a layer as one tensor, but saves each expert separately.
     stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
     if strange and stacked:
         said.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
@@ -115,14 +117,14 @@ def _moments(
     lost = Counter(trained) - Counter(first)
     if sum(lost.values()) > max(0, params - len(state)):
         said.resume.append(
-            f"{sum(lost.values()):,} trained tensors have no moments in {file}; their shapes: {some(lost)}"
+            f"{sum(lost.values()):,} trained tensors have no moments in {file}; their shapes are {some(lost)}"
         )
         return
     said.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
-    """Return the highest number of steps that the optimizer records for a parameter; None if it does not record any."""
+    """Return the highest number of steps that the optimizer records for a parameter; None if it records none."""
     counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
     found = []
     for t in counters[:_ASKED]:
@@ -136,7 +138,7 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
 
 
 def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
-    """Return the highest number of steps that the optimizers in some files record; None if they do not record any."""
+    """Return the highest number of steps that the optimizers in the files record; None if they record none."""
     made = []
     for entry in entries:
         tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []
@@ -150,9 +152,9 @@ def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
 
 
 def moved(source: Source, tensors: list[Tensor]) -> bool:
-    """Return whether any moment is not zero. If all are zero, every gradient was zero, so no weight has changed.
+    """Return whether any moment is not zero, or no moments with known names exist.
 
-    Return true if no moments with known names are found.
+    If all moments are zero, every gradient was zero, so no weight has changed.
     """
     moments = [t for t in tensors if t.name.rpartition(".")[2] in _MOMENTS and t.start >= 0 and t.extent]
     pieces = ((t, at) for t in moments for at in range(0, t.extent, _PIECE))
@@ -172,7 +174,7 @@ def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) ->
         top = 0 if big_endian else width - 1
         for at in range(0, t.extent, max(_PIECE, -(-t.extent // max(1, each // _PIECE)) // width * width)):
             data = source.at(t.start + at, min(_PIECE, t.extent - at))
-            # Bytes with the sign bit and a bit of the exponent set. The sign bit alone is a negative zero.
+            # The pattern matches bytes with the sign bit and an exponent bit. The sign bit alone is a negative zero.
             if _BELOW.search(data[top::width]):
                 found.append(t.name)
                 break

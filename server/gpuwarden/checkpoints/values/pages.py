@@ -1,8 +1,8 @@
 """Find traces of lost or misdirected writes in dense tensors: zero pages, zeros up to the file's end, repeated pages.
 
-An interrupted download into a preallocated file, a crashed file system or a broken disk leaves such traces, which can't
-be detected in formats without checksums. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a
-row boundary of the tensor; damage ends at a page boundary. The findings are reported as doubts, but not for a file that
+An interrupted download to a preallocated file, a crashed file system or a broken disk leaves such traces. A format
+without checksums can't detect them. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a row
+boundary of the tensor; damage ends at a page boundary. The findings are reported as doubts, except for a file that
 matches a digest recorded when it was saved.
 """
 
@@ -63,7 +63,7 @@ class PageMarks:
             self.carry = last
 
     def folded(self) -> Any:
-        """Return a 64-bit hash of each page's first bytes: 0 if they are zero. Collisions are rare."""
+        """Return a 64-bit hash of the first bytes of each page; 0 if all are zero. Collisions are rare."""
         pairs = self.numpy.concatenate(self.found)
         left, right = pairs[:, 0], pairs[:, 1]
         marks = (left * self.numpy.uint64(0x9E3779B97F4A7C15)) ^ right | self.numpy.uint64(1)
@@ -121,7 +121,7 @@ def _dense(anatomy: Anatomy) -> list[Tensor]:
 
 @dataclass
 class _Look:
-    """Check the bytes of pages that may be zero or equal. `budget` limits the number of bytes that are read."""
+    """Check the bytes of pages that may be zero or equal. `budget` is the number of bytes that may still be read."""
 
     source: Source
     tensors: list[Tensor]
@@ -134,7 +134,7 @@ class _Look:
         self.starts = [t.start for t in self.tensors]
 
     def lines(self) -> list[str]:
-        """Return the findings, except those for sparse tensors, where most runs of zeros end at row boundaries."""
+        """Return the findings, except for sparse tensors, in which most runs of zeros end at row boundaries."""
         return [
             f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: probably a lost write"
             for name, odd in self.odd.items()
@@ -142,7 +142,7 @@ class _Look:
         ][:5]
 
     def zeros(self, places: Iterable[int]) -> None:
-        """Find the start and the end of each run of zeros, and record damage."""
+        """Find the start and the end of each run of zeros, and record the runs that indicate damage."""
         done = 0
         for place in places:
             t = self.around(place)
@@ -162,7 +162,7 @@ class _Look:
                 self.odd.setdefault(t.name, []).append(what)
 
     def repeats(self, groups: Iterable[Any], base: int) -> None:
-        """Find the start and the end of the repeated range around each repeated page, and record damage."""
+        """Find the repeated range around each repeated page, and record the ranges that indicate damage."""
         done = 0
         for group in groups:
             for i, j in zip(group, group[1:]):  # noqa: B905, RUF007
@@ -212,7 +212,7 @@ class _Look:
         return min(edge % PAGE, -edge % PAGE) < near
 
     def natural(self, edge: int) -> bool:
-        """Return true if an edge is the boundary of a tensor, or of a row, a channel or a larger part of the tensor."""
+        """Return true if an edge is a boundary of a tensor, or of a row, a channel or a larger part of the tensor."""
         t = self.around(edge)
         if t is None or edge == t.start:
             return True
@@ -231,7 +231,7 @@ class _Look:
         return self.source.at(at, length)
 
     def pieces(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes from `at` on, first one page and then larger pieces. Tensors with only zeros are skipped."""
+        """Yield the bytes from `at` on, first one page and then larger pieces. Skip tensors that contain only zeros."""
         size = PAGE
         while at < self.source.size and self.budget > 0:
             t = self.around(at)
@@ -251,7 +251,7 @@ class _Look:
         return self.source.size
 
     def blank_before(self, place: int) -> int:
-        """Return the offset at which a run of zeros begins, where `place` is the run's first full page."""
+        """Return the offset at which a run of zeros begins. `place` is the offset of the run's first full page."""
         at = max(0, place - PAGE)
         piece = self.take(at, place - at)
         kept = len(piece.rstrip(b"\0"))

@@ -20,7 +20,9 @@ MOST_OTHERS: Final = 3
 
 
 @cli.command()
-@click.option("--ledger", is_flag=True, help="Check every event of the ledger instead, and show the first invalid one.")
+@click.option(
+    "--ledger", is_flag=True, help="Instead, check every event of the ledger, and show the first invalid event."
+)
 @JSON
 @runs_async
 async def doctor(as_json: bool, ledger: bool) -> int:
@@ -38,10 +40,10 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 @click.option("--undo", is_flag=True, help="Remove the entries that setup wrote, after asking at a terminal.")
 @JSON
 def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
-    """Add the server and the guard to the agents' clients.
+    """Add the server and the guard to your agents' clients.
 
-    It shows the lines that it adds to each file and asks. Without a terminal, --yes is required. Clients: claude,
-    codex, gemini, cursor, vscode, zed; default: all installed ones.
+    The command shows the lines to add to each file and asks before it writes. Without a terminal, --yes is required.
+    Clients: claude, codex, gemini, cursor, vscode, zed; default: all installed clients.
     """
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import Refused
@@ -102,8 +104,9 @@ def mcp(client: str) -> int:
 
 
 def _opened(client: str, listed: contextlib.ExitStack) -> Context:
-    """Open the ledger for a server, register the server until `listed` closes, and add notices about other ledgers in
-    use.
+    """Open the ledger for a server, and add notices about servers that use another ledger or policy.
+
+    The server is registered until `listed` closes.
     """
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered
@@ -129,7 +132,7 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
 @JSON
 @runs_async
 async def demo(yes: bool, keep: Path | None, overnight: bool, as_json: bool) -> int:
-    """Walk one training job through its whole life, at no cost."""
+    """Show one training job from start to teardown, at no cost."""
     from functools import partial
 
     from gpuwarden.interfaces.cli.demo import one_life, play

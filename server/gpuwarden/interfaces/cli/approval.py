@@ -1,7 +1,7 @@
 """Ask the user at a terminal for approval.
 
 The prompt is written to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program
-with a pseudo-terminal can answer it, so set a PIN (`gpuwarden approve --set-pin`) that no program has access to.
+with a pseudo-terminal can answer the prompt, so set a PIN (`gpuwarden approve --set-pin`) that no program knows.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Maximum seconds that the approval command waits for billing to be confirmed stopped. After that, the command returns
-without this confirmation.
+"""Maximum seconds that the approval command waits until billing is confirmed stopped. After that, the command returns
+without the confirmation.
 """
 SHOWN = 20
-"""Maximum number of files that the prompt lists, files without a copy first; the rest are counted."""
+"""Maximum number of files that the prompt lists, files without a copy first. The other files are only counted."""
 
 
 class Terminal:
@@ -86,7 +86,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
-    """Yield the controlling terminal. Raises Refused if this process has none, because it can't ask a user."""
+    """Yield the controlling terminal. Raises Refused if this process has no terminal to ask the user."""
     names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
     with contextlib.ExitStack() as stack:
         try:
@@ -97,8 +97,8 @@ def open_terminal() -> Iterator[Terminal]:
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
         except OSError as error:
             raise Refused(
-                "an approval needs a user at a terminal, and this process has no terminal",
-                "Run gpuwarden approve yourself in a terminal window; no flag or variable can replace this.",
+                "this command needs a user at a terminal, and this process has no terminal",
+                "Run the command yourself in a terminal window; no flag or variable can replace this.",
             ) from error
         yield Terminal(reader, writer)
 
@@ -213,9 +213,9 @@ def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
     """Return the receipt whose price can be approved. Raises NotFound, or Conflict if it has expired."""
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
-        raise NotFound(f"this ledger has no receipt {receipt!r}", "gpuwarden submit prints it.")
+        raise NotFound(f"this ledger has no receipt {receipt!r}", "gpuwarden submit prints the receipt.")
     if ctx.clock.now() > found.data.expires_at:
-        raise Conflict("the receipt has expired", "Submit again for a new one.")
+        raise Conflict("the receipt has expired", "Submit the job again to get a new receipt.")
     return found
 
 
@@ -266,7 +266,7 @@ def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
 
 
 async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
-    """Ask for approval of a job's price before its launch, and of its automatic teardown and relaunch budget, if given.
+    """Ask for approval of a job's price before its launch, and of the given automatic teardown and relaunch budget.
 
     Raises NotFound, Conflict or Refused.
     """
@@ -274,7 +274,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     issued, order, budget = found.data, decided.order, decided.relaunch_usd
     if not issued.ask and decided == NOTHING:
         return Result(
-            message="This spending is within the caps; it needs no approval.",
+            message="This spending is within the caps and needs no approval.",
             next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if budget is not None and issued.cells:
@@ -297,8 +297,10 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         terminal.say(f"  After the job has succeeded and all its outputs are proven here, {order} its machine without")
         terminal.say(f"  asking again, {minutes} minutes after an alert. gpuwarden hold JOB cancels this.")
     if budget is not None:
-        terminal.say("  If the platform permanently reclaims its machine, rent another at this price or below without")
-        terminal.say(f"  asking again, and resume from the proven copy: {usd(budget)} in all, beyond the cost above.")
+        terminal.say("  If the platform permanently reclaims the machine, rent another at this price or below without")
+        terminal.say(
+            f"  asking again, and resume from the proven copy: {usd(budget)} in all, on top of the cost above."
+        )
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     _check_channel(ctx)  # the policy may have changed since the prompt
@@ -345,7 +347,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
     """
     asked = asked_for(ctx, ticket)
     if allowed(ctx, asked.digest):
-        return Result(message="This script may already be rehearsed here.", next=(do(Action.REHEARSE),))
+        return Result(message="This script is already allowed to be rehearsed here.", next=(do(Action.REHEARSE),))
     warn(ctx, terminal)
     terminal.say(
         f"rehearse the script {asked.name} on this machine: {asked.script_bytes:,} bytes, {asked.script_digest}"
@@ -373,7 +375,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
 
 
 async def ask_consent(ctx: Context, spec: JobSpec) -> None:
-    """Ask for the consent that a rehearsal needs. Without a terminal, do nothing; the rehearsal is then refused."""
+    """Ask for the consent that a rehearsal needs, if there is a terminal. Without consent, the rehearsal is refused."""
     if "terminal" not in ctx.policy.approval.channels or not has_terminal():
         return
     try:
@@ -433,7 +435,9 @@ async def choose_pin(ctx: Context) -> Result:
 
 
 async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
-    """Ask the user at a terminal to let jobs run on this machine without a sandbox, and record it in the policy."""
+    """Ask the user at a terminal to let jobs run on this machine without a sandbox, and record the answer in
+    the policy.
+    """
     found = await to_thread.run_sync(detect)
     if found.kind is not Kind.NONE:
         return Result(message=f"Nothing to allow: jobs on this machine already run in a sandbox ({found.kind}).")

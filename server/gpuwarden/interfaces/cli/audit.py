@@ -24,7 +24,7 @@ def audit() -> None:
 @click.option("--append", is_flag=True, help="Append the events recorded since an earlier export.")
 @JSON
 def export(file: Path, append: bool, as_json: bool) -> int:
-    """Write every event to FILE, one JSON object per line, with its user, interface and hash."""
+    """Write every event to FILE, one JSON object per line, each with its user, interface and hash."""
     from gpuwarden.core.plural import counted
     from gpuwarden.interfaces.results import Result
     from gpuwarden.ledger.export import check_lines, export_lines
@@ -77,7 +77,7 @@ def check(file: Path, as_json: bool) -> int:
         return answer(Result(ok=False, code="broken", message=text, hint=hint), as_json, "message")
     if (
         opening and last and (first := json.loads(opening)["seq"]) != 1
-    ):  # if the beginning is missing, the first remaining line may have been changed too
+    ):  # without the events before it, the first line can't be verified
         text = f"{file} begins with event {first}: earlier events are missing, and that event can't be verified. "
         text += f"Events {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
         hint = "Prepend the earlier part of the export, then check both together."

@@ -72,7 +72,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context, as_json: bool) -> int | None:
     """The safety layer between coding agents and metered GPUs.
 
-    Without a command it shows running jobs, open approvals and billing.
+    Without a command, gpuwarden shows running jobs, open approvals and billing.
 
     New here? `gpuwarden demo` shows a training job from start to teardown in half a minute, at no cost.
     """
@@ -88,7 +88,7 @@ def emit(body: dict[str, Any]) -> None:
 
 
 def redacted(body: Any) -> Any:
-    """Return a JSON body without secrets, whether they are from this shell or were given to jobs from other shells."""
+    """Redact the secrets in a JSON body: those of this shell, and those passed to jobs from other shells."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.sanitize import scrubbed, secret_values
@@ -129,9 +129,7 @@ def open_context(actor: str = "cli") -> Context:
 
 @dataclass
 class _Run:
-    """One run of the command line: its open context, and whether its output already listed every open approval
-    (`named`).
-    """
+    """One run of the command line: its open context, and whether its output lists every open approval (`named`)."""
 
     ctx: Context | None = None
     named: bool = False
@@ -141,7 +139,7 @@ _RUN = _Run()
 
 
 def begin() -> None:
-    """Reset the state from the previous run. Needed in a process that runs several commands."""
+    """Reset the state of the previous run, for a process that runs several commands."""
     _RUN.ctx, _RUN.named = None, False
 
 
@@ -160,7 +158,7 @@ def tell_what_waits() -> None:
     from gpuwarden.interfaces.cli import console, screen
     from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
-    with contextlib.suppress(WardenError, OSError):  # the command itself has already finished
+    with contextlib.suppress(WardenError, OSError):  # the command itself is already done
         config = load_config()
         if _RUN.ctx is None and not (config.home / "ledger.db").exists():
             return
@@ -169,7 +167,7 @@ def tell_what_waits() -> None:
 
 
 def warned(reply: R, ctx: Context) -> R:
-    """Add warnings to a reply: problems with the policy, and a missing watch if a watch is needed."""
+    """Add warnings to a reply: problems with the policy, and a watch that is needed but does not run."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.leases.auto_teardown import notices

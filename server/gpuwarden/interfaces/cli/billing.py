@@ -48,10 +48,10 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code for an approval on the web page. The web page shows what to use as PAGE.",
+    help="Show a one-time code for an approval on the web page, which shows the value of PAGE.",
 )
-@click.option("--set-pin", is_flag=True, help="Choose a PIN, required for every approval at a terminal.")
-@click.option("--without-proof", is_flag=True, help="Accept losing unverified files. You have to type the job's name.")
+@click.option("--set-pin", is_flag=True, help="Choose a PIN, which every approval at a terminal then requires.")
+@click.option("--without-proof", is_flag=True, help="Accept losing unverified files; you have to type the job's name.")
 @click.option(
     "--auto-teardown",
     type=VERBS,
@@ -122,7 +122,7 @@ async def hold(job_id: str, as_json: bool) -> int:
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())
-    await cancel_self_stop(ctx, job_id)  # the hold is recorded even if the machine does not answer and this call raises
+    await cancel_self_stop(ctx, job_id)  # may raise if the machine does not answer; the hold is already recorded
     return answer(approval.held(job_id, effect), as_json, "message")
 
 
@@ -140,7 +140,7 @@ async def instances(as_json: bool) -> int:
 
 @cli.command()
 @click.option("--gpu", required=True, metavar="NAME", help="GPU model, such as H100 or L40S.")
-@click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
+@click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of GPUs.")
 @click.option("--interruptible", is_flag=True, help="Cheaper machines that the platform may reclaim.")
 @click.option("--durable-storage", is_flag=True, help="Only offers with storage that survives teardown.")
 @click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform; can be repeated.")
@@ -151,8 +151,8 @@ async def offers(
 ) -> int:
     """Compare the price of a GPU on every configured platform.
 
-    The list shows the price, the capacity and the storage that survives a stop, cheapest platform first. A platform
-    that does not answer is listed as unknown. Nothing is rented or reserved.
+    The list shows the price, the capacity and the storage that survives a stop, cheapest platform first. The capacity
+    of a platform that does not answer is unknown. Nothing is rented or reserved.
     """
     from gpuwarden.core.models import Resources
     from gpuwarden.interfaces import results
@@ -175,7 +175,9 @@ async def offers(
 )
 @click.option("--install", is_flag=True, help="Install the watch as a service of this account.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
-@click.option("--keys", type=click.Path(path_type=Path), default=None, help="A private file of NAME=VALUE lines.")
+@click.option(
+    "--keys", type=click.Path(path_type=Path), default=None, help="A private file with keys, one NAME=VALUE per line."
+)
 @click.option("--beside", type=int, hidden=True, help="The process id of the server that starts the watch.")
 @JSON
 @runs_async
@@ -184,9 +186,9 @@ async def watch(
 ) -> int:
     """Advance every job, and alert the user to problems.
 
-    Alerts are raised for an idle GPU, a stall, a failure, a finished job whose machine is still billed, and a cap that
-    was reached. The watch also copies and proves the outputs of jobs. It tears down a machine only by automatic
-    teardown. Alerts are recorded in the ledger and sent to the channels in the policy's [watch] table.
+    The watch raises an alert for an idle GPU, a stall, a failure, a finished job whose machine is still billed, and a
+    cap that was reached. It copies and proves the outputs of jobs, and tears down a machine only by automatic teardown.
+    Alerts are recorded in the ledger and sent to the channels in the policy's [watch] table.
     """
     import anyio
 

@@ -62,7 +62,7 @@ PIPED = 160
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal; if the output is a pipe or a file, wide enough not to break names."""
+    """Return a console as wide as the terminal, or wide enough not to break names if the output is a pipe or a file."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
 
@@ -77,7 +77,7 @@ COLORS = {
 
 
 def shown(text: str) -> str:
-    """Return text that is safe to print: without cursor movements, markup and quotation marks."""
+    """Return text that is safe to print: without cursor movements, markup or quotation marks."""
     return escape(unquoted(plain(text)))
 
 
@@ -159,7 +159,7 @@ def rehearsal(reply: RehearsalReply) -> None:
     if reply.source:
         out.print(f"line {reply.line}: {shown(reply.source)}")
     if reply.seconds:
-        out.print(f"[dim]{reply.seconds:.0f} s, {reply.cpu_s:.0f} s of processor time, {reply.peak_mb:,.0f} MB[/]")
+        out.print(f"[dim]{reply.seconds:.0f} s, {reply.cpu_s:.0f} s of CPU time, {reply.peak_mb:,.0f} MB[/]")
     message(reply)
 
 
@@ -175,7 +175,7 @@ def nodes(reply: NodesReply) -> None:
         pairs = " ".join(f"{name}={value}" for name, value in reply.environment.items())
         out.print(f"for every rank: {shown(pairs)}", soft_wrap=True)
     if reply.meeting_place:
-        out.print(f"ranks meet at {shown(reply.meeting_place)}")
+        out.print(f"rendezvous: {shown(reply.meeting_place)}")
     for name, key in reply.new_host_keys.items():
         out.print(f"[yellow]first contact[/] with {shown(name)}: verify its host key {shown(key)}")
     message(reply)
@@ -210,7 +210,7 @@ def fanned_out(reply: SubmitReply) -> None:
         metric = next((row.metric for row in fan.table if row.metric), "objective")
         axes = list(fan.table[0].settings)
         wide = sum(max(len(name), *(len(row.settings.get(name, "")) for row in fan.table)) + 2 for name in axes)
-        apart = bool(axes) and wide <= out.width - FIGURES  # if the table is too wide, use one column that wraps
+        apart = bool(axes) and wide <= out.width - FIGURES  # if the table would be too wide, use one column that wraps
         for name in axes if apart else ["settings"]:
             table.add_column(shown(name), overflow="fold")
         for head in ("proven", shown(metric), "std", "lowest", "highest"):
@@ -331,11 +331,9 @@ def diagnosed(reply: DiagnoseReply) -> None:
 
 
 def _meter(meter: MeterReply) -> str:
-    mark = {True: "[yellow]billing[/]", False: "[green]not billing[/]", None: "[magenta]may be billing[/]"}[
-        meter.billing
-    ]
+    mark = {True: "[yellow]billed[/]", False: "[green]not billed[/]", None: "[magenta]may be billed[/]"}[meter.billing]
     price = f" at {usd_per_hour(meter.price_usd_per_hour)}" if meter.billing is not False else ""
-    return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd, meter.cost_estimated)} [dim]({meter.state})[/]"
+    return f"machine: {mark}{price}, cost so far {usd(meter.cost_usd, meter.cost_estimated)} [dim]({meter.state})[/]"
 
 
 def pulled(reply: PullReply) -> None:
@@ -442,7 +440,7 @@ def tokens(reply: TokensReply) -> None:
 
 
 def setup(reply: SetupReply) -> None:
-    """Print the lines added to each file, and the state of each client and its guard."""
+    """Print the lines to add to each file, and the state of each client and its guard."""
     for change in reply.changes:
         out.print(f"[bold]{shown(change.file)}[/], after line {change.after_line}:", soft_wrap=True)
         for row in change.added:
@@ -452,7 +450,7 @@ def setup(reply: SetupReply) -> None:
         guard = f"guard: {reply.guards[client]}" if client in reply.guards else ""
         out.print(f"{client:8} {shown(state):22} [dim]{shown(guard)}[/]")
     for file, text in reply.paste.items():
-        out.print(f"To add it to {shown(file)} by hand:", soft_wrap=True)
+        out.print(f"To add the server to {shown(file)} by hand:", soft_wrap=True)
         out.print(shown(text), soft_wrap=True)
     message(reply)
 
@@ -544,7 +542,7 @@ def entry(reply: EntryReply) -> None:
 
 
 def issues(reply: IssuesReply) -> None:
-    """Print the issues, one per line, as compilers do."""
+    """Print the issues in the format of compiler errors, one per line."""
     for row in reply.issues:
         mark = "[red]urgent[/] " if row.urgent else ""
         out.print(f"{shown(row.file)}:{row.line}: {mark}{shown(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
@@ -552,13 +550,13 @@ def issues(reply: IssuesReply) -> None:
 
 
 def draft(reply: DraftReply) -> None:
-    """Print the draft of an entry in the format of the page that it can be copied to."""
+    """Print the draft of an entry, formatted for its page."""
     out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
-    """Print the evidence from a failed job, what is missing from the evidence, and the draft of an entry."""
+    """Print the evidence from a failed job, the gaps in the evidence, and the draft of an entry."""
     out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
@@ -578,9 +576,9 @@ def platforms(titles: dict[str, str]) -> None:
         if not name.startswith("rehearsal/"):
             table.add_row(f"[bold]{shown(name)}[/]", shown(title))
     if any(name.startswith("rehearsal/") for name in titles):
-        table.add_row("[bold]rehearsal/NAME[/]", "Any rented platform, simulated on this machine with simulated costs")
+        table.add_row("[bold]rehearsal/NAME[/]", "Any rented platform, simulated on this machine")
     out.print(table)
-    out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one.")
+    out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one platform.")
 
 
 def profile(file: Path, told: dict[str, str]) -> None:
@@ -670,7 +668,10 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 @contextlib.contextmanager
 def count_bar(quiet: bool, what: str) -> Iterator[ByteCount | None]:
-    """Show a count of bytes if standard error is a terminal, with a total once it is known. The bar is thread-safe."""
+    """Show the number of processed bytes, and the total once it is known, if standard error is a terminal.
+
+    The bar is thread-safe.
+    """
     if quiet or not err.is_terminal:
         yield None
         return

@@ -78,7 +78,7 @@ class Stage:
 
 
 Story = Callable[[Path, Stage], Awaitable[dict[str, Any]]]
-"""Plays the demo in a folder, and returns the measured results; `ok` is true if they are as expected."""
+"""A function that plays the demo in a folder. It returns the results; `ok` is true if they are as expected."""
 
 
 async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:
@@ -110,7 +110,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     """Play one job from start to end: refused, accepted, interrupted, resumed, proven, approved, torn down."""
-    # The demo's script is part of gpuwarden, so it may run without a sandbox; the demo reports that.
+    # The demo's script is part of gpuwarden, so it may run without a sandbox. The demo prints whether it does.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
@@ -196,7 +196,7 @@ def demo_spec() -> JobSpec:
 
 
 async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobRecord:
-    stage.act("The job trains, is interrupted in the same way as on this platform, and resumes")
+    stage.act("The job trains, is interrupted in the same way as on the real platform, and resumes")
     deadline = ctx.clock.now() + PATIENCE_S
     state = job.state
     with _bar(stage) as show:
@@ -220,7 +220,8 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
     job = read_job(ctx.ledger, job.id)
     if job.state not in TERMINAL_JOBS:
         raise WardenError(
-            f"the demo's job has not ended in {PATIENCE_S:g} s, because this machine is busy", "Run it once more."
+            f"the demo's job has not ended within {PATIENCE_S:g} s, because this computer is busy",
+            "Run the demo again.",
         )
     if job.state is not Job.SUCCEEDED:
         raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
@@ -243,7 +244,7 @@ def _bar(stage: Stage) -> Iterator[Callable[[int | None, float | None, float | N
         task = bar.add_task("provisioning", total=STEPS, info="")
 
         def show(step: int | None, loss: float | None, cost: float | None, state: str) -> None:
-            info = f"step {step or 0}/{STEPS}  loss {'-' if loss is None else f'{loss:.3f}'}  meter {usd(cost)}"
+            info = f"step {step or 0}/{STEPS}  loss {'-' if loss is None else f'{loss:.3f}'}  cost {usd(cost)}"
             bar.update(task, completed=step or 0, description=state, info=info)
 
         yield show
@@ -261,12 +262,15 @@ async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
 
 
 async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[PullResult, bool, Report]:
-    """Pull, damage a copy, pull again. Return the first pull, whether the damage was detected, and the last report."""
+    """Pull the outputs, damage a copy, and pull again.
+
+    Return the first pull, whether the damage was detected, and the last report.
+    """
     stage.act("The agent pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
-    stage.say(f"the pulled log shows that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
+    stage.say(f"the pulled log shows that the job resumed at step {', '.join(map(str, _resumed(pulled)))}")
 
     stage.act("One bit in the local copy is flipped")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
@@ -312,7 +316,7 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
     else:
         why = "--yes was given" if yes else "no terminal is available to ask the user"
         stage.say(f"[yellow]{why}[/]: the demo approves the teardown itself")
-        stage.say("recorded as channel rehearsal, which is valid for simulated machines only")
+        stage.say("recorded with the channel rehearsal, which is valid only for simulated machines")
         by = "the flag --yes" if yes else "the demo, without a terminal"
         await approve(ctx, view.record.id, view.record.digest, channel=channel, by=by)
 

@@ -1,4 +1,4 @@
-"""Show the settings in force with their origins, and check their requirements on this machine."""
+"""Show the settings in force with their origins, and check that this machine meets their requirements."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ async def examine_ledger() -> LedgerReply:
 
 
 _BROKEN: Final[dict[BreakCode, str]] = {
-    "changed": "or an earlier one was changed: its hash does not match",
+    "changed": "or an earlier event was changed: the hash does not match",
     "missing": "is missing",
     "undecodable": "contains bytes that are not text",
 }
 _RESTORE: Final = (
-    "No later event is reliable. Restore a copy of the ledger, and check every platform's console, because machines "
-    "may still be billed."
+    "The ledger is not reliable. Restore a copy, and check every platform's console, because machines may still be "
+    "billed."
 )
 
 
@@ -174,7 +174,7 @@ PROGRAMS = (
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
-    """Format a value of the policy. For the PIN's hash and a webhook's URL, show only whether it is set.
+    """Format a value of the policy. The PIN's hash and a webhook's URL are shown only as set or not set.
 
     A weak approval channel is marked as such.
     """
@@ -226,10 +226,10 @@ def other_servers(config: Config) -> list[str]:
 
 
 def _sandbox(policy: Policy) -> CheckedReply:
-    """Check which sandbox isolates local jobs, and what it does not block."""
+    """Report the sandbox that isolates local jobs, and its gaps."""
     found = detect()
     if found.kind is Kind.NONE:
-        then = "jobs run without one, as the policy allows" if policy.local.unsandboxed else "no job runs here"
+        then = "jobs run without one, as the policy allows" if policy.local.unsandboxed else "jobs can't run here"
         return CheckedReply(what="sandbox", ok=False, found=f"none works ({found.why}); {then}")
     opened = [OPEN[found.kind]] if found.kind in OPEN else []
     opened += ["the policy gives jobs network access"] if policy.local.network else []
@@ -257,6 +257,6 @@ def plugin_rows() -> list[CheckedReply]:
     sound = [counted(sum(not s.fault for s in found), what) for what, found in everything.items()]
     rows = [CheckedReply(what="plug-ins", ok=True, found=", ".join(sound))]
     for status in (s for found in everything.values() for s in found if s.fault or s.origin):
-        found = f"{status.fault} {status.hint}" if status.fault else f"brought by {status.origin}"
+        found = f"{status.fault} {status.hint}" if status.fault else f"from the package {status.origin}"
         rows.append(CheckedReply(what=f"{status.what} {status.name}", ok=not status.fault, found=line(found, 1000)))
     return rows

@@ -65,7 +65,7 @@ def ending_of(found: EndingReply) -> list[str]:
             after = f"at {local(found.ends_at)} {zone()}"
         text = f"automatic teardown: {found.automatic_teardown} the machine {after} ({origin})"
         if found.objected_at is not None:
-            text = f"automatic teardown to {found.automatic_teardown}: canceled {local(found.objected_at)} {zone()}"
+            text = f"automatic teardown ({found.automatic_teardown}): canceled at {local(found.objected_at)} {zone()}"
         lines.append(text)
     if found.self_stop_after_minutes is not None:
         after = span(found.self_stop_after_minutes * 60)

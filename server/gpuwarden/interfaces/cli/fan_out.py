@@ -32,9 +32,12 @@ FOLLOW_S: Final = 5.0
 @click.option("--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose, --trials times.")
 @click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of draws.")
 @click.option("--maximize", is_flag=True, help="A higher objective is better.")
-@click.option("--weigh", default="", metavar="NAME", help="The setting to which a cell's cost is proportional.")
+@click.option("--weigh", default="", metavar="NAME", help="A cell's cost is proportional to this setting.")
 @click.option(
-    "--max-machines", type=click.IntRange(1, 256), default=None, help="Limit of simultaneous machines; default 1."
+    "--max-machines",
+    type=click.IntRange(1, 256),
+    default=None,
+    help="Maximum number of simultaneous machines; default: 1.",
 )
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Total budget; no launch exceeds it.")
 @click.option("--tries", type=click.IntRange(1, 20), default=3, show_default=True, help="Attempts per cell.")
@@ -51,11 +54,11 @@ FOLLOW_S: Final = 5.0
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="GPUs per machine; each runs a cell.")
 @click.option("--interruptible", is_flag=True, help="Use cheaper, interruptible machines.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to tear down the machines.")
-@click.option("--dry-run", is_flag=True, help="Only check.")
+@click.option("--dry-run", is_flag=True, help="Check the fan-out without launching it.")
 @click.option("--receipt", default=None, help="Receipt of a dry run, to launch exactly that plan.")
 @click.option("--follow", is_flag=True, help="Advance the fan-out until it is done.")
 @click.option("--end", is_flag=True, help="With an id: launch no more cells. Running cells continue.")
-@click.option("--resume", is_flag=True, help="With an id: resume, with new limits if given; see --cells.")
+@click.option("--resume", is_flag=True, help="With an id: resume the fan-out, with new limits if given.")
 @click.option("--cells", default="", metavar="0,3,7-9", help="With --resume: only the cells with these indices.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="With an id: write an SVG plot."
@@ -145,7 +148,7 @@ def _indices(text: str) -> list[int]:
 
 
 def _plan(what: tuple[str, ...], given: dict[str, Any]) -> FanOutPlan:
-    """Return the plan that the options describe. Raises BadRequest for an impossible or contradictory one."""
+    """Return the plan that the options describe. Raises BadRequest if the plan is impossible or contradictory."""
     from gpuwarden.core.fan_out import FanOutPlan, Search, drawn, first_problem, grid, gridded, plan_of
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
@@ -177,7 +180,7 @@ def _plan(what: tuple[str, ...], given: dict[str, Any]) -> FanOutPlan:
 
 
 def _pairs(words: tuple[str, ...]) -> dict[str, str]:
-    """Parse NAME=VALUE words into a table. Raises BadRequest for a repeated name, or a word without `=`."""
+    """Parse NAME=VALUE words. Raises BadRequest for a repeated name or a word without `=`."""
     found: dict[str, str] = {}
     for name, mark, text in (word.partition("=") for word in words):
         if not mark or name in found:

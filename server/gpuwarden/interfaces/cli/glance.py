@@ -28,14 +28,14 @@ async def status(offline: bool, as_json: bool) -> int:
 
 @cli.command()
 @click.option("--state", "states", multiple=True, type=STATES, help="Only jobs in this state; can be repeated.")
-@click.option("--platform", default="", metavar="NAME", help="Only jobs of this platform.")
+@click.option("--platform", default="", metavar="NAME", help="Only jobs on this platform.")
 @click.option("--project", default="", metavar="TAG", help="Only jobs of this project.")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs on a page.")
-@click.option("--after", default="", metavar="JOB", help="Start after this job, the last one on the previous page.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs per page.")
+@click.option("--after", default="", metavar="JOB", help="Start after this job, the last job of the previous page.")
 @JSON
 @runs_async
 async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int, after: str, as_json: bool) -> int:
-    """List jobs, ended ones too, the latest first."""
+    """List all jobs, including ended jobs, latest first."""
     from gpuwarden.core.states import Job
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.overview import job_page
@@ -54,7 +54,9 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
     show_default=True,
     help="Group the costs by this key.",
 )
-@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="The period that ends today.")
+@click.option(
+    "--days", type=click.IntRange(1, 366), default=30, show_default=True, help="Number of days, including today."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @JSON
 @runs_async
@@ -87,9 +89,9 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
-    """Wait for news of a job, for a bounded time.
+    """Wait for news about a job, until a timeout.
 
-    Exit code 0: the job has news, 2: the wait timed out.
+    Exit code 0: the job has news; 2: the wait timed out.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring import wait as use_case

@@ -57,14 +57,14 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
     help="Alternative if the platform has no capacity; can be repeated; tried in the given order.",
 )  # fmt: skip
-@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
-@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
+@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="Number of GPUs.")
+@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk size.")
 @click.option(
     "--interruptible", is_flag=True, help="Use cheaper capacity that may be interrupted; the job then resumes."
 )
 @click.option("--durable-storage", is_flag=True, help="Request the storage tier that survives teardown.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to tear down the machine.")
-@click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
+@click.option("--max-restarts", type=int, default=3, show_default=True, help="Maximum relaunches after interruptions.")
 @click.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="An option of this platform (see its profile); VALUE may be JSON.",
@@ -72,7 +72,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--image", default=None, help="Container image, if the platform supports images.")
 @click.option("--region", default=None, help="Data center, region or country, as the platform names it.")
 @click.option("--namespace", default=None, help="Hugging Face organization that the job runs in and is billed to.")
-@click.option("--dry-run", is_flag=True, help="Only check.")
+@click.option("--dry-run", is_flag=True, help="Check the job without launching it.")
 @click.option("--rehearse", is_flag=True, help="Before launch, rehearse the first step on this machine.")
 @click.option("--receipt", default=None, help="Receipt of a dry run; without a script, launch the checked job.")
 @JSON
@@ -165,7 +165,7 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
 @JSON
 @runs_async
 async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
-    """Show a job's state, step, metrics, meter and log."""
+    """Show a job's state, step, metrics, billing and log."""
     from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import check as use_case
@@ -191,7 +191,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
 @JSON
 @runs_async
 async def cancel(job_id: str, as_json: bool) -> int:
-    """End a job's process, with a signal first. Its machine keeps running and is billed."""
+    """End a job's process: send a signal, then kill it. Its machine keeps running and is billed."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import cancel as use_case
 
@@ -204,7 +204,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pause(job_id: str, as_json: bool) -> int:
-    """Let a job save and end its process, to resume it later.
+    """Let a job save its state and end, to resume it later.
 
     Its files are kept for `gpuwarden resume`. Its machine keeps running and is billed: `gpuwarden teardown --verb stop`
     requests a stop, which the user approves.
@@ -238,13 +238,13 @@ async def resume(job_id: str, as_json: bool) -> int:
     "--dest",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Folder to copy into; by default a gpuwarden folder.",
+    help="Folder to copy to; default: a folder in gpuwarden's home.",
 )
-@click.option("--also", multiple=True, metavar="PATH", help="An additional remote path to add to the outputs.")
+@click.option("--also", multiple=True, metavar="PATH", help="A remote path to add to the job's outputs.")
 @JSON
 @runs_async
 async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: bool) -> int:
-    """Copy a job's outputs and log here, and compare digests. Run it again to resume."""
+    """Copy a job's outputs and log here, and compare digests. Run it again to resume a copy."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
     from gpuwarden.lifecycle.artifacts.pull import pull as use_case
@@ -284,8 +284,8 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     was pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
     and the result is marked as reported by the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
-    Each file is read up to fixed limits of headers, opcodes, tensors and unpacked bytes; beyond them the verdict is
-    inconclusive.
+    The headers, opcodes, tensors and unpacked bytes of each file are read up to fixed limits. If a file exceeds a
+    limit, the verdict is inconclusive.
     """
     from gpuwarden.checkpoints.file_model import NO_LIMITS
     from gpuwarden.core.errors import WardenError

@@ -12,7 +12,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def knowledge() -> None:
-    """Maintain the references: check them, propose an entry."""
+    """Maintain the references: check them, or propose an entry."""
 
 
 @knowledge.command(name="check")
@@ -21,13 +21,13 @@ def knowledge() -> None:
     type=click.IntRange(0),
     default=6,
     show_default=True,
-    help="Age in months at which a fact counts as old.",
+    help="Age in months at which a fact counts as outdated.",
 )
 @JSON
 def knowledge_check(months: int, as_json: bool) -> int:
-    """Find old facts, dead references and missing sources.
+    """Find outdated facts, broken references and missing sources.
 
-    Facts about teardown and billing come first. Exit code 1 if any issue is found.
+    Facts about teardown and billing come first. The exit code is 1 if any issue is found.
     """
     from datetime import UTC, datetime
 
@@ -37,15 +37,15 @@ def knowledge_check(months: int, as_json: bool) -> int:
 
 
 @knowledge.command()
-@click.option("--job", "job_id", help="A failed job; its log and its later success are the evidence.")
-@click.option("--succeeded", help="The later job that succeeded; by default the next one with that name or script.")
+@click.option("--job", "job_id", help="A failed job; its log and a later job that succeeded are the evidence.")
+@click.option("--succeeded", help="The later job that succeeded; default: the next one with the same name or script.")
 @click.option("--page", help="Page of the entry, such as training/oom-memory.md; optional with --job.")
 @click.option("--title", default="", help="The failure in a few words.")
 @click.option("--symptom", default="", help="The visible symptom.")
 @click.option("--cause", default="", help="The cause that was found.")
 @click.option("--fix", default="", help="The change that fixed it.")
 @click.option("--scope", multiple=True, help="Library, such as torch; can be repeated.")
-@click.option("--source", multiple=True, help="https address of a source; can be repeated.")
+@click.option("--source", multiple=True, help="https URL of a source; can be repeated.")
 @click.option("--line", "lines", multiple=True, help="A log line of the failure; can be repeated.")
 @click.option("--root-caused", is_flag=True, help="The cause is proven, not guessed.")
 @click.option("--reproduced", is_flag=True, help="The failure was reproduced.")
@@ -87,7 +87,7 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
 @click.pass_context
 @JSON
 def notes(context: click.Context, as_json: bool) -> int:
-    """Show and set notes on your own setup; no secrets.
+    """Show and set notes about your own setup, without secrets.
 
     Examples: the host and folder of your machines, the tracker, the location of a key.
     """

@@ -64,7 +64,7 @@ class LessonReply(DraftReply):
 def check_references(today: date, months: int) -> IssuesReply:
     """List outdated facts, broken links, missing sources and invalid entries in references, profiles and skills."""
     if months < 0:
-        raise BadRequest(f"months is {months}", "Give 0 or more.")
+        raise BadRequest(f"months is {months}", "Pass 0 or more.")
     found = check(data_dir("references"), today=today, months=months, more=(data_dir("profiles"), data_dir("skills")))
     rows = [IssueReply(**issue.model_dump()) for issue in found]
     if not rows:

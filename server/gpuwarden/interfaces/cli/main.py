@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from gpuwarden.core.errors import BadRequest, WardenError, as_warden_error
-from gpuwarden.interfaces.cli import (  # each module registers its commands with the group
+from gpuwarden.interfaces.cli import (  # each module registers its commands
     admin,
     audit,
     billing,
@@ -38,21 +38,21 @@ from gpuwarden.interfaces.cli.base import GroupedCommands, begin, cli, fail, tel
 
 GroupedCommands.rooms = {
     glance.__name__: "At a glance",
-    jobs.__name__: "A job",
+    jobs.__name__: "Jobs",
     fan_out.__name__: "Many runs",
-    metrics.__name__: "Metrics of a job",
+    metrics.__name__: "Metrics",
     nodes.__name__: "Several nodes",
     templates.__name__: "Templates",
-    estimating.__name__: "Before a job",
-    rehearsing.__name__: "A script's first step",
+    estimating.__name__: "Estimates",
+    rehearsing.__name__: "Rehearsal of a script",
     billing.__name__: "Billing and teardown",
     reference.__name__: "Reference",
     knowledge.__name__: "Knowledge and notes",
     policy.__name__: "Policy",
-    passkeys.__name__: "Approving on the page",
-    serving.__name__: "Over HTTP",
-    audit.__name__: "For an auditor",
-    admin.__name__: "This installation",
+    passkeys.__name__: "Passkeys",
+    serving.__name__: "HTTP server",
+    audit.__name__: "Audit",
+    admin.__name__: "Installation",
     rehearsal.__name__: "Practice",
 }
 
@@ -81,7 +81,9 @@ def _run(argv: list[str] | None) -> int:
         click.echo(error.format_message())
         return 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports an error at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise the interpreter reports an error at exit
         return 1
     except Exception as error:
         return fail(_in_our_words(error), _wants_json(argv))

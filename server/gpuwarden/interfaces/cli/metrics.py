@@ -18,7 +18,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
     type=click.Path(path_type=Path, file_okay=False),
     help="Write a TensorBoard event file to this folder.",
 )
-@click.option("--trackio", metavar="PROJECT", help="Log every step into this trackio project.")
+@click.option("--trackio", metavar="PROJECT", help="Log every step to this trackio project.")
 @JSON
 @runs_async
 async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: str | None, as_json: bool) -> int:
@@ -33,7 +33,9 @@ async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: 
     from gpuwarden.metrics import export
 
     if as_csv + (tensorboard is not None) + (trackio is not None) > 1 or (as_csv and as_json):
-        raise BadRequest("only one export at a time", "Pass only one of --csv, --tensorboard and --trackio.")
+        raise BadRequest(
+            "only one export at a time", "Pass one of --csv, --tensorboard and --trackio, and --csv without --json."
+        )
     ctx = open_context()
     job, note = read_job(ctx.ledger, job_id), ""
     try:
@@ -46,7 +48,7 @@ async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: 
             click.echo(note, err=True)
         return 0
     if tensorboard is not None:
-        note = f"Written: {export.to_tensorboard(ctx.metrics, job.id, tensorboard)}. {note}".strip()
+        note = f"Wrote {export.to_tensorboard(ctx.metrics, job.id, tensorboard)}. {note}".strip()
     elif trackio is not None:
-        note = f"{export.to_trackio(ctx.metrics, job.id, trackio)} steps are in trackio. {note}".strip()
+        note = f"{export.to_trackio(ctx.metrics, job.id, trackio)} steps were logged to trackio. {note}".strip()
     return answer(results.reported(ctx.metrics, job.id, note), as_json, "reported")

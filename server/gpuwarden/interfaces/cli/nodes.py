@@ -27,10 +27,14 @@ def nodes() -> None:
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
 @click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Port for the ranks.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="An environment variable for the job.")
-@click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first one with torch.")
+@click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first Python with torch.")
 @click.option("--command", "words", default="", metavar="COMMAND", help="The command that each node will run.")
 @click.option(
-    "--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all nodes; 0 for none."
+    "--size",
+    "mb",
+    type=click.IntRange(0, 4096),
+    default=8,
+    help="Megabytes to all-reduce over all nodes; 0 skips the all-reduce.",
 )
 @click.option(
     "--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds that ranks wait for each other."
@@ -50,9 +54,9 @@ async def check(
     """Check that a job can run on several nodes together.
 
     HOST is a host from your SSH configuration, or `local`; the first host is the rendezvous. The command checks the
-    fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command. It
-    also runs an all-reduce of a few megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a
-    check was inconclusive.
+    fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command.
+    Then it runs an all-reduce of a few megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2:
+    a check was inconclusive.
     """
     import shlex
 

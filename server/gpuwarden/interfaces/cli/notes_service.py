@@ -46,11 +46,11 @@ def note(ctx: Context, key: str, value: str | None) -> NotesReply:
 
 
 def complaints(ctx: Context, notes: Notes) -> list[str]:
-    """List notes about unknown platforms and notes without effect, as one sentence for each."""
+    """Return one sentence for each note that names an unknown platform or has no effect."""
     found = []
     for name, told in notes.platforms.items():
         try:
-            # `ssh` alone refers to every SSH machine.
+            # `ssh` without a name applies to every SSH machine.
             profile = ctx.profile(name) if "/" in name else ctx.family(name)
         except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
@@ -58,7 +58,7 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
         if (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch apply only to machines that you own; {name} is rented.")
         elif told.host and (profile.backend == "local" or profile.id == "ssh"):
-            found.append(f"platforms.{name}: host has no effect, as it is this machine or part of the platform's name.")
+            found.append(f"platforms.{name}: host has no effect; it is this machine or part of the platform's name.")
     return found
 
 
@@ -77,5 +77,5 @@ def summary(ctx: Context) -> tuple[bool, str]:
 
 def _file(ctx: Context) -> Path:
     if ctx.notes_file is None:
-        raise BadRequest("the path of the notes file is unknown", "Set GPUWARDEN_POLICY, or a home folder.")
+        raise BadRequest("the path of the notes file is unknown", "Set GPUWARDEN_POLICY or a home folder.")
     return ctx.notes_file

@@ -1,10 +1,10 @@
 """The overnight demo: a laptop is closed at 18:00; after 8:00 a job's files are proven and its machine is terminated.
 
 The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked to
-approve its teardown at 9:00, and the demo compares the two bills. The clock is a file that the demo advances. The
-processes, uploads, files, proofs, notices and bills are real and come from the same functions that the MCP tools and
-the watch call. While the laptop is closed, the demo calls none of these functions: it reads the simulated machines
-directly, which is impossible on a real cloud.
+approve its teardown at 9:00, and the demo compares the two bills. The demo advances a simulated clock that all
+processes read from a file. The processes, uploads, files, proofs, notices and bills are real and come from the same
+functions that the MCP tools and the watch call. While the laptop is closed, the demo calls none of these functions: it
+reads the state of the simulated machines directly, which is impossible on a real cloud.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ STRIDE_S: Final = 240.0
 """Seconds between two rounds of the watch in the morning. After a longer gap, the watch announces the teardown again.
 """
 LOOK_AGAIN: Final = 200
-"""Polls after which the clock is advanced again, in case a machine started its timer after the clock was changed.
+"""Number of polls after which the clock is advanced again, in case a machine started its timer after the first change.
 """
 MOST_LOOKS: Final = 3000
-"""Polls before the demo gives up. They take minutes, to allow for a busy computer."""
+"""Number of polls before the demo gives up. They take several minutes, to allow for a busy computer."""
 
 
 class SetForward(ShiftedClock):
@@ -101,7 +101,7 @@ class Night:
         self.stage.say(f"[bold]{local(self.clock.now(), '%H:%M')}[/] {text}")
 
     def first(self, what: str, text: str = "") -> None:
-        """Record when `what` was first observed, and print `text` then."""
+        """Record the time of the first observation of `what`, and print `text` at that time."""
         if what not in self.seen:
             self.seen[what] = self.clock.now()
             if text:
@@ -118,7 +118,7 @@ class Night:
             await self.clock.sleep(LOOK_S)
             if look == LOOK_AGAIN:
                 self.clock.advance(again_s)
-        raise WardenError(f"the demo did not end in time ({what}) because this machine is busy", "Run it once more.")
+        raise WardenError(f"the demo did not end in time ({what}) because this computer is busy", "Run the demo again.")
 
     def truth(self, job: JobRecord) -> Truth:
         """Return the true state of a job's machine, which only a simulated cloud can report."""
@@ -169,7 +169,9 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit a job with automatic teardown and a job whose teardown needs approval. Return both when they run."""
+    """Submit a job with automatic teardown and a job whose teardown needs approval. Return both once they
+    are running.
+    """
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
@@ -181,12 +183,12 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
     second = await _launched(night, "asked")
     ctx.policy = ordering
-    stage.say("the same job without any of these: the user will be asked for approval")
+    stage.say("the same job without any of these: the user will be asked to approve its teardown")
     return ordered, second
 
 
 async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
-    """Submit a job, and return it when it is running."""
+    """Submit a job, and return it once it has been launched."""
     # The name is also an argument, because a second job with identical arguments would be refused as a duplicate.
     changes = {
         "name": name,
@@ -244,7 +246,7 @@ async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     night.first(
         "ordered off", f"ordered: its machine [green]stopped itself[/]: {SELF_STOP_MINUTES} min without contact"
     )
-    night.say(f"asked: its idle machine is still billed, {usd_per_hour(night.truth(second).usd_per_hour)}")
+    night.say(f"asked: its idle machine is still billed at {usd_per_hour(night.truth(second).usd_per_hour)}")
     night.until(MORNING)
 
 
@@ -274,7 +276,10 @@ def _succeeded(job: JobRecord) -> bool:
 
 
 async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
-    """Open the laptop, and run the watch until the first machine is torn down and the second job's files are proven."""
+    """Open the laptop, and run the watch until the first job's machine is gone.
+
+    The watch also copies and proves the second job's files.
+    """
     ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
     stage.act(f"{MORNING}:00 The laptop wakes, and the watch runs")
     for _ in range(MOST_LOOKS):
@@ -303,7 +308,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
 
 
 def _source(ctx: Context, job: JobRecord) -> str:
-    """Return a phrase that describes where a job's copy came from."""
+    """Return a phrase that names the source of a job's copy."""
     pulled, woken = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(f"lease/{job.lease}", ResumeIntent)
     if pulled is not None and pulled.data.store:
         return f"from {escape(pulled.data.store)}, without starting the machine,"
@@ -311,7 +316,7 @@ def _source(ctx: Context, job: JobRecord) -> str:
 
 
 async def _asked(night: Night, second: JobRecord) -> None:
-    """At nine, request the teardown of the second job's machine, and approve it."""
+    """At nine, request and approve the teardown of the second job's machine."""
     ctx = night.ctx
     night.stage.act(f"{ASKED}:00 The user is asked to approve the second job's teardown, and approves it")
     night.until(ASKED)
@@ -348,7 +353,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
     if not stage.quiet:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
-    # On a busy computer, the night takes a few seconds longer, which adds a few cents.
+    # On a busy computer, the night takes a few seconds longer and costs a few cents more.
     stage.say(
         f"[bold]{usd(round(saved))}[/] less in simulated costs for the same proven files; {ctx.ledger.count()} events"
     )

@@ -1,6 +1,6 @@
 """Show the user, at a terminal, the one-time code for an approval on the page. See `lifecycle.teardown.approval_codes`.
 
-The code is written to the terminal itself. A reply, with or without `--json`, never contains it.
+The code is written to the terminal itself. No reply contains the code, with or without `--json`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
             raise Refused("no code was created; nothing was changed")
         await check_pin(ctx, asked)
         asked.say(f"Type on the page: {make_code(ctx, ticket, digest, session, user())}")
-    return Result(message=f"The code works once, for {counted(int(CODE_S // 60), 'minute')}.")
+    return Result(message=f"The code can be used once, within {counted(int(CODE_S // 60), 'minute')}.")
 
 
 async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:

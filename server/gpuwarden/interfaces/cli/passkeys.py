@@ -9,19 +9,19 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def passkey() -> None:
-    """Add, list and remove passkeys that approve on the page."""
+    """Add, list and remove passkeys for approvals on the page."""
 
 
 @passkey.command()
 @click.argument("name")
-@click.option("--person", default="", metavar="NAME", help="Owner of the passkey; by default you.")
+@click.option("--person", default="", metavar="NAME", help="Owner of the passkey; default: you.")
 @JSON
 @runs_async
 async def add(name: str, person: str, as_json: bool) -> int:
-    """Show a code that registers one passkey on the page, valid for five minutes.
+    """Show a code that registers one passkey on the page.
 
-    The command asks the user for confirmation at a terminal, and for the PIN if a PIN is set. The code appears only on
-    that terminal.
+    The code is valid for five minutes. The command asks the user for confirmation at a terminal, and for the PIN if one
+    is set. The code appears only on that terminal.
     """
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user

@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show the policy in force; accept a policy file."""
+    """Show the policy in force, or put another file in force."""
 
 
 @policy.command(name="show")
@@ -45,7 +45,7 @@ async def use(file: Path, as_json: bool) -> int:
 async def allow(what: str, as_json: bool) -> int:
     """Allow `local`: let jobs run on this machine even if no sandbox works.
 
-    The command asks the user for confirmation at a terminal; no flag or variable replaces it.
+    The command asks the user for confirmation at a terminal; no flag or variable replaces the answer.
     """
     from gpuwarden.interfaces.cli.approval import allow_local
 

@@ -1,4 +1,4 @@
-"""Show the policy in force, or put another policy file in force, which requires the user at a terminal."""
+"""Show the policy in force, or put another policy file in force. The latter requires the user at a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
     """Ask the user at the terminal to put the policy file `path` in force. Raises Refused if the answer is no."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused(
-            "the policy in force does not allow approval by terminal, so no other file can be accepted",
+            "the policy in force does not allow approval at a terminal, so no other file can be accepted",
             "Edit the policy file in force; gpuwarden policy show prints its path.",
         )
     with open_terminal() as terminal:
@@ -61,7 +61,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal. The PIN comes from the policy in force, so that a new file can't supply its own."""
+    """Ask on a given terminal. The PIN comes from the policy in force, so that a new file can't supply its own PIN."""
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)

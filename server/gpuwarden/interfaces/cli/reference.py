@@ -1,4 +1,4 @@
-"""Commands that look things up: history, search, rules, profiles."""
+"""Commands for reference: history, search, diagnose, rules, profiles."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def history(subject: str | None, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="Maximum number of results.")
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Look up a failure: cause, fix, page.
+    """Look up the cause and fix of a failure.
 
-    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows the full entry. If QUERY is `-`, or
-    is omitted in a pipe, the query is read from standard input.
+    QUERY is a symptom in any words, a line of a log, or the id of an entry to show in full. If QUERY is `-`, or is
+    omitted in a pipe, the query is read from standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
     from gpuwarden.knowledge.log_lines import read_log
@@ -69,9 +69,9 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="Maximum number of entries.")
 @JSON
 def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
-    """Diagnose a log: the failure, its place, known causes.
+    """Diagnose a log: the failure, its location, known causes.
 
-    FILE is a log of any size, or - for standard input. The exit code is 0 for any diagnosis.
+    FILE is a log of any size, or - for standard input. The exit code is 0 for every diagnosis.
     """
     from gpuwarden.interfaces.results.diagnosing import diagnose_log
     from gpuwarden.knowledge.log_lines import read_log
@@ -104,7 +104,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
         return _written(write_page(in_calls), as_json)
     found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
     if not found:
-        raise NotFound(f"unknown rule {rule_id!r}", "gpuwarden rules lists them.")
+        raise NotFound(f"unknown rule {rule_id!r}", "gpuwarden rules lists all rules.")
     rows = [
         {
             "id": r.id,

@@ -43,7 +43,7 @@ def rehearse_world() -> int:
     def cloud(platform: str) -> Cloud:
         provider = ctx.provider(platform)
         if not isinstance(provider, RehearsalProvider):
-            raise BadRequest(f"{platform} is not a rehearsal", "Name a rehearsal/ platform.")
+            raise BadRequest(f"{platform} is not a rehearsal", "Name a platform that starts with rehearsal/.")
         return provider.cloud
 
     for reply in Console(cloud, lambda: [e.as_dict() for e in story(ctx.ledger, None)]).serve(sys.stdin):

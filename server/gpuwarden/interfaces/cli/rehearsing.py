@@ -1,4 +1,4 @@
-"""The command for rehearsing a script's first step on this machine."""
+"""The command that rehearses a script's first step on this machine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from gpuwarden.lifecycle.monitoring.waiting import Waiting
 MIN_ROWS = 3
 KINDS = {
     "teardown": "to approve", "ordered": "ends", "unseen_end": "end not confirmed", "blocked": "blocked",
-    "unasked": "ended, bills", "spending": "to approve", "price": "the price rose",
+    "unasked": "ended, billed", "spending": "to approve", "price": "the price rose",
 }  # fmt: skip
 """A short label for each kind of question to the user."""
 
@@ -41,7 +41,9 @@ def status(reply: StatusReply) -> None:
     console.out.print(drawn(reply, console.out.height if console.out.is_terminal else None))
     console.message(reply)
     if not (reply.running or reply.waiting or reply.ended):
-        console.out.print("[dim]next:[/] `gpuwarden demo` shows a full job at no cost; `gpuwarden --help`.")
+        console.out.print(
+            "[dim]next:[/] `gpuwarden demo` shows a full job at no cost; `gpuwarden --help` lists all commands."
+        )
 
 
 @contextlib.contextmanager
@@ -126,7 +128,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
         table.add_column(no_wrap=True)
     table.add_column()
     for line in lines:
-        bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
+        bills = f"[yellow]billed {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
         cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
         stays = f" [yellow]{console.shown(' and '.join(line.storage))} still billed[/]" if line.storage else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
@@ -161,7 +163,7 @@ def _money(reply: StatusReply) -> list[str]:
     if spent.rehearsed_today_usd:
         lines.append(f"[dim]simulated costs of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
     for other in reply.others:
-        bills = "[yellow]bills[/]" if other.billing else "[magenta]may bill[/]"
+        bills = "[yellow]billed[/]" if other.billing else "[magenta]may be billed[/]"
         named = f"{console.shown(other.platform)} {console.shown(other.instance_id or 'id unknown')}"
         lines.append(f"{bills} {named} {usd_per_hour(other.price_usd_per_hour)} [dim]{console.shown(other.note)}[/]")
     for clock in (account.clock for account in reply.accounts if account.clock):
@@ -186,7 +188,7 @@ def jobs(reply: JobsReply) -> None:
         for line in reply.jobs:
             what = f"{line.project}/{line.name}" if line.project else line.name
             what = f"{what} ({line.person})" if line.person and len(people) > 1 else what
-            bills = "[yellow]bills[/] " if line.billing else ""
+            bills = "[yellow]billed[/] " if line.billing else ""
             table.add_row(
                 f"[bold]{line.job_id}[/]",
                 f"{console.colored(line.state)} {local(line.since, '%m-%d %H:%M')}",
@@ -219,7 +221,7 @@ def costs(reply: CostsReply) -> None:
 
 
 def costs_csv(reply: CostsReply) -> str:
-    """Return costs as CSV. Text that a spreadsheet would evaluate is prefixed with a quotation mark."""
+    """Return costs as CSV. Text that a spreadsheet would evaluate is prefixed with an apostrophe."""
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow([reply.by, "usd", "jobs", "jobs_of_unknown_cost"])

@@ -1,8 +1,8 @@
 """Split a command line that runs a program into gpuwarden's options and the program's arguments.
 
 `gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. A gpuwarden option that the script
-does not declare may come after the script. `--` separates the two: it comes before the program, or after gpuwarden's
-options if they follow the program.
+does not declare may come after the script. To separate the two explicitly, put `--` before the program, or after
+gpuwarden's options if they follow the program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunsProgram(click.Command):
         return super().parse_args(ctx, [*ours, _END, program, *words])
 
     def takes_words(self, program: str) -> bool:
-        """Return whether the following words belong to the program; after a fan-out's id they belong to gpuwarden."""
+        """Return whether the following words belong to the program. After a fan-out's id, they belong to gpuwarden."""
         return not is_fan_out(program)
 
     def _what(self, ctx: click.Context, args: Sequence[str], *, interspersed: bool) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class RunsProgram(click.Command):
             if declared is None:
                 raise BadRequest(
                     f"{name} comes after {program}, and gpuwarden can't determine whether {program} has this option",
-                    f"Put {name} before {program}, or `{_END}` before {program} if {name} is the program's.",
+                    f"Put {name} before {program}, or `{_END}` before {program} if {name} belongs to the program.",
                 )
             takes_next = not option.is_flag and "=" not in word
             moved += [word, *left[:takes_next]]

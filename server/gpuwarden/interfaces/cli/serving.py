@@ -1,4 +1,4 @@
-"""Commands of the server: serve, dashboard, token."""
+"""Commands for the server: serve, dashboard, token."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 )
 @click.option("--no-watch", is_flag=True, help="Don't start a watch, for example if another one is running.")
 def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
-    """Serve MCP, metrics and the page over HTTP.
+    """Serve MCP, metrics and the web page over HTTP.
 
-    Clients need a token: gpuwarden token create. gpuwarden dashboard gives a browser access.
+    Clients need a token from `gpuwarden token create`. `gpuwarden dashboard` gives a browser access.
     """
     from gpuwarden.interfaces.http.running import listen, run
     from gpuwarden.interfaces.http.serving import Serving, Settings
@@ -41,10 +41,13 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 
 @cli.command()
 @click.option("--no-browser", is_flag=True, help="Print the link instead of opening it.")
-@click.option("--public", is_flag=True, help="Print the link with the address of --public-url, for a phone.")
+@click.option("--public", is_flag=True, help="Print a link to the address in --public-url, for a phone.")
 @JSON
 def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
-    """Open the page of the running server. The link works once, for two minutes, and gives a browser read access."""
+    """Open the page of the running server.
+
+    The link can be used once, within two minutes, and gives a browser read access.
+    """
     from gpuwarden.core.errors import NotFound
     from gpuwarden.interfaces.http.record import running_server
     from gpuwarden.interfaces.http.tokens import TokenStore
@@ -76,7 +79,7 @@ def _opened(link: str) -> bool:
 
 @cli.group()
 def token() -> None:
-    """Create, list and revoke tokens of the server's clients."""
+    """Create, list and revoke tokens for the server's clients."""
 
 
 @token.command(name="create")
@@ -91,13 +94,14 @@ def token() -> None:
     help="Permissions of the token; submit can also spend within your caps. No token can approve.",
 )
 @click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
-@click.option("--person", default="", metavar="NAME", help="User on whose behalf the token acts; by default you.")
+@click.option("--person", default="", metavar="NAME", help="User on whose behalf the token acts; default: you.")
 @JSON
 @runs_async
 async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:
     """Create a token for one client, and show it once.
 
-    The user is asked at a terminal, with the PIN if one is set. The token appears only on that terminal.
+    The command asks the user for confirmation at a terminal, and for the PIN if one is set. The token appears only on
+    that terminal.
     """
     from gpuwarden.interfaces.cli.tokens import create_token
 

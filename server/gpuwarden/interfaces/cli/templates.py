@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform in the printed command if none is specified. It costs nothing."""
+"""The platform in the printed command if the user names none: a rehearsal, which costs nothing."""
 GUESS_S = 4 * 3600
 
 
@@ -28,7 +28,7 @@ def template() -> None:
 @template.command(name="list")
 @JSON
 def list_templates(as_json: bool) -> int:
-    """List the templates with the rows that each reads."""
+    """List the templates, and the rows that each template reads."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.results.templates import templates_listed
 
@@ -74,11 +74,15 @@ def show(name: str, as_json: bool) -> int:
 @click.option("--platform", default="", help="Platform to run on; see `gpuwarden profiles`.")
 @click.option("--push", default="", metavar="OWNER/NAME", help="Hub repo for the results.")
 @click.option("--gpu", default=None, help="GPU name.")
-@click.option("--timeout", "timeout_s", type=int, default=None, metavar="SECONDS", help="Hard limit of the job.")
+@click.option("--timeout", "timeout_s", type=int, default=None, metavar="SECONDS", help="Hard time limit of the job.")
 @click.option(
-    "--out", "file", type=click.Path(path_type=Path, dir_okay=False), default=None, help="By default NAME.py."
+    "--out",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="File to write; default: NAME.py.",
 )
-@click.option("--bundle", is_flag=True, help="Write one file that contains its package.")
+@click.option("--bundle", is_flag=True, help="Write one file that includes its package.")
 @JSON
 @runs_async
 async def write(
@@ -88,8 +92,8 @@ async def write(
     """Write a template's script, and the command that submits it.
 
     The package that the script imports, gputrain, is written next to it; `gpuwarden submit` adds it to the script.
-    If a model and a dataset are given, both are inspected and the arguments are set accordingly: config, split, column
-    names, a chat template.
+    If a model and a dataset are given, both are inspected, and the config, the split, the column names and the chat
+    template are set accordingly.
     """
     from gpuwarden.hub.client import HubConfig
     from gpuwarden.interfaces.results.templates import filled_reply
@@ -129,11 +133,11 @@ async def write(
 
 
 def write_package(folder: Path) -> None:
-    """Write the package of the shipped scripts into a folder, unless the folder has one, which the user may have
-    changed.
+    """Write the package of the shipped scripts to a folder, unless it is already there, because the user may have
+    changed it.
 
     Raises:
-        BadRequest: the name of the package is taken by something that is not a folder.
+        BadRequest: a file with the name of the package exists.
 
     """
     from gpuwarden.static_analysis.bundle import PACKAGE, shipped_files
@@ -164,7 +168,7 @@ def print_filled(reply: FilledReply, *, bundle: bool) -> None:
     out, shown = console.out, console.shown
     if reply.explained:
         out.print(f"[yellow]{shown(reply.explained)}[/]")
-    package = "with its package in it" if bundle else "and next to it its package, the folder gputrain"
+    package = "including its package" if bundle else "with its package in the folder gputrain next to it"
     out.print(f"wrote [bold]{shown(reply.file)}[/], the shipped {reply.template}.py, {package}")
     for repo in filter(None, (reply.model, reply.dataset)):
         out.print(f"{shown(repo.id)}: {repo.access}, license {shown(repo.license)}")
@@ -192,7 +196,7 @@ def print_filled(reply: FilledReply, *, bundle: bool) -> None:
 @click.option("--config", default="default", show_default=True, help="Config of a Hub dataset.")
 @click.option("--split", default="train", show_default=True, help="Split of a Hub dataset.")
 @click.option(
-    "--rows", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Rows of a Hub dataset."
+    "--rows", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Rows to read from a Hub dataset."
 )
 @JSON
 @runs_async

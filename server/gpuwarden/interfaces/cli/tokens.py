@@ -49,7 +49,7 @@ async def create_token(
     store, person = TokenStore(ctx.home, ctx.clock), person or user_here()
     check_name(ctx, person)
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
-        asked.say(f"A token named {name!r} of {person} for {', '.join(scopes)}, valid for {days:g} days.")
+        asked.say(f"A token named {name!r} for {person}, with the scopes {', '.join(scopes)}, valid for {days:g} days.")
         if "submit" in scopes:
             asked.say("The token's holder can submit and cancel jobs, and spend within your caps, until you revoke it.")
         if asked.ask("Type yes to create it: ") != "yes":

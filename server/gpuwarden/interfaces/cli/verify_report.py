@@ -17,7 +17,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def show(report: Report) -> None:
-    """Print the verdict, the problems, the checkpoints and files, and what was not checked."""
+    """Print the verdict, the problems, the checkpoints and files, and the checks that were not done."""
     newest = (
         f", newest complete checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )

@@ -27,7 +27,7 @@ LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
 """The file with the keys, next to the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
-"""Variables with the paths of the ledger and the policy; a service must use the same ones."""
+"""Variables with the paths of the ledger and the policy; the service must use the same paths."""
 WAIT_S: Final = 30.0
 
 
@@ -94,7 +94,7 @@ def service_file() -> Path:
     if shutil.which("systemctl") is None:
         raise NotSupported(
             "this system has neither systemd nor launchd",
-            "Start the watch from cron: `@reboot` and every five minutes; a second watch only follows the first one.",
+            "Start the watch from cron, at `@reboot` and every five minutes; a second watch only follows the first.",
         )
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "systemd" / "user" / f"{NAME}.service"
@@ -114,11 +114,11 @@ def install(keys: Path) -> Result:
     if not keys.exists():
         private_folder(keys.parent)
         write_private(keys, "# One NAME=VALUE per line: the keys that the watch needs, such as RUNPOD_API_KEY=...\n")
-    later = f" It could not be started ({problem})." if problem else " It runs."
+    later = f" It could not be started ({problem})." if problem else " It is running."
     return Result(
         ok=not problem,
         code="not_started" if problem else "ok",
-        message=f"The watch is installed as {file}.{later}",
+        message=f"The watch is installed as a service ({file}).{later}",
         hint=f"Put the platforms' keys into {keys}; only you can read it. `loginctl enable-linger` keeps the watch "
         "running while you are logged out.",
     )
@@ -140,7 +140,7 @@ def uninstall() -> Result:
 
 
 def _ask(*argv: str) -> str:
-    """Run a command of the service manager. Return the reason for a failure, or an empty string on success."""
+    """Run a command of the service manager. Return the reason if it fails, or an empty string."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, check=False
@@ -178,7 +178,7 @@ def runs(home: Path) -> Runs:
 
 
 def read_keys(file: Path) -> dict[str, str]:
-    """Return the variables in a key file. Raises BadRequest if other users can read it or a line is invalid."""
+    """Return the variables in a key file. Raises BadRequest if other users can read the file or a line is invalid."""
     try:
         mode, text = file.stat().st_mode, file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -44,7 +44,7 @@ OPTIONS: Final = {
     "outputs": "--output",
     "secrets": "--secret",
 }
-"""Arguments whose options have different names; all other options are named after their arguments."""
+"""The options whose names differ from those of their arguments, by argument."""
 _OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
 """The commands for actions whose `job_id` is the id of a fan-out."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
@@ -103,7 +103,9 @@ def in_command(step: NextStep) -> str:
 
 
 def command(step: NextStep) -> str:
-    """Return the command line for a step, quoted for a POSIX shell. Unknown values become placeholders in capitals."""
+    """Return the command line for a step, quoted for a POSIX shell. Unknown values become placeholders in capital
+    letters.
+    """
     names = _POSITIONAL.get(step.action, ("job_id",))
     if "job_id" in step.parameters:
         names = ("job_id",)
@@ -140,5 +142,5 @@ def _argument(step: NextStep) -> str:
 
 
 def _word(value: Scalar) -> str:
-    """Quote one value. Each line break or escape character in it is replaced by a replacement character."""
+    """Quote one value. Line breaks and escape characters are replaced by U+FFFD."""
     return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

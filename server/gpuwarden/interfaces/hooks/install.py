@@ -1,10 +1,10 @@
-"""Install the guard as a hook in coding agents, in addition to the user's other hooks.
+"""Install the guard as a hook in coding agents, alongside the user's other hooks.
 
-Formats: in Claude Code's `settings.json`, Codex's `hooks.json` and Gemini's `settings.json`, each event has a list of
-matcher groups; Cursor's `hooks.json` has `version` 1, and each event has a list of commands. The hook runs the guard of
-this installation. The protected paths and the patterns that providers declare are written to a file next to the ledger,
-so that the guard does not import providers at each call. A plugin installs the same hooks. A plugin's guard runs from
-the plugin's folder and writes that file itself.
+In Claude Code's `settings.json`, Codex's `hooks.json` and Gemini's `settings.json`, each event has a list of matcher
+groups. In Cursor's `hooks.json` (`version` 1), each event has a list of commands. The hook runs this installation's
+guard. The protected paths and the patterns that providers declare are written to a file next to the ledger, so that the
+guard does not have to import the providers on each call. A plugin installs the same hooks, but its guard runs from the
+plugin's folder and writes that file itself.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from gpuwarden.private import private_folder, write_private
 from gpuwarden.running_servers import folder as servers_folder
 
 LIMITS: Final = (
-    "The guard checks shell commands, edits and calls of other MCP servers. It can't block script files, computed or "
+    "The guard checks shell commands, edits and calls to other MCP servers. It can't block script files, computed or "
     "encoded commands, input typed into a running program, other programs that have the account's key, or the user."
 )
 ANSWERING: Final = ("Elicitation", "ElicitationResult")
 """Claude Code events whose hooks can answer a server's form, or change the answer."""
 FORMS: Final = "a hook there answers forms for you; keep elicitation out of approval.channels in the policy."
-TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this one."
+TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this hook."
 # Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
 GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
 NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
 )
 TIMEOUT_S: Final = 60
-"""The timeout of the hook. The guard exits long before that; if a hook times out, the client allows the call."""
+"""The hook's timeout in seconds. The guard exits well before it, because clients allow a call if the hook times out."""
 BACKUP: Final = ".before-gpuwarden"
 GUARD: Final = "guard.json"
 
@@ -122,7 +122,7 @@ CLIENTS: Final = (
 
 class HooksReply(Result):
     """State by client: `installed`, `untrusted` (present, but the client does not run it until the user trusts it),
-    `absent`, `stale` (a guard of another installation), `the plugin installs it` or `not found here`.
+    `absent`, `stale` (outdated, or from another installation), `the plugin installs it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -132,10 +132,10 @@ class HooksReply(Result):
 
 
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
-    """Install or uninstall the hooks, or only report their state. Without names: the clients whose folder exists.
+    """Install or uninstall the hooks of the named clients, or only report their state.
 
-    Raises BadRequest, before any client's file is written, if one of the files does not have the known JSON format or
-    the guard can't start.
+    Without names, use every client whose folder exists. Raises BadRequest, before any client's file is changed, if one
+    of the files has an unknown format or the guard can't start.
     """
     homes = _homes(env)
     chosen = [c for c in CLIENTS if (c.name in names if names else homes[c].is_dir())]
@@ -241,7 +241,7 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
 
 
 def _told(config: Config, settings: list[Path]) -> str:
-    """Return the content of the file that the guard reads at each call."""
+    """Return the content of the file that the guard reads on each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
     plugins = [  # where clients store their copies of the plugin
@@ -353,7 +353,7 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
 
 
 def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Return whether two settings are equal, ignoring empty tables and Cursor's version."""
+    """Return whether two settings are equal, ignoring events without hooks and Cursor's `version`."""
 
     def bare(table: dict[str, Any]) -> dict[str, Any]:
         hooks_table = {k: v for k, v in table.get("hooks", {}).items() if v}
@@ -400,14 +400,14 @@ def by_plugin(name: str, env: Mapping[str, str]) -> str:
 def replace_text(file: Path, text: str) -> None:
     """Replace a file atomically, following links, and keep its mode and owner.
 
-    A new file is readable by its owner only, since the user may later add a key to it. Raises OSError,
-    including for a read-only file.
+    A new file is readable only by its owner, because the user may later add a key to it. Raises OSError, for example
+    for a read-only file.
     """
     target = file.resolve()
     fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
     info = target.stat() if target.exists() else None
     if info is not None and not info.st_mode & 0o200:
-        raise PermissionError(errno.EACCES, "it is read-only", str(target))
+        raise PermissionError(errno.EACCES, "the file is read-only", str(target))
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(text.encode())

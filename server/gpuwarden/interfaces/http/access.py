@@ -27,7 +27,7 @@ CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
 
 
 def cookie_name(serving: Serving) -> str:
-    """Return the name of a session's cookie. It includes the port, as browsers share cookies among a host's ports."""
+    """Return the name of a session's cookie. It includes the port, because the ports of a host share cookies."""
     return f"gpuwarden_session_{serving.settings.port}"
 
 
@@ -51,7 +51,9 @@ class Authenticate:
         headers = Headers(scope=scope)
         found = self._who(headers)
         if found is None:
-            error = AuthFailed("no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard.")
+            error = AuthFailed(
+                "the request has no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard."
+            )
             await refuse(scope, receive, send, error, 401, CHALLENGE)
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):
@@ -64,7 +66,7 @@ class Authenticate:
             await self.app(scope, receive, send)
 
     def _who(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request; None if the request has several credentials, because that is ambiguous."""
+        """Return the principal of a request; None if its credentials are missing, invalid or ambiguous."""
         bearers = headers.getlist("authorization")
         keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
         if len(bearers) + len(keys) > 1:
@@ -80,10 +82,10 @@ class Authenticate:
         return found if found is not None and found.kind == "session" else None
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
-        """Return whether a browser's request comes from a page of this server; a read request does not need an Origin
-        header.
+        """Return whether a browser's request comes from a page of this server.
 
-        The Guard has already refused every other Origin, so here the header only has to be present.
+        The Guard has already refused every other Origin, so here the header only has to be present. A read request does
+        not need the header.
         """
         site = headers.get("sec-fetch-site", "same-origin")
         if site not in {"same-origin", "none"}:
@@ -114,11 +116,13 @@ class _Needs:
         if principal.scopes & self.scopes:
             return None
         wanted = " or ".join(sorted(self.scopes))
-        return Refused(f"this route needs the scope {wanted}", "Create a token with it: gpuwarden token create.")
+        return Refused(
+            f"this route needs the scope {wanted}", "Create a token with this scope: gpuwarden token create."
+        )
 
 
 class Protected(Route):
-    """A route for principals that have one of the scopes and, if kinds are given, are of one of the kinds."""
+    """A route for principals with one of the given scopes and, if kinds are given, of one of these kinds."""
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class Protected(Route):
 
 
 class ProtectedSocket(WebSocketRoute):
-    """A WebSocket for principals that have one of the scopes and, if kinds are given, are of one of the kinds."""
+    """A WebSocket for principals with one of the given scopes and, if kinds are given, of one of these kinds."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-"""Default headers of every response; a page sends a separate content-security-policy."""
+"""Default headers of every response; a page sends its own content-security-policy."""
 MAX_HEADERS: Final = 100
 END: Final[dict[str, Message]] = {
     "http": {"type": "http.response.body", "body": b"", "more_body": False},
@@ -117,7 +117,7 @@ class Guard:
 
     def _cut(self, status: int) -> WardenError:
         if status == 413:
-            return BadRequest(f"the body is longer than {self.settings.max_body:,} bytes", "Send it in parts.")
+            return BadRequest(f"the body is longer than {self.settings.max_body:,} bytes", "Split the request.")
         return BadRequest(f"the body did not arrive within {self.settings.body_s:g} s", "Send the request again.")
 
 

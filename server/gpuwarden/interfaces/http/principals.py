@@ -1,7 +1,7 @@
-"""Senders of requests, and their scopes.
+"""The senders of requests, and their scopes.
 
-The kinds of principals are: a `token` that the user created for a client, a browser `session` that a one-time link
-opened, and a `job` that reports its own metrics and alerts. No scope permits an approval; that needs the user.
+A principal is a `token` that the user created for a client, a browser `session` that a one-time link opened, or a
+`job` that reports its own metrics and alerts. No scope permits an approval; only the user can approve.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Authority(Protocol):
     """Maps the secret of a request to a principal."""
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the principal of a secret; None if it is unknown, expired or revoked."""
+        """Return the principal of a secret; None if the secret is unknown, expired or revoked."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Record the address of the server that uses a ledger next to that ledger, so that other commands find the server.
+"""Record a server's address next to the ledger that it uses, so that other commands can find the server.
 
 At most one server can use a ledger.
 """
@@ -37,7 +37,7 @@ class Record(Frozen):
 
 @contextlib.contextmanager
 def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
-    """Record the server next to the ledger while it runs. Raises Conflict if another one is running."""
+    """Record the server next to the ledger while it runs. Raises Conflict if another server is running."""
     lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
     try:
         lock.acquire(blocking=False)

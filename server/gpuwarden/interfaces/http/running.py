@@ -1,4 +1,4 @@
-"""Run the application on uvicorn: one listener, bounded connections, and a watch in a separate process."""
+"""Run the application on uvicorn, with a limit on connections and with a watch in a separate process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
-    """Return a socket at ::1 in addition to one at 127.0.0.1; None if this machine has no IPv6.
+    """Return a socket on ::1 for a listener on 127.0.0.1; None for another address or a machine without IPv6.
 
     For localhost, a browser tries ::1 first, so another user's program that listens there would receive the one-time
     links. Raises Conflict if a program listens there.
@@ -116,7 +116,7 @@ def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
 async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) -> AsyncIterator[None]:
     """Run the watch in a separate process, so that a busy server can't delay it.
 
-    A watch that ends is restarted, at most every `pause_s` seconds, since it monitors billing.
+    A watch that ends is restarted, at most every `pause_s` seconds, because it monitors billing.
     """
 
     def start() -> subprocess.Popen[bytes]:
@@ -169,7 +169,7 @@ def config_of(serving: Serving) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends event streams before it waits for open requests."""
+    """A uvicorn server that ends event streams before it waits for open requests."""
 
     def __init__(self, serving: Serving) -> None:
         super().__init__(config_of(serving))

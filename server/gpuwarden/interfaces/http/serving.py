@@ -23,7 +23,7 @@ NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PORT = 8741
 RECHECK_S = 5.0
-"""Seconds between two checks of the tokens for open streams."""
+"""Seconds between two checks of the tokens of open streams."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class Settings:
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """Return the accepted host names. They are accepted with any port, because a tunnel may use another one."""
+        """Return the accepted host names. They are accepted with any port, because a tunnel may use another port."""
         return LOOPBACK | ({host_name(urlsplit(self.public_url).netloc)} if self.public_url else set())
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Return the origins whose pages may send requests. Each has its port, because other ports belong to other
-        programs.
+        """Return the origins whose pages may send requests. Each includes the port, because other ports belong to
+        other programs.
         """
         own = {f"http://{name}:{self.port}" for name in LOOPBACK}
         return frozenset(own | ({f"https://{urlsplit(self.public_url).netloc.lower()}"} if self.public_url else set()))
 
     @property
     def local_url(self) -> str:
-        """Return the address for a browser on this machine; not 127.0.0.1, which WebAuthn refuses."""
+        """Return the address for a browser on this machine. It names localhost, because WebAuthn refuses 127.0.0.1."""
         return f"http://localhost:{self.port}"
 
 
@@ -84,7 +84,7 @@ def host_name(netloc: str) -> str:
 
 
 class Answer(Protocol):
-    """A response that is being sent, and its principal."""
+    """A response that is being sent, and the principal of its request."""
 
     started: bool
 
@@ -96,7 +96,7 @@ class Answer(Protocol):
 
 @dataclass
 class Serving:
-    """Dependencies of routes. Features add tasks to `lifespans` that run while the server runs."""
+    """The dependencies of all routes. Features add to `lifespans` the tasks that run while the server runs."""
 
     ctx: Context
     tokens: TokenStore
@@ -121,7 +121,7 @@ class Serving:
         return self.ctx.clock
 
     def end_streams(self, of: Callable[[Principal | None], bool] = lambda _: True) -> None:
-        """End responses in progress, such as streams: by default all of them, or only those of some principals."""
+        """End the responses that have started, such as streams: all of them, or those whose principal `of` accepts."""
         for scope, answer in list(self.streams.items()):
             if answer.started and of(answer.principal):
                 scope.cancel()

@@ -28,9 +28,11 @@ def routes(serving: Serving) -> list[BaseRoute]:
         """GET: invalidate the one-time link, set the cookie, and load the page without the secret in its URL."""
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
-            return error_answer(AuthFailed("this link was used or has expired", "Run gpuwarden dashboard again."))
-        # Not a redirect, because if the link was opened from another site or a file, a browser would not send a strict
-        # cookie after the redirect. If a page from this server loads the next page, that counts as the same site.
+            return error_answer(
+                AuthFailed("this link was already used or has expired", "Run gpuwarden dashboard again.")
+            )
+        # This is not a redirect: if the link was opened from another site or a file, a browser would not send a strict
+        # cookie after a redirect. A request from a page of this server counts as same-site.
         response = HTMLResponse(ENTERED)
         local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}
         response.set_cookie(

@@ -70,7 +70,7 @@ class TokenStore:
     def create(self, name: str, scopes: Sequence[Scope], days: float, person: str = "") -> tuple[Grant, str]:
         """Store a new token.
 
-        Return it with its secret; only a digest of the secret is stored. Raises BadRequest, Conflict.
+        Return its grant and its secret; only a digest of the secret is stored. Raises BadRequest, Conflict.
         """
         for given in (name, person or name):
             if not given.strip() or line(given, 64) != given or len(given) > 64:
@@ -80,14 +80,14 @@ class TokenStore:
         return self._add("token", name, tuple(dict.fromkeys(scopes)), days * DAY_S, person)
 
     def create_link(self, person: str = "") -> str:
-        """Store the secret of a one-time link, which opens one browser session for a user, and return the secret."""
+        """Create a one-time link, which opens one browser session for a user, and return its secret."""
         return self._add("link", "dashboard", (), LINK_S, person)[1]
 
     def open_session(self, link: str) -> str | None:
         """Use up a one-time link. Return the secret of the session that it opens; None for an invalid link.
 
-        The lock is taken only for a valid link, because any page in a browser can send a request here, and guesses must
-        not block other requests.
+        The lock is taken only for a valid link, because any web page can send this request, and its guesses must not
+        block other requests.
         """
         if self._find(link, self._read()) is None:
             return None
@@ -115,7 +115,9 @@ class TokenStore:
                 if grant.kind == "token" and what in {grant.id, grant.name}:
                     grants.remove(grant)
                     return grant
-        raise NotFound(f"no token has the id or name {line(what, 64)!r}", "Run gpuwarden token list for all tokens.")
+        raise NotFound(
+            f"no token has the id or name {line(what, 64)!r}", "Run gpuwarden token list to list all tokens."
+        )
 
     def close_session(self, session_id: str) -> None:
         """End one browser session."""
@@ -123,7 +125,7 @@ class TokenStore:
             grants[:] = [g for g in grants if g.kind != "session" or g.id != session_id]
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the principal of a token's or session's secret; None if it is unknown, expired or revoked."""
+        """Return the principal of a token's or session's secret; None if the secret is unknown, expired or revoked."""
         found = self._find(secret, self._read())
         if found is None or found.kind == "link":
             return None
@@ -167,7 +169,7 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Grant]]:
-        """Change the grants under a lock, and drop the expired ones. Raises DiskError."""
+        """Yield the unexpired grants under a lock, then store the changed list. Raises DiskError."""
         try:
             with FileLock(private_folder(self.home / "locks") / "access.lock", mode=0o600, timeout=30):
                 now, before = self.clock.now(), self._read()
@@ -179,7 +181,7 @@ class TokenStore:
             raise DiskError.of(error) from error
 
     def _read(self) -> tuple[Grant, ...]:
-        """Return the grants in the file, parsed again only after a change. Raises DiskError, which denies access."""
+        """Return the grants in the file, which is parsed only after a change. Raises DiskError, which denies access."""
         try:
             info = self._file.stat()
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
@@ -192,7 +194,7 @@ class TokenStore:
             raise DiskError.of(error) from error
         except ValidationError as error:
             raise DiskError(
-                f"the token file is invalid: {self._file}", "Remove it, then create the tokens again."
+                f"the token file is invalid: {self._file}", "Delete the file, then create the tokens again."
             ) from error
         return self._grants
 

@@ -1,6 +1,6 @@
-"""Serve cards through the MCP Apps extension (SEP-1865): which tools have a card, and which clients receive it.
+"""Serve the cards of tools through the MCP Apps extension (SEP-1865), to the clients that support it.
 
-Only a client that declares the extension gets the tools' references to cards and their views. The text and the
+Only a client that declares the extension gets the tools' references to cards and the cards' views. The text and the
 structured content of results are the same with and without the extension.
 """
 

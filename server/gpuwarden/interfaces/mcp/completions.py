@@ -59,7 +59,7 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
 
 
 def serve(ctx: Context, server: Server[Any]) -> None:
-    """Answer `completion/complete`."""
+    """Register the handler for `completion/complete`."""
 
     async def handle(_: ServerRequestContext[Any, Any], params: CompleteRequestParams) -> CompleteResult:
         of = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri

@@ -62,7 +62,7 @@ def job_text(ctx: Context, job_id: str) -> str:
 
 
 class LiveJobs:
-    """The server's subscription bus: subscriptions of clients in both versions of the protocol."""
+    """The server's subscription bus: the subscriptions of clients with either version of the protocol."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -72,7 +72,7 @@ class LiveJobs:
         self._changed: set[str] = set()
 
     def changed(self, job_id: str) -> None:
-        """Record a change to a job that is not in the ledger, such as a new point of its curve."""
+        """Record that a job changed outside the ledger, for example by a new point of its curve."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
@@ -161,7 +161,7 @@ class LiveJobs:
         return EmptyResult()
 
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
-        """Return the client's connection, which is removed when it closes."""
+        """Return the client's connection. Its subscriptions are removed when it closes."""
         connection = ctx.session._connection  # noqa: SLF001 - the session exists for one request only
         if connection not in self._subscribed and connection not in self._levels:
             connection.exit_stack.callback(self._forget, connection)

@@ -16,20 +16,21 @@ I want to start a training run {place}: {line(goal, LIMIT)}
 Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.md and the platform's profile
 (gpuwarden://profiles/<platform>.md). Then:
 
-1. Check model and dataset with hub_repo_details; search with dataset_search when a name fails. Never guess a name.
+1. Check the model and the dataset with hub_repo_details. If a name is not found, search with dataset_search. Never
+   guess a name.
 2. Use a matching template unchanged, such as gpuwarden://templates/sft; the skill's table lists them. Only if no
    template matches, write the script, with its outputs, its checkpoints and its resume path, and show it to me.
 3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst cost, the storage that the platform
    deletes, and the storage that it keeps billing.
-4. After my approval call submit_job with only its receipt.
+4. After my approval, call submit_job with only its receipt.
 5. Call check_job within the first minute. The run has started only once check_job reports a first step.
 """
 
 
 def debug_run(job_id: str) -> str:
-    """Find out why a run failed or stalls."""
+    """Find out why a run failed or stalled."""
     return f"""\
-The job {line(job_id, 64)} failed, stalls or gives implausible numbers. Find out why.
+The job {line(job_id, 64)} failed, stalled or gave implausible numbers. Find out why.
 
 Read skill://training-debug/SKILL.md first. Then:
 
@@ -40,7 +41,7 @@ Read skill://training-debug/SKILL.md first. Then:
    name the observation that would decide between them.
 4. Change one thing and submit it as a new job. Memory, NaN, code and digest faults are not retried unchanged.
 
-The machine may be billing meanwhile: report this, with the cost so far. Do not tear down a machine because its run is
+The machine may still be billed: report this, with the cost so far. Do not tear down a machine because its run is
 broken; its saved files may be the only copy.
 """
 
@@ -48,7 +49,7 @@ broken; its saved files may be the only copy.
 def finish_run(job_id: str) -> str:
     """Copy a run's results, verify them, and tear down its machine."""
     return f"""\
-Finish the job {line(job_id, 64)} without losing work or leaving a machine billing.
+Finish the job {line(job_id, 64)} without losing work or leaving a billed machine behind.
 
 Read skill://checkpoint-and-teardown/SKILL.md first. Then:
 

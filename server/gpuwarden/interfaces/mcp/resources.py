@@ -26,7 +26,7 @@ TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", "
 
 @dataclass(frozen=True)
 class Document:
-    """One file with its list entry and its content. `path` is relative to the folder for its kind."""
+    """One file: its entry in the list of resources, and its content. `path` is relative to the folder for its kind."""
 
     kind: Kind
     path: str

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's result: its reply, or an error with only the required fields."""
+    """Return the schema of a tool's result: a reply, or an error with only the required fields."""
     return {**untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
 
 

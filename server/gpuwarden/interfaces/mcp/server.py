@@ -1,7 +1,7 @@
-"""The MCP server, which provides the use cases as tools. Only files `mcp_*.py` and those in `tools/` import the SDK.
+"""The MCP server, which provides the use cases as tools. Only modules of this package import the SDK.
 
 Descriptions and schemas are short, because they cost the model tokens on every turn. They do not ask an agent to follow
-the safety rules, because the use cases enforce these rules.
+the safety rules, because the use cases enforce the rules.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WardenServer(MCPServer[Any]):
             if self.scoped and (token is None or scope not in token.scopes):
                 raise Refused(
                     f"the token lacks the scope {scope}; nothing was changed",
-                    f"Ask the user to create a token with it: gpuwarden token create NAME --scope {scope}",
+                    f"Ask the user to create a token with this scope: gpuwarden token create NAME --scope {scope}",
                 )
             need_whole(arguments, MAX_ARGUMENTS)
             with anyio.fail_after(ASK_S if name == "teardown_request" else None), acting_as(person):

@@ -18,7 +18,7 @@ MAIN = "SKILL.md"
 
 
 def listed() -> list[dict[str, Any]]:
-    """Return every skill, by name."""
+    """Return every skill, sorted by name."""
     return [_skill(d) for d in _files() if _is_main(d)]
 
 
@@ -27,7 +27,7 @@ def found(uri: str) -> dict[str, Any]:
     for document in _files():
         if document.uri == uri and _is_main(document):
             return _skill(document)
-    raise NotFound(f"no skill has the URI {uri!r}", "Call skills/list for all skills.")
+    raise NotFound(f"no skill has the URI {uri!r}", "Call skills/list to list all skills.")
 
 
 def folder(uri: str) -> list[dict[str, str]]:

@@ -66,7 +66,7 @@ def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
 
 
 async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """Also list the extensions in `initialize`, because clients of the older protocol read them there."""
+    """List the extensions in the result of `initialize`, where clients of the older protocol read them."""
     result = await call_next(ctx)
     if ctx.method == "initialize" and isinstance(result, dict):
         extensions = {skills.EXTENSION: Skills().settings(), APPS: {}}

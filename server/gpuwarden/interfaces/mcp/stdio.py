@@ -1,7 +1,7 @@
 """The MCP server over standard input and output.
 
-A server that can't start (an invalid policy, a damaged ledger) still opens the session. It tries to start at each call,
-and returns the reason for a failure as the call's result, because an agent reads its client's messages but not the
+A server that can't start (an invalid policy, a damaged ledger) still opens the session. It tries again at each call. If
+the start fails, the call's result contains the reason, because an agent reads its client's messages but not the
 server's standard error.
 """
 
@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.context import Context
 
 
 class LateContext:
-    """A context that is opened at its first use.
+    """A context that is opened on first use.
 
     While the context can't be opened, every use raises a WardenError with the reason.
     """

@@ -1,4 +1,4 @@
-"""Render next steps for a model, as tools and their arguments."""
+"""Render next steps for a model, as tool names with arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def in_call(step: NextStep) -> str:
 
 
 def _submission(given: Mapping[str, Scalar]) -> str:
-    """Return the submit_job call, with the earlier call's arguments or with only a receipt, which includes them."""
+    """Return the submit_job call, with the earlier call's arguments or with only a receipt, which covers them."""
     changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
     changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
     if given.get("receipt") and len(given) == 1:
@@ -114,7 +114,7 @@ def _decision(step: NextStep) -> str:
 
 
 def _value(value: Scalar) -> str:
-    """Return a value as JSON; a plain word stays unquoted. Control characters in untrusted names are removed."""
+    """Return a value as JSON, or a plain word unquoted. Control characters in untrusted names are removed."""
     if isinstance(value, (tuple, list)):
         return json.dumps([plain(item) for item in value], ensure_ascii=False)
     text = plain(str(value))

@@ -1,8 +1,8 @@
 """Replies: the results of use cases, in the form shared by the tools and `--json`.
 
-Every reply contains `ok` and `code`, because transcript formats lose error flags. Untrusted text is fenced and bounded
-here. Next steps are values until `worded` renders them for one interface. A reply and its dependencies are imported on
-first access, because a command uses one reply, and importing all replies would import every use case.
+Every reply contains `ok` and `code`, because some transcript formats drop error flags. Untrusted text is fenced here,
+and limited in length. Next steps are values until `worded` renders them for one interface. Each reply is imported on
+first access, because a command needs only one, and importing all replies would import every use case.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ _HOMES: Final = {
         "torn_down",
     ),
 }
-"""The names of each module of this package."""
+"""The public names of this package, by the module that defines them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The reply to one round of the watch."""
+"""Reply to one round of the watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gpuwarden.lifecycle.notify import Alert
 
 
 class AlertReply(Guided):
-    """One alert. `state` is raised, or cleared once it has ended; `about` is a job, a lease or the current day."""
+    """One alert. `state` is raised, or cleared once the problem is over; `about` is a job, a lease or the current
+    day.
+    """
 
     at: float
     about: str

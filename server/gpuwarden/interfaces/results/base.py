@@ -31,7 +31,7 @@ SHOWN = 20
 
 
 Words = Callable[[Sequence[NextStep]], str]
-"""Renders next steps: `interfaces.mcp.wording.in_calls` or `interfaces.cli.wording.in_commands`."""
+"""A function that renders next steps: `interfaces.mcp.wording.in_calls` or `interfaces.cli.wording.in_commands`."""
 
 
 Steps = Annotated[
@@ -41,8 +41,8 @@ Steps = Annotated[
 
 
 class Guided(BaseModel):
-    """Base class for models with next steps. `next` has them as values; a text field has them rendered for an
-    interface.
+    """Base class for models with next steps. `next` contains the steps as values; a text field contains the same steps,
+    rendered for an interface.
     """
 
     next: Steps = ()
@@ -75,14 +75,14 @@ R = TypeVar("R", bound=Result)
 
 
 def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
-    """Add the policy's problems to a reply that has a field for them."""
+    """Add the policy's problems to a reply if the reply has a field for warnings."""
     if isinstance(reply, WarnedReply):
         reply.warnings = [f"{notice.text} {words(notice.next_steps)}".strip() for notice in notices]
     return reply
 
 
 _PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting": "hint"}
-"""Lists in a reply whose entries have next steps, each with the name of the text field in its entries."""
+"""The lists in a reply whose entries have next steps, each with the text field for an entry's rendered steps."""
 
 
 def worded(reply: R, words: Words) -> R:
@@ -146,7 +146,9 @@ class MeterReply(BaseModel):
 
 
 class EndingReply(BaseModel):
-    """The user's decision, made in advance, about the teardown of a job's machine. `ends_at` is set after a notice."""
+    """The user's decision, made in advance, about the teardown of a job's machine. `ends_at` is set once the
+    user has been notified.
+    """
 
     automatic_teardown: Verb | None = None
     grace_minutes: float | None = None
@@ -159,12 +161,12 @@ class EndingReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _known(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields without unknown and undecided values."""
+        """Omit fields without a value."""
         return {k: v for k, v in whole(self).items() if v not in (None, "")}
 
 
 def ending_of(found: Arranged | None) -> EndingReply | None:
-    """Return the decision that the user made in advance about a job's machine; None if the user will be asked."""
+    """Return the decision that the user made in advance about a job's machine; None if there is no decision."""
     if found is None:
         return None
     return EndingReply(
@@ -182,8 +184,8 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
     """Return the findings of a gate.
 
-    Messages are quoted completely, because they may contain names of files, columns and processes. The next steps are
-    not quoted, because they are gpuwarden's own text.
+    Each message is quoted as a whole, because it may contain names of files, columns and processes. The next steps are
+    not quoted, because gpuwarden wrote them.
     """
     return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 

@@ -1,4 +1,4 @@
-"""Define the part of a reply that describes the cells of a fan-out."""
+"""The part of a reply that describes a fan-out and its cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs attention, with its last problem and the number of queues that it was part of."""
+    """One cell that needs attention. `tries` is the number of machines' queues that contained the cell."""
 
     index: int
     state: str
@@ -31,7 +31,8 @@ class CellReply(BaseModel):
 class FanOutReply(BaseModel):
     """A fan-out.
 
-    `states` counts its cells; `odd` are the cells that are neither open nor verified; `jobs` are those running now.
+    `states` counts its cells by state. `odd` lists the cells that are neither waiting, running nor verified. `jobs`
+    lists the running jobs, `duplicates` the cells that completed more than once.
     """
 
     cells: int = 0

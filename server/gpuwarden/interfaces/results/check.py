@@ -1,4 +1,4 @@
-"""Reply to check_job and cancel_job: the current state of a job, with a part of its log."""
+"""Reply to check_job and cancel_job: the current state of a job, with part of its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG_LIMIT = 16_000
 
 
 class DiagnosisReply(BaseModel):
-    """A known failure that log lines (`lines`) indicate. It is likely or possible, never certain."""
+    """A known failure that the log lines in `lines` indicate. `certainty` is likely or possible."""
 
     id: str
     title: str
@@ -38,7 +38,7 @@ class DiagnosisReply(BaseModel):
 class ArtifactStoreReply(BaseModel):
     """The content of a job's artifact store, according to its file list.
 
-    `why` is the reason why the content is unknown or may lack files from the machine.
+    `why` states the reason if the content is unknown or may lack files from the machine.
     """
 
     store: str
@@ -49,13 +49,13 @@ class ArtifactStoreReply(BaseModel):
 
 
 class CheckReply(WarnedReply):
-    """Current state of a job and its billing. `log_cursor` is the position at which the next read of the log starts."""
+    """The current state of a job and its billing. `log_cursor` is the position at which the next log read starts."""
 
     job_id: str
     state: str
     why: str = ""
     reason: str = ""
-    """The code of `why`."""
+    """The code for the reason in `why`."""
     attempt: int = 0
     step: int | None = None
     total_steps: int | None = None
@@ -67,16 +67,15 @@ class CheckReply(WarnedReply):
     remaining_s: float | None = None
     """Seconds until the last step, at the pace of the last few minutes."""
     remaining_range_s: list[int] = Field(default_factory=list)
-    """Lowest and highest estimate of the seconds until the last step, from this run's pace and earlier runs.
-    """
+    """Lowest and highest estimate of the seconds until the last step, from this run's pace and earlier runs."""
     projected_cost_usd: float | None = None
-    """Cost of the current machine when the last step is reached, in US dollars."""
+    """Projected cost of the current machine at the last step, in US dollars."""
     curve: list[float] = Field(default_factory=list)
     """The loss from the first step to the last, downsampled."""
     usage: dict[str, float] = Field(default_factory=dict)
     """The machine's last report about its GPU, memory and disk, in percent and bytes."""
     allocation: dict[str, str | float] = Field(default_factory=dict)
-    """Report of the engine that runs the job, such as Slurm: its own id, queue, nodes and restarts."""
+    """Report of the engine that runs the job, such as Slurm: the engine's job id, queue, nodes and restarts."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
@@ -89,7 +88,7 @@ class CheckReply(WarnedReply):
     artifact_store: ArtifactStoreReply | None = None
     """The content of the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """Steps in the verification of the job's outputs: yes, no, not_yet or unknown."""
+    """Result of each step in the verification of the job's outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None
     log: str = ""
     log_cursor: int | None = None
@@ -104,7 +103,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
-    # A running job may have lost its supervisor, which the latest poll shows but the job's last transition does not.
+    # If a running job has lost its supervisor, only the latest poll shows this, not the job's last transition.
     current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
     said = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
     return CheckReply(

@@ -17,8 +17,8 @@ from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):
-    """Copied files. `missing` lists declared outputs that do not exist on the machine; `store`, if set, is their
-    source.
+    """The copied files. `missing` lists declared outputs that do not exist on the machine. `store` is the artifact
+    store that the files were copied from; empty if they came from the machine.
     """
 
     job_id: str
@@ -43,7 +43,7 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted or unknown. Unknown does not pass. Proven files are only counted, not listed.
+    """A verdict: proven, refuted or unknown. Unknown does not pass. Proven files are counted but not listed.
 
     Code `claimed`: the machine checked its own files, and nothing was copied here. `problems` are the reasons why the
     verdict is not proven; `warnings` do not affect the verdict.
@@ -64,8 +64,8 @@ class VerifyReply(Result):
 
 
 _NEXT: Final[dict[Cause, str]] = {
-    Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Use the weights as safetensors or from a source that "
-    "you trust, or convert them on a scratch machine without keys.",
+    Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Use weights in the safetensors format or from a source "
+    "that you trust, or convert this file on a scratch machine without keys.",
     Cause.DAMAGE: "If it is still damaged after copying it again, the source is damaged: use another checkpoint.",
     Cause.CONTRADICTION: "Its parts contradict each other, and copying it again does not help: save it again from "
     "the run, or use another checkpoint.",
@@ -76,7 +76,7 @@ _NEXT: Final[dict[Cause, str]] = {
     "scratch machine without keys and save the tensors as safetensors.",
     Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
     Cause.LIMIT: "Verify a part of it or use a lower level; at a terminal, the user can allow more time and bytes.",
-    Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write one at save time.",
+    Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write a manifest at save time.",
     Cause.CHANGING: "Retry once no process writes to it.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }

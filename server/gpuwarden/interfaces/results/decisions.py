@@ -22,14 +22,16 @@ class OutcomeReply(BaseModel):
 
 
 class DecisionCheckReply(BaseModel):
-    """One check: its command as an argument list, and where it runs: the job's, the login or this machine."""
+    """One check: its command as a list of arguments, and the place where it runs: `machine` (the job's machine),
+    `login` or `here`.
+    """
 
     id: str
     question: str
     command: list[str]
     on: str
     reads: bool = False
-    """Whether check_job runs this read-only check automatically while the job is in trouble."""
+    """Whether check_job runs this read-only check automatically while the job has problems."""
     outcomes: list[OutcomeReply]
 
 
@@ -42,7 +44,9 @@ class DecisionReply(BaseModel):
 
 
 class CheckOutcomeReply(BaseModel):
-    """The outcome of one check on the job's machine, given as ids; `unknown` if the command returned no result."""
+    """The outcome of one check on the job's machine. `list`, `check` and `outcome` are ids; `outcome` is unknown if the
+    command returned no result.
+    """
 
     list: str
     check: str

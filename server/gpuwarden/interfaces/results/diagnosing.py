@@ -1,4 +1,4 @@
-"""The reply of `gpuwarden diagnose`: how the run that wrote a log ended, and the matching entries."""
+"""Reply to `gpuwarden diagnose`: the outcome of the run that wrote a log, and the matching reference entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLLECT = (
     "the exit code, and dmesg -T | tail or the platform's event list for a kill",
     "pip freeze, nvidia-smi, and the exact command",
 )
-"""Information to collect if no entry matches."""
+"""Information to collect if no entry is a likely match."""
 
 
 class ExceptionReply(BaseModel):
@@ -39,9 +39,9 @@ class ExceptionReply(BaseModel):
 
 
 class FailureReply(BaseModel):
-    """The end of a run according to its log.
+    """The outcome of a run, according to its log.
 
-    `chain` lists the exceptions that led to `exception`; the run continued after the errors in `recovered`.
+    `chain` lists the exceptions that led to `exception`. The run continued after the errors in `recovered`.
     """
 
     outcome: str
@@ -59,7 +59,9 @@ class FailureReply(BaseModel):
 
 
 class OriginReply(BaseModel):
-    """Package releases in which `file` raises the message. An empty bound means that the table ends there."""
+    """The range of package releases in which `file` raises the message. An empty bound means that the range may extend
+    beyond the known releases.
+    """
 
     package: str
     file: str
@@ -74,16 +76,16 @@ class OriginReply(BaseModel):
 
 
 class DiagnoseReply(Result):
-    """A log's failure and its matching entries: likely, possible, or none."""
+    """The failure in a log, and the reference entries that match it, each likely or possible."""
 
     failure: FailureReply
     skew: SkewReply | None = None
     """Releases that contain the missing name."""
     origin: OriginReply | None = None
-    """Origin of the message in the package's source."""
+    """The place in the package's source that raises the message."""
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     decision: DecisionReply | None = None
-    """Checks to make if the best entry does not determine the cause."""
+    """Checks that determine the cause, if the best entry has a list of them."""
     collect: list[str] = Field(default_factory=list)
     query: str = ""
     """Query for a web or issue search."""
@@ -92,7 +94,7 @@ class DiagnoseReply(Result):
 def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> DiagnoseReply:
     """Read a log and return the entries that match its failure.
 
-    `exit_code` adds a code that the log does not contain.
+    `exit_code` is the run's exit code, for a log that does not contain it.
     """
     reading = Reading(log, exit_code)
     failure = reading.failure
@@ -107,8 +109,8 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
     explained = reply.skew is not None and reply.skew.certainty == "likely"
     reply.decision = decision_reply(for_entries([row.id for row in rows[:1]]))
     if well and not rows:
-        reply.code, reply.message = "nothing_failed", "Nothing failed here."
-        reply.next = steps("If the run still hangs, loses quality or slows down, search for a description of it.")
+        reply.code, reply.message = "nothing_failed", "The log contains no failure."
+        reply.next = steps("If the run hangs, loses quality or slows down, search for a description of that symptom.")
     elif not explained and not any(row.certainty == "likely" for row in rows):
         reply.collect = list(COLLECT)
         reply.query = line(failure.query, 300)
@@ -148,7 +150,7 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
 
 def _by_words(hit: Hit) -> Diagnosis:
     """Return an entry that matches the words of the failure but not its signature."""
-    why = "no signature matches; the wording of this entry is closest to that of the failure"
+    why = "no signature matches; this entry's wording is the closest to the failure's"
     return Diagnosis(
         id=hit.id,
         title=hit.title,

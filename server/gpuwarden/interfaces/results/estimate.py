@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden estimate`: memory and time as intervals, and the requested GPUs."""
+"""Reply to `gpuwarden estimate`: memory and time as intervals, and the requested GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ GB = 1e9
 
 
 class CardReply(BaseModel):
-    """One GPU, and whether the run fits: `fits`, `may_fit` or `will_not_fit`. `seconds` needs a known step count."""
+    """One GPU, and whether the run fits: `fits`, `may_fit` or `will_not_fit`.
+
+    `seconds` has the shortest and the longest time; it is empty if the number of steps is unknown.
+    """
 
     gpu: str
     count: int
@@ -30,7 +33,7 @@ class EstimateReply(Result):
     low_gb: float
     high_gb: float
     level: str
-    """`traced` from the model itself, or computed by `formula`."""
+    """`traced`: from a trace of the model itself; `formula`: from a formula."""
     how: str
     parts_gb: dict[str, float] = Field(default_factory=dict)
     """Components of the memory use, each at its usual size in gigabytes."""

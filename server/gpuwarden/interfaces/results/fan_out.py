@@ -77,7 +77,7 @@ def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
 
 
 def _state(now: Standing) -> str:
-    """Return `complete` if every cell is verified, `over` if no further cell will be verified, else `running`."""
+    """Return `complete` if every cell is verified, `over` if no further cell will be verified, otherwise `running`."""
     whole = now.cells.count(CellState.VERIFIED) == now.fan.plan.size
     return "complete" if whole else "over" if now.over else "running"
 

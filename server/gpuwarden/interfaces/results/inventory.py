@@ -1,4 +1,4 @@
-"""The reply of list_instances."""
+"""Reply to list_instances."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InstanceReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit fields that are empty and that few machines have."""
+        """Omit the fields that few machines have, if they are empty."""
         rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 
@@ -84,13 +84,13 @@ def listed(inventory: Inventory) -> InstancesReply:
     trouble = inventory.ledger
     lost = trouble is not None and trouble.incomplete
     billing, maybe = (sum(row.billing is state for row in inventory.rows) for state in (True, None))
-    counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
-    counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billed"] if billing or not maybe else []
+    counts += [f"{counted(maybe, 'machine')} may be billed"] if maybe else []
     text = f"{', and '.join(counts).capitalize()}{' as far as is known' if lost else ''}."
     # If the ledger lost records, unknown machines may be billed, so a count of zero is not shown.
     sentences = [] if lost and not (billing or maybe) else [text]
     sentences += ["Some states could not be read."] if unknown else []
-    if trouble is not None:  # comes first if the ledger is incomplete, because all other sentences are then doubtful
+    if trouble is not None:  # comes first if the ledger is incomplete, because all other sentences are then unreliable
         sentences.insert(0 if lost else len(sentences), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
         ok=not lost,
@@ -136,7 +136,7 @@ def account_reply(funds: Funds) -> AccountReply:
         currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
         clock=clock_reply(clock) if clock else None,
-        note="" if funds.whole else "some prices there are unknown",
+        note="" if funds.whole else "the prices of some machines there are unknown",
     )
 
 

@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden metrics`: the metrics that a job reported, each with its last value and its curve."""
+"""Reply to `gpuwarden metrics`: the metrics that a job reported, each with its last value and its curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reply of `gpuwarden nodes check`: the result of each check, with its problems as sentences."""
+"""Reply to `gpuwarden nodes check`: the result of each check, with its problems as sentences."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.SAME_NODE: "it is the same machine as {other}",
     NodeCode.IDENTITY_UNSEEN: "it can't be determined whether this is a different machine from the others",
     NodeCode.FABRIC_DOWN: "it has NVSwitches, and its fabric manager is {state}: every rank of the group would hang",
-    NodeCode.FABRIC_VERSION: "its fabric manager has version {version}, its driver {driver}; both must be equal",
+    NodeCode.FABRIC_VERSION: "its fabric manager has version {version}, but its driver has {driver}; the versions must "
+    "be equal",
     NodeCode.FABRIC_STATE: "a GPU reports its NVLink fabric as {state}",
     NodeCode.FABRIC_UNSEEN: "it can't be determined whether its fabric manager has the same version as the driver",
     NodeCode.NO_FABRIC: "it has no NVSwitch, so no fabric manager is needed",
     NodeCode.INTERFACES_UNSEEN: "its network interfaces can't be read",
-    NodeCode.NO_INTERFACE: "it has no interface that is up, has an address of this machine and reaches other machines",
+    NodeCode.NO_INTERFACE: "it has no network interface that is up, has an address and reaches other machines",
     NodeCode.INTERFACE_OPEN: "ranks may connect over several interfaces ({names}) and no setting selects one",
     NodeCode.INTERFACE_WRONG: "{variable} selects {taken}, but the route to the other nodes goes through {best}",
     NodeCode.VARIABLE_DIFFERS: "{variable} differs from its value on the first node",
@@ -33,9 +34,9 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.NOT_LISTENING: "it can't listen for connections from the others ({why})",
     NodeCode.OTHER_ADDRESS: "{target} sees a source address that this node does not have, so ranks can't connect back",
     NodeCode.WAY_UNSEEN: "its route to {target} could not be checked",
-    NodeCode.PACKETS_LOST: "packets of {mtu} bytes to {target} are silently dropped, but {passes} bytes arrive: large "
-    "collectives would hang",
-    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, and its interface sends {mtu}; "
+    NodeCode.PACKETS_LOST: "packets of {mtu} bytes to {target} are silently dropped, but packets of {passes} bytes "
+    "arrive: large collectives would hang",
+    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, but the node's interface sends {mtu}; "
     "routers report this, and TCP adapts",
     NodeCode.MTU_DIFFERS: "the interfaces have different packet sizes: {sizes}",
     NodeCode.MTU_UNSEEN: "the packet sizes that reach {target} could not be checked",
@@ -65,7 +66,7 @@ TEXTS: Final[dict[NodeCode, str]] = {
 }
 FIXES: Final[dict[Area, str]] = {
     Area.IDENTITY: "List each machine once, under a name that resolves only to that machine.",
-    Area.FABRIC: "Run nvidia-fabricmanager in the same version as the driver, or replace the machine.",
+    Area.FABRIC: "Run the version of nvidia-fabricmanager that matches the driver, or replace the machine.",
     Area.INTERFACE: "Set the proposed variables for every rank.",
     Area.RENDEZVOUS: "Open all ports between the nodes, or choose another port.",
     Area.MTU: "Set the same packet size on every interface along the route.",
@@ -73,7 +74,7 @@ FIXES: Final[dict[Area, str]] = {
     Area.VERSIONS: "Install the same versions on every node, from one lock file.",
     Area.TIMEOUTS: "Set a timeout of a few minutes, and keep asynchronous error handling enabled.",
     Area.RESTART: "Load the last complete checkpoint at every start, and test this by killing a worker.",
-    Area.REDUCE: "Check the rank that ended first, with NCCL_DEBUG=INFO.",
+    Area.REDUCE: "Repeat the check with NCCL_DEBUG=INFO, and examine the rank that ended first.",
 }
 
 
@@ -88,7 +89,7 @@ class NodeFindingReply(Frozen):
 
 
 class NodesReply(Result):
-    """The result of each check: yes, no or unknown. `environment` is proposed for every rank."""
+    """The result of each check: yes, no or unknown. `environment` has the variables proposed for every rank."""
 
     nodes: list[str]
     checks: dict[str, str]

@@ -91,7 +91,7 @@ class SpendingReply(BaseModel):
 
 
 class StatusReply(WarnedReply):
-    """All data of the overview.
+    """The data for the overview.
 
     `unknown` maps a machine's name to the reason why its state could not be read; such a machine may be billed.
     """
@@ -172,7 +172,7 @@ def status_of(seen: Overview) -> StatusReply:
 
 
 def job_line(line: JobLine) -> JobLineReply:
-    """Return one job of a list."""
+    """Return one job for a list."""
     job, seen = line.job, line.seen
     losses = [v for k, v in seen.metrics.items() if k in ("loss", "train_loss", "train/loss")] if seen else []
     return JobLineReply(

@@ -1,4 +1,4 @@
-"""Search the references, for the tool `search_references` and for `gpuwarden search`."""
+"""Search the references, for the `search_references` tool and `gpuwarden search`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum number of lines in a symptom. A longer text is treated as a log, whose words are not matched."""
+"""Maximum number of lines in a symptom. A longer text counts as a log, and its words select no decision list."""
 LEAD = "A match is a hint, not a proof."
 
 
 class HitReply(BaseModel):
     """One search result in short form.
 
-    `why` is the basis of the match; `uri` is the full page; a `likely` match is right in most cases.
+    `why` is the reason for the match, and `uri` the address of the full page. A `likely` match is right in most cases.
     """
 
     id: str
@@ -66,7 +66,7 @@ class SearchReply(Result):
 
 
 def entry(key: str) -> EntryReply | None:
-    """Return the entry with an id or a URI; None if there is no such entry."""
+    """Return the entry with the given id or URI; None if there is no such entry."""
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:
@@ -88,9 +88,9 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
     Raises BadRequest for an empty query or a limit out of range.
     """
     if not query.strip():
-        raise BadRequest("the query is empty", "Specify a symptom in any words, an entry's id, or log lines.")
+        raise BadRequest("the query is empty", "Describe a symptom in any words, or pass an entry's id or log lines.")
     if not 1 <= limit <= MAX_HITS:
-        raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
+        raise BadRequest(f"limit is {limit}", f"Pass a limit from 1 to {MAX_HITS}.")
     query = both_ends(query)
     hits = search(shipped(), query, limit)
     reading = Reading(query)
@@ -98,8 +98,8 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
     if not hits and nothing_failed(reading):
         return SearchReply(
             code="nothing_failed",
-            message="Nothing failed in this log.",
-            next=steps("If the run still hangs or slows down, search for that symptom in words."),
+            message="The log contains no failure.",
+            next=steps("If the run hangs or slows down, search for a description of that symptom."),
         )
     best = [hit.id for hit in hits[:1] if hit.certainty != "likely"]
     decision = decision_reply(for_entries(best) or (for_words(query) if len(reading.lines) <= FEW else None))

@@ -1,4 +1,4 @@
-"""The reply of submit_job."""
+"""Reply to submit_job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChoiceReply(BaseModel):
 
 
 class SubmitReply(WarnedReply):
-    """`job_id` is set once the job is accepted. Before that, submit again with `receipt`."""
+    """The result of a submission. `job_id` is set once the job is accepted; until then, submit again with `receipt`."""
 
     job_id: str | None = None
     state: str | None = None
@@ -37,7 +37,7 @@ class SubmitReply(WarnedReply):
     price_source: str | None = None
     worst_cost_usd: float | None = Field(
         default=None,
-        description="Highest cost of the job; its machine is billed until an approved or automatic teardown ends it",
+        description="Maximum cost of the job; its machine is billed until an approved or automatic teardown",
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
@@ -46,9 +46,9 @@ class SubmitReply(WarnedReply):
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="Result of the script's first step on this machine")
     choices: list[ChoiceReply] = Field(default_factory=list)
-    """Platforms on which the job may run, in order.
+    """Platforms on which the job may run, in the order in which they are tried.
 
-    The price and the cost above are then the highest of all platforms.
+    The price and the cost above are then the highest of all these platforms.
     """
     findings: list[FindingReply] = Field(default_factory=list)
 

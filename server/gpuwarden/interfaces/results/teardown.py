@@ -28,7 +28,7 @@ _CODES: dict[str, str] = {
 
 
 class TeardownReply(WarnedReply):
-    """State of a request to stop or terminate a machine. Its `ticket` identifies it when the user approves it."""
+    """The state of a request to stop or terminate a machine. The user approves the request by its `ticket`."""
 
     ticket: str
     state: str
@@ -79,7 +79,7 @@ def _state(view: TeardownView) -> tuple[str, Hint]:
     endings = {
         Teardown.BLOCKED: "is blocked; nothing was changed.",
         Teardown.AWAITING_HUMAN: "needs the user's approval; nothing was changed.",
-        Teardown.VERIFIED_STOPPED: "is done: billing is confirmed stopped.",
+        Teardown.VERIFIED_STOPPED: "is complete: billing is confirmed stopped.",
         Teardown.NEEDS_HUMAN: f"was requested, but billing is not confirmed stopped.{unseen}",
         Teardown.EXECUTING: f"is in progress; billing counts as running until it is confirmed stopped.{unseen}",
     }

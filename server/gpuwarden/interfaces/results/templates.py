@@ -1,4 +1,4 @@
-"""The replies of `gpuwarden template`, and the page that describes a template to a model."""
+"""Replies to `gpuwarden template`, and the page that describes a template to a model."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class RepoReply(BaseModel):
 class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform.
 
-    `submit` contains the arguments of submit_job. `file` is the path of the written script; `sha256` is the digest
-    of the submitted script, which contains its package and which the submit gate recognizes.
+    `submit` contains the arguments of submit_job. `file` is the path of the written script. `sha256` is the digest
+    of the script as it is submitted, with its package; the submit gate recognizes this digest.
     """
 
     template: str
@@ -89,7 +89,7 @@ class FilledReply(Result):
 
 
 class ConvertedReply(Result):
-    """The numbers of rows that a conversion read, wrote and left out, with fenced rows from before and after."""
+    """The numbers of rows that a conversion read, wrote and left out, with fenced example rows."""
 
     template: str
     file: str = ""
@@ -103,7 +103,7 @@ class ConvertedReply(Result):
 
 
 def template_reply(found: Trainer) -> TemplateReply:
-    """Return one template, short."""
+    """Return the short form of one template."""
     return TemplateReply(
         name=found.name,
         title=found.title,
@@ -130,7 +130,7 @@ def template_shown(found: Trainer) -> TemplateWholeReply:
 
 
 def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, Any] | None = None) -> FilledReply:
-    """Return a filled template. `more` contains further job arguments, such as the GPU."""
+    """Return a filled template. `more` has additional job arguments, such as the GPU."""
     spec = JobSpec.model_fields
     submit = {
         "platform": platform,
@@ -195,7 +195,7 @@ def _one_line(row: dict[str, Any]) -> str:
 
 
 def template_page(found: Trainer) -> str:
-    """Return a template as a page: description, required settings, how to submit it, and all settings."""
+    """Return a template as a page: description, required settings, submission, and all settings."""
     rows = " or ".join(" + ".join(names) for names in found.wanted) or "none"
     settings = [f"| {o.name} | {o.default!r} | {o.about} |" for o in found.options.values()]
     given = " ".join(f"{found.options[name].flag} ..." for name in found.required)

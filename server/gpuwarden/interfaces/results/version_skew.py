@@ -1,4 +1,4 @@
-"""Reply about a name that the installed release lacks: the releases that contain it, and a requirement for one."""
+"""Reply about a name that the installed release lacks: the releases that have it, and a requirement for one of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SkewReply(BaseModel):
     name: str
     kind: str
     change: str
-    """removed, added, outside (both, with an unknown installed release), required, present (in the installed or every
-    release) or never.
+    """removed, added, outside (added and later removed; the installed release is unknown), required, present (in the
+    installed release or in every release) or never.
     """
     certainty: str
     since: str = ""
@@ -28,7 +28,7 @@ class SkewReply(BaseModel):
 
 
 def skew_reply(skew: Skew | None) -> SkewReply | None:
-    """Return a skew with all strings sanitized and bounded."""
+    """Return a skew with all strings sanitized and limited in length."""
     if skew is None:
         return None
     return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})
@@ -38,11 +38,11 @@ def told(reply: SkewReply) -> str:
     """Return a skew as one sentence for a terminal."""
     facts = {
         Change.REMOVED: f"exists up to {reply.package} {reply.until}, not in {reply.gone_in}",
-        Change.ADDED: f"comes with {reply.package} {reply.since}",
+        Change.ADDED: f"is available since {reply.package} {reply.since}",
         Change.OUTSIDE: f"exists from {reply.package} {reply.since} to {reply.until}",
         Change.REQUIRED: f"is required since {reply.package} {reply.gone_in}",
         Change.PRESENT: f"should exist in the installed release of {reply.package}: the installation may be broken",
-        Change.NEVER: f"is in no release of {reply.package}",
+        Change.NEVER: f"does not exist in any release of {reply.package}",
     }
     parts = [f"{reply.name} {facts[Change(reply.change)]}"]
     parts += [f"installed: {reply.installed}"] if reply.installed else []

@@ -1,7 +1,7 @@
-"""One change to a client's file: the lines to insert, the check that nothing else changes, and the undo.
+"""Insert the server's entry into a client's configuration file, and remove the entry again.
 
-Every insertion is recorded in the account's state folder. If the file has not changed since then, undo restores it byte
-for byte. Otherwise undo removes only the entry, and only if the entry is unchanged.
+Every insertion is recorded in the account's state folder. If the file has not changed since the insertion, undo
+restores the file byte for byte. Otherwise undo removes only the entry, and only if the entry is unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NOTE: Final = "setup.json"
 
 
 class Written(Frozen):
-    """A change to one client's file: the offset in the file, the text, and the digest of the whole file after it.
+    """A change that was written to one client's file: its offset, its text, and the file's digest after the change.
 
-    `made` means that the file did not exist before, `guard` that the guard was installed as well.
+    `made`: the file did not exist before the change. `guard`: setup also installed the guard.
     """
 
     file: str = ""
@@ -69,27 +69,30 @@ class Change:
 
     @property
     def written(self) -> Written:
-        """Return the record of this change, which is saved before the change is written."""
+        """Return the record of this change. The record is saved before the change is written."""
         made = self.before is None
         return Written(file=str(self.client.file), at=self.at, text=self.text, after=digest(self.after), made=made)
 
     @property
     def lines(self) -> str:
-        """Return the lines that the user can paste into the file instead."""
+        """Return the lines that the user can paste into the file by hand."""
         return lines_of(self.client, _entry_in(self.client, self.text))
 
     def write(self) -> None:
-        """Write the file atomically. Raises OSError, and Conflict if another program has changed the file in the
-        meantime.
-        """
+        """Write the file atomically. Raises OSError, or Conflict if another program has changed the file."""
         if read(self.client.file) != self.before:
-            raise Conflict(f"{self.client.file} was changed meanwhile; nothing was written", "Run it again.")
+            raise Conflict(
+                f"{self.client.file} was changed by another program; nothing was written", "Run gpuwarden setup again."
+            )
         private_folder(self.client.file.parent)
         replace_text(self.client.file, self.after)
 
 
 def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
-    """Return the change that adds the server. Raises ValueError if the server can't be added without another change."""
+    """Return the change that adds the server's entry.
+
+    Raises ValueError if an entry exists, or if adding one would change other parts of the file.
+    """
     before = read(client.file)
     text = before or ""
     path = (client.key, NAME)
@@ -106,20 +109,20 @@ def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
 
 
 def undone(client: ClientFile, written: Written) -> str | None:
-    """Return the file's text without the entry that was written; None if the file itself is to be removed.
+    """Return the file's text without the entry that setup wrote, or None if the file itself must be deleted.
 
     Raises KeyError if the entry is absent, and ValueError if it can't be removed.
     """
     text = read(client.file)
     if text is None:
-        raise KeyError("the file is gone")
+        raise KeyError("the file no longer exists")
     expected = copy.deepcopy(client.parsed(text))
     servers = expected.get(client.key)
     entry = servers.pop(NAME, None) if isinstance(servers, dict) else None
     if entry is None:
-        raise KeyError("the entry is gone")
+        raise KeyError("the entry no longer exists")
     if entry != _entry_in(client, written.text):
-        raise ValueError("the entry has changed since, so it is not removed")
+        raise ValueError("the entry was changed after setup wrote it")
     expected.setdefault(client.key, {})
     exact = text[: written.at] + text[written.at + len(written.text) :]
     if digest(text) == written.after and client.parsed(exact) in (expected, _without_empty(client, expected)):
@@ -131,7 +134,7 @@ def undone(client: ClientFile, written: Written) -> str | None:
 
 
 def _without_empty(client: ClientFile, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's table. If its list of servers is empty, the list is omitted."""
+    """Return a file's table, without its list of servers if the list is empty."""
     return {key: value for key, value in table.items() if key != client.key or value}
 
 
@@ -184,7 +187,7 @@ def _toml_lines(text: str, path: tuple[str, str], entry: dict[str, Any]) -> str:
 
 
 def _entry_in(client: ClientFile, text: str) -> Any:
-    """Return the server's entry in inserted text."""
+    """Return the server's entry from the inserted text."""
     if client.toml:
         return client.parsed(text)[client.key][NAME]
     body = text.strip().rstrip(",")

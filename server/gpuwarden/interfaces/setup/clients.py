@@ -1,4 +1,4 @@
-"""The clients that `gpuwarden setup` supports: the configuration file of each, and whether it is installed."""
+"""The clients that `gpuwarden setup` supports, with their configuration files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.interfaces.setup import jsonc
 
 @dataclass(frozen=True)
 class ClientFile:
-    """One client: its name and title, its configuration file, and the object in that file that lists servers.
+    """One client: its name and title, its configuration file, and the key of the file's object that lists servers.
 
     `folder` exists if the client is installed; `program` is its command.
     """
@@ -44,7 +44,7 @@ class ClientFile:
         """Parse the text of the client's file. Raises ValueError if it is not an object."""
         table = tomllib.loads(text) if self.toml else jsonc.loads(text)
         if not isinstance(table, dict):
-            raise ValueError("not an object")
+            raise ValueError("the file does not contain an object")
         return table
 
 
@@ -70,13 +70,13 @@ def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
 
 
 BRINGS_GUARD: Final = frozenset({"claude", "codex"})
-"""Clients whose plugin contains the guard's hook. Gemini is not included, because it reads hooks from the same file as
-Claude Code, which rejects Gemini's hooks.
+"""Clients whose plugin contains the guard's hook. Gemini is not included, because Gemini and Claude Code read hooks
+from the same file, and Claude Code rejects Gemini's hooks.
 """
 
 
 _ODD: Final = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError, StopIteration)
-"""Exceptions that may occur when reading another program's file in an unknown format."""
+"""Exceptions that reading another program's file can raise, because its format is not guaranteed."""
 
 
 def plugin_folder(client: ClientFile) -> Path | None:

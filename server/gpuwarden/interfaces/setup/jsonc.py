@@ -1,7 +1,7 @@
-"""Insert or remove an entry in a JSON file with comments and trailing commas, without any other change.
+"""Insert or remove an entry in a JSON file with comments and trailing commas, without changing anything else.
 
-The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those positions,
-so that comments, order and spacing are kept. All functions raise ValueError for any other file.
+The text is parsed only to find the positions of its objects, so its comments, order and spacing are kept. All functions
+raise ValueError if the text is invalid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEEP: Final = 200
 
 @dataclass
 class Table:
-    """The position of an object: after its opening brace, and at its closing brace. Other values have no position."""
+    """The position of an object: `start` is after its opening brace, `end` is at its closing brace."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass
 class Member:
-    """The position of one key with its value."""
+    """The position of one key with its value. `table` is None if the value is not an object."""
 
     start: int
     end: int
@@ -37,14 +37,14 @@ class Member:
 
 
 def loads(text: str) -> Any:
-    """Parse JSON with comments and trailing commas. Text that has only white space and comments is an empty object."""
+    """Parse JSON with comments and trailing commas. A text without any value is parsed as an empty object."""
     words = [word for word, _ in _tokens(text)]
     kept = [w for w, following in zip(words, [*words[1:], ""], strict=False) if w != "," or following not in {"}", "]"}]
     return json.loads(" ".join(kept)) if kept else {}
 
 
 def inserted(text: str, path: Sequence[str], value: Any) -> tuple[int, str]:
-    """Return the offset and the text to insert so that `path` leads to `value`. Missing objects are created."""
+    """Return the offset and the text of the insertion that adds `value` at `path`. Missing objects are created."""
     if not _tokens(text):
         return len(text), json.dumps(_nested(path, value), indent=2, ensure_ascii=False) + "\n"
     table, depth = _table(text), 0
@@ -57,7 +57,7 @@ def inserted(text: str, path: Sequence[str], value: Any) -> tuple[int, str]:
 
 
 def removed(text: str, path: Sequence[str]) -> str:
-    """Return the text without the entry at `path`, its line and its comma."""
+    """Remove the entry at `path` with its line and its comma, and return the remaining text."""
     table = _table(text)
     for key in path[:-1]:
         child = table.members[key].table if key in table.members else None
@@ -93,7 +93,7 @@ def _new_member(text: str, table: Table, key: str, value: Any) -> tuple[int, str
     if first is not None and line is None:  # `{"a": 1}` on one line
         return table.start, f"{name}: {json.dumps(value, ensure_ascii=False)}, "
     brace = re.search(r"\n([ \t]*)[^\n]*\Z", text[: table.start])
-    base = brace[1] if brace else re.match(r"[ \t]*", text)[0]  # type: ignore[index]  # also matches an empty string
+    base = brace[1] if brace else re.match(r"[ \t]*", text)[0]  # type: ignore[index]  # the pattern always matches
     indent = line[1] if line else base + "  "
     unit = indent.removeprefix(base) or "  "
     body = json.dumps(value, indent=unit, ensure_ascii=False).replace("\n", f"\n{indent}")
@@ -125,17 +125,17 @@ def _tokens(text: str) -> list[tuple[str, int]]:
 
 
 def _table(text: str) -> Table:
-    """Return the positions of the complete file. Raises ValueError if the file is not one object."""
+    """Return the position of the file's top-level object. Raises ValueError if the file is not one object."""
     loads(text)
     words = _tokens(text)
     table, after = _value(words, 0, 0)
     if table is None or after != len(words):
-        raise ValueError("not a JSON object")
+        raise ValueError("the file does not contain a JSON object")
     return table
 
 
 def _value(words: list[tuple[str, int]], at: int, depth: int) -> tuple[Table | None, int]:
-    """Return the position of the object that begins at token `at` (None for another value), and the token after it."""
+    """Parse the value at token `at`. Return its position (None if it is not an object), and the next token's index."""
     word, start = words[at]
     if depth > DEEP:
         raise ValueError("the file is nested too deeply")

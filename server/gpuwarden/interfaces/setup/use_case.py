@@ -1,7 +1,7 @@
 """Add the server and the guard to clients, and remove them again.
 
 Setup only adds entries: an existing entry named gpuwarden and an installed guard stay unchanged. An agent that runs
-setup can therefore only add the guard. Undoing the setup, or replacing an older guard, requires the user at a terminal.
+setup can therefore only add the guard. Only the user at a terminal can undo the setup or replace an older guard.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ASK = [
 
 
 class ChangeReply(BaseModel):
-    """Lines that are inserted into a file after the line `after_line`; the rest of the file stays unchanged."""
+    """The lines to insert into a file after the line `after_line`; the rest of the file stays unchanged."""
 
     client: str
     file: str
@@ -75,8 +75,8 @@ class Plan:
 
 
 def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, person: bool) -> Plan:
-    """Plan the changes for the named clients, or for all installed ones. `person`: whether a user at a terminal
-    decides.
+    """Plan the changes for the named clients, or for all installed ones. `person`: whether the user decides at
+    a terminal.
     """
     plan = Plan()
     passed = [v.name for v in variables(config.policy.secrets.allowed)]
@@ -85,7 +85,7 @@ def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, p
             continue
         if folder := plugin_folder(client):
             plan.plugins[client.name] = folder
-            plan.reply.clients[client.name] = "the plugin starts it"
+            plan.reply.clients[client.name] = "started by the plugin"
         else:
             _plan_server(plan, client, entry(client.name, from_here(client.name, __version__), passed))
         if brought := by_plugin(client.name, env):
@@ -93,12 +93,12 @@ def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, p
         elif client.name in HAS_HOOKS:
             _plan_guard(plan, client.name, config, env, person=person)
     if not plan.reply.clients:
-        plan.reply.message = "No client was found on this machine."
+        plan.reply.message = "No supported client was found on this machine."
     return plan
 
 
 def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
-    """Add the change that adds the server to one client, or record why no change is possible."""
+    """Plan the change that adds the server to one client, or record why it is not possible."""
     states = plan.reply.clients
     try:
         change = planned(client, wanted)
@@ -117,13 +117,13 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
 
 
 def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *, person: bool) -> None:
-    """Add the guard of one client if it is missing. Only a user may replace the guard of another installation."""
+    """Plan the guard of one client if it is missing. Only the user may replace the guard of another installation."""
     states = plan.reply.guards
     if in_cache():
         states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
         return
     if any(notice.question for notice in config.notices):
-        states[name] = "left out, because this shell uses another ledger or policy than the recorded one"
+        states[name] = "left out, because this shell's ledger or policy is not the recorded one"
         return
     try:
         states[name] = hooks("status", (name,), config, env).clients[name]
@@ -151,7 +151,7 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
             reply.ok, reply.code, reply.hint = (
                 False,
                 "failed",
-                "Fix the problem of that client, then run gpuwarden setup again.",
+                "Fix the problem with that client, then run gpuwarden setup again.",
             )
     for name in plan.guards:
         note = read_note()
@@ -187,7 +187,7 @@ def enter(change: Change) -> str:
 
 
 def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Undo the changes for the named clients, or for all. Entries that were changed later are kept and reported."""
+    """Undo the changes for the named clients, or for all clients. Keep and report entries that were changed later."""
     note, reply = read_note(), SetupReply()
     for client in client_files(env).values():
         written = note.clients.get(client.name)
@@ -205,12 +205,12 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
         rest = {n: w for n, w in note.clients.items() if n != client.name}
         note = Note(clients={**rest, client.name: written} if written != Written() else rest)
         write_note(note)
-    reply.message = "" if reply.clients or reply.guards else "Nothing to undo: gpuwarden setup has written nothing."
+    reply.message = "" if reply.clients or reply.guards else "Nothing to undo: gpuwarden setup has changed nothing."
     return reply
 
 
 def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
-    """Remove one entry from a client's file. Return whether it was removed, and the state to show."""
+    """Remove one entry from a client's file. Return whether the entry is gone, and the state to show."""
     if written.file != str(client.file):
         return False, f"left unchanged: it was added to {line(written.file, 200)}"
     try:
@@ -241,14 +241,14 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
 
 
 def _started(plan: Plan) -> str:
-    """Start the server once, as the clients do, so that all downloads happen before a client waits for it."""
+    """Start the server once, in the same way as the clients, so that no client has to wait for downloads."""
     said = []
     if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
         count = tools_of(from_here("setup", __version__))
         said.append(f"The server starts and offers {count} tools.")
     for name, folder in plan.plugins.items():
         count = tools_of(from_folder(name, str(folder)))
-        said.append(f"The plugin of {name} starts and offers {count} tools.")
+        said.append(f"The {name} plugin starts and offers {count} tools.")
     return " ".join(said)
 
 
@@ -266,11 +266,14 @@ def tools_of(run: Run) -> int:
             return len(answer["result"]["tools"])
         errors.seek(0)
         why = (errors.read().decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
-    raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor.")
+    raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor to find the cause.")
 
 
 def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
-    """Start a server, send it `ASK` and return its response, empty if there is none. Kill it after FIRST_START_S."""
+    """Start a server, send it `ASK`, and return its list of tools, or an empty table if it sends none.
+
+    The server is killed after FIRST_START_S seconds.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home()) as server:
         limit = threading.Timer(FIRST_START_S, server.kill)
@@ -279,7 +282,7 @@ def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
         try:
             with contextlib.suppress(BrokenPipeError):  # the server has ended; its standard error contains the reason
                 os.write(server.stdin.fileno(), "".join(json.dumps(message) + "\n" for message in ASK).encode())
-            # The input stays open until the response: a server cancels its calls when its input ends.
+            # Keep the input open until the response arrives, because a server cancels its calls when its input ends.
             answer = next((message for message in map(_parsed, server.stdout) if message.get("id") == LISTED), {})
             server.stdin.close()
             server.wait()

@@ -1,4 +1,4 @@
-"""All ledger events: a discriminated union of frozen models, each of which has a version.
+"""All ledger events: a discriminated union of frozen models, each with a version.
 
 `decode` reads a stored body. A body of an older version is first converted to the current version. An event of an
 unknown kind is `Unrecognized` and changes no record.

@@ -1,4 +1,4 @@
-"""Define the base class of event bodies, with a kind, a version, and the state to which an event moves its subject."""
+"""Define the base class of event bodies. Each has a kind, a version, and the state to which it moves its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A stored reason with its code and parameters. A later version may have written the code."""
+    """A stored reason with its code and parameters. A code that a later version wrote may be unknown."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,12 +20,12 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base class of all event bodies. `why` is a sentence that is only displayed. `reason` is the same reason as a code
-    with parameters.
+    """Base class of all event bodies. `why` is a sentence for display. `reason` is the same reason as a code with
+    parameters.
 
     A subclass sets `event`, its kind in the ledger, and `MOVES_TO`, the state to which it moves its subject.
     Fields that may be missing in an older ledger have defaults. If the meaning of a field changes, `VERSION` must be
-    increased and `upcast` extended.
+    increased and `upcast` must be extended.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True, defer_build=True)
@@ -38,16 +38,16 @@ class Body(BaseModel):
 
     @property
     def gist(self) -> str:
-        """Return the text for this event in a timeline."""
+        """Return the text that describes this event in a timeline."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason, or None if no code was recorded or the code is unknown in this version."""
+        """Return the code of the reason; None if no code was recorded or this version does not know the code."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:
-        """Return a copy of this event with a reason, stored as a code and as a sentence."""
+        """Return a copy of this event with a reason, both as a code and as a sentence."""
         stored = Because(code=str(reason.code), parameters=dict(reason.parameters))
         return self.model_copy(update={"why": reason.text, "reason": stored})
 
@@ -62,7 +62,7 @@ class Body(BaseModel):
         return body
 
     def stored(self) -> dict[str, Any]:
-        """Return the stored form of the body, which contains the JSON values of the fields that were set explicitly."""
+        """Return the stored form of the body: the JSON values of the fields that were set explicitly."""
         whole = self.model_dump(mode="json", by_alias=True, exclude={"event"})
         given = {
             f.serialization_alias or name

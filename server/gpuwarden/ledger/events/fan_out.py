@@ -1,4 +1,4 @@
-"""Events for fan-outs: the plan, the queues with its cells, and the results in the copies of these queues."""
+"""Events for fan-outs: the plan, the queues of cells, and the results in the copies of the queues' outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FanOutAccepted(Body):
 
 
 class FanOutAsked(Body):
-    """A search chose further cells. When the search is resumed, it repeats its choices from this event."""
+    """A search chose further cells. A resumed search repeats its choices from these events."""
 
     event: Literal["fanout.asked"] = "fanout.asked"
     cells: tuple[Cell, ...]
@@ -54,7 +54,7 @@ class ArrayIntent(Body):
 
 
 class CellFound(Frozen):
-    """The result of one cell in the copy of its queue.
+    """The result of one cell, as found in the copy of its queue's outputs.
 
     `objective` is the value that the cell reported, or None.
     """
@@ -70,7 +70,7 @@ class CellFound(Frozen):
 
 
 class QueueCollected(Body):
-    """The copy of a finished queue was examined. If no copy exists, `lost` is the reason."""
+    """The copy of a finished queue's outputs was examined. If no copy exists, `lost` is the reason."""
 
     event: Literal["fanout.queue.collected"] = "fanout.queue.collected"
     job: str
@@ -79,7 +79,7 @@ class QueueCollected(Body):
 
 
 class CellProven(Body):
-    """A cell succeeded and its copy is proven. The token ensures that a plan has at most one such event per cell."""
+    """A cell succeeded, and the copy of its outputs is proven. The token allows one such event per cell."""
 
     event: Literal["fanout.cell.proven"] = "fanout.cell.proven"
     index: int
@@ -103,9 +103,9 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """The limits of a fan-out were changed. `receipt` is empty if no limit was raised, because that needs no approval.
+    """The limits of a fan-out were changed. Without a higher limit, no approval is needed, and `receipt` is empty.
 
-    With a receipt, `price` is the price that was checked for it, in USD per hour, and replaces the first price.
+    With a receipt, `price` is the price that was checked for it, in USD per hour. It replaces the first price.
     """
 
     event: Literal["fanout.limited"] = "fanout.limited"

@@ -16,11 +16,11 @@ from gpuwarden.ledger.events.base import Body
 class ReceiptIssued(Body):
     """The submit gate passed a spec. `job` is set if the receipt is for the price of a machine that is already rented.
 
-    `cells` is the number of runs in a fan-out on at most `machines` machines; `fan_out` is the fan-out whose limits
-    would change. If the job may run on several platforms, `choices` lists them in order of preference, and the price
-    and cost are the highest of all choices. `parts` are the digests of the policy, the profile and a fetched script.
-    `storage` names the storage that is billed after the teardown, at `storage_usd_per_hour`, which is None if unknown.
-    A call with only the receipt launches `spec` or `plan`; `script_file` is the path of its script in the working
+    `cells` is the number of runs in a fan-out on at most `machines` machines. `fan_out` is the fan-out whose limits the
+    receipt would change. If the job may run on several platforms, `choices` lists them in order of preference, and the
+    price and cost are the highest of all choices. `parts` are the digests of the policy, the profile and a fetched
+    script. `storage` lists the storage that is billed after the teardown, at `storage_usd_per_hour`; None if unknown.
+    A call with only the receipt launches `spec` or `plan`. `script_file` is the path of the script in the working
     directory.
     """
 
@@ -51,11 +51,11 @@ class ReceiptIssued(Body):
 
 
 class JobAccepted(Body):
-    """A job was accepted with a receipt. `price` is the price per hour at the time of the check; both it and
-    `worst_cost` are in USD.
+    """A job was accepted with a receipt. `price` is the price in USD per hour at the time of the check; `worst_cost` is
+    in USD.
 
-    For a job with several `choices`, the spec and the price are those of the first one. `script_digest` is empty for a
-    job without a script, and None if an older version did not record it.
+    For a job with several `choices`, the spec and the price are those of the first choice. `script_digest` is empty for
+    a job without a script, and None if an older version did not record it.
     """
 
     event: Literal["job.accepted"] = "job.accepted"
@@ -94,7 +94,7 @@ class JobProvisioning(Body):
 class JobMovedOn(Body):
     """A platform confirmed that it has no capacity, so the job's next choice is used.
 
-    `choice` is the index of the next choice in the list, from 0; `lease` and `generation` are those of the abandoned
+    `choice` is the index of the next choice, counted from 0. `lease` and `generation` are those of the abandoned
     request.
     """
 
@@ -109,7 +109,7 @@ class JobMovedOn(Body):
 class JobSubmitting(Body):
     """A machine is ready, and an attempt will be launched on it. `timeout_s` is set if the job was paused.
 
-    `array` is the token of the array in which the attempt is launched, or empty if it is launched separately.
+    `array` is the token of the array in which the attempt is launched, or empty if the attempt is launched separately.
     """
 
     event: Literal["job.submitting"] = "job.submitting"
@@ -202,7 +202,7 @@ class JobSucceeded(JobEnded):
 class JobFailed(JobEnded):
     """The job failed or could not be launched. `code` is the error code; `findings` are the problems with the machine.
 
-    `following`, stored as `next`, are the next steps that the error suggests.
+    `following`, stored as `next`, lists the next steps that the error suggests.
     """
 
     event: Literal["job.failed"] = "job.failed"
@@ -234,16 +234,17 @@ class PauseRequested(Body):
 
 
 class ResumeRequested(Body):
-    """A resume was requested, after which the job may cost up to `worst_cost` US dollars in total."""
+    """A resume was requested. The resumed job may cost up to `worst_cost` US dollars in total."""
 
     event: Literal["resume.requested"] = "resume.requested"
     worst_cost: float | None = None
 
 
 class RelaunchAllowed(Body):
-    """The user allowed additional machines for a job if it is interrupted, for up to `budget_usd` US dollars in total.
+    """The user allowed additional machines if a job is interrupted, for up to `budget_usd` US dollars in total.
 
-    The budget was set at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest.
+    The budget was set at a terminal, together with the approval of the receipt `receipt`. `policy` is the digest of the
+    policy file.
     """
 
     event: Literal["relaunch.allowed"] = "relaunch.allowed"
@@ -254,9 +255,9 @@ class RelaunchAllowed(Body):
 
 
 class RelaunchIntent(Body):
-    """Another machine is about to be rented for an interrupted job, to resume it from the pull with the digest `pull`.
+    """Another machine is about to be rented to resume an interrupted job from the pull with the digest `pull`.
 
-    `worst_cost` is the maximum cost of that machine, and `left` the budget that remains after it, both in US dollars.
+    `worst_cost` is the maximum cost of this machine, and `left` is the budget that then remains, both in US dollars.
     """
 
     event: Literal["relaunch.intent"] = "relaunch.intent"
@@ -268,14 +269,14 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """The machine on which a job runs was identified, and its current boot."""
+    """The machine on which a job runs, and the machine's current boot, were identified."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
 
 
 class FolderGone(Body):
-    """A machine was restarted and responds, but the run folder does not exist."""
+    """A machine was restarted and responds, but the run folder no longer exists."""
 
     event: Literal["folder.gone"] = "folder.gone"
     machine: str
@@ -289,9 +290,7 @@ class ProcessGone(Body):
 
 
 class PriceAsk(Body):
-    """A machine costs `price` USD per hour, more than the checked price. `ticket` is the id of the question to the
-    user.
-    """
+    """A machine costs `price` USD per hour, more than the checked price. The ticket `ticket` asks the user about it."""
 
     event: Literal["price.ask"] = "price.ask"
     ticket: str
@@ -307,17 +306,17 @@ class PriceAccepted(Body):
 
 
 class OutputsDeclared(Body):
-    """Outputs were declared. `outputs` are all outputs that have been declared since the submission."""
+    """Outputs were declared. `outputs` lists all outputs that have been declared since the submission."""
 
     event: Literal["outputs.declared"] = "outputs.declared"
     outputs: tuple[str, ...]
 
 
 class ArtifactsPulled(Body):
-    """A job's outputs were copied to this computer. `record` is the file that lists them, and `digest` its digest.
+    """A job's outputs were copied to this computer. `record` is the file that lists them, and `digest` is its digest.
 
-    `store` is the address of the artifact store from which they were copied, or empty if they were copied from the
-    machine. `unsettled` is true if the store may lack files that are on the machine.
+    `store` is the address of the artifact store from which the outputs were copied, or empty if they were copied from
+    the machine. `unsettled` is true if the store may lack files that are on the machine.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"
@@ -350,7 +349,7 @@ class ArtifactsVerified(Body):
 
 
 class ArtifactsExaminedThere(Body):
-    """A machine verified its own outputs. The result is only a claim, which no gate uses."""
+    """A machine verified its own outputs. The result is only the machine's claim, which no gate uses."""
 
     event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
     verdict: Verdict

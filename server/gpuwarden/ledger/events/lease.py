@@ -11,13 +11,13 @@ from gpuwarden.ledger.events.base import Body
 
 
 class LeaseBody(Body):
-    """Base of events that may contain the provider's response about the machine."""
+    """Base class of events that may contain the provider's response about the machine."""
 
     instance: Instance | None = None
 
 
 class LeaseOpened(LeaseBody):
-    """Base of the events that open a lease. From then on, a machine may be billed."""
+    """Base class of the events that open a lease. From then on, a machine may be billed."""
 
     MOVES_TO: ClassVar = Lease.UNVERIFIED
     job: str
@@ -39,22 +39,22 @@ class LeaseExtra(LeaseOpened):
 
 
 class LeaseAccount(Body):
-    """The account that rents the machine was identified: a query with its key returned the machine."""
+    """The account that rents the machine was identified: a query with the account's key returned the machine."""
 
     event: Literal["lease.account"] = "lease.account"
     account: Account
 
 
 class CreateDoubted(Body):
-    """The platform refused the request with the error `code`. A machine may exist until two polls have found none."""
+    """The platform refused the request with the error `code`. Until two polls find no machine, one may exist."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
 
 
 class CreateRefused(Body):
-    """The platform refused the request before a machine was ordered. In older ledgers, this event was recorded for any
-    refusal, after one poll.
+    """The platform refused the request before a machine was ordered. In older ledgers, this event also stands for other
+    refusals, after one poll.
     """
 
     event: Literal["create.refused"] = "create.refused"
@@ -70,7 +70,7 @@ class CreateUnknown(Body):
 class CreateAbsent(Body):
     """One poll found no machine with the token of the lease.
 
-    The result of a poll at `settles_at` (seconds since the epoch) or later is final.
+    The result of a poll at or after `settles_at` (seconds since the epoch) is final.
     """
 
     event: Literal["create.absent"] = "create.absent"
@@ -134,14 +134,14 @@ class LeaseLook(LeaseBody):
 
 
 class LeaseEnded(LeaseBody):
-    """Base of the events that record a state that two polls have confirmed."""
+    """Base class of the events that record a state that two polls have confirmed."""
 
     saw: Literal["gone", "stopped"]
     cost_usd: float | None = None
 
 
 class LeaseStopped(LeaseEnded):
-    """Billing was confirmed to have stopped."""
+    """Billing is confirmed stopped."""
 
     event: Literal["lease.stopped"] = "lease.stopped"
     MOVES_TO: ClassVar = Lease.STOPPED
@@ -170,16 +170,14 @@ class AbandonIntent(Body):
 
 
 class VerbIntent(Body):
-    """A stop or terminate call is about to be sent. After this event, the call counts as sent, regardless of its
-    result.
-    """
+    """A stop or terminate call is about to be sent. From now on, the call counts as sent, whatever its result."""
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
 
 
 class VerbSent(Body):
-    """A stop or terminate call was sent. `taken` is whether the platform accepted it; if not, `why` is the response.
+    """A stop or terminate call was sent. `taken` is true if the platform accepted it; otherwise, `why` is the response.
 
     If the platform asked to wait, `not_before` is the time from which the call may be sent again, in seconds since the
     epoch. Version 1 had the field `answer` instead: `taken`, or the platform's response.
@@ -205,7 +203,7 @@ class ResumeIntent(Body):
 
 
 class SelfStopArmed(Body):
-    """Self-stop was enabled again on a machine that was started again."""
+    """Self-stop was enabled again on a restarted machine."""
 
     event: Literal["parking.armed"] = "parking.armed"
 
@@ -233,7 +231,7 @@ class HostTrusted(Body):
 
 
 class HostChecked(Body):
-    """The findings about a machine before any job runs on it."""
+    """A machine was checked before any job runs on it."""
 
     event: Literal["host.checked"] = "host.checked"
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Events for passkeys: the user allows a registration, and a passkey is registered in a browser, used or removed."""
+"""Events for passkeys: the user allows a registration; a browser registers a passkey; a passkey is used or removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class PasskeyAllowed(Body):
-    """At a terminal, the user allowed the registration of one passkey. `code` is the digest of the code to enter."""
+    """At a terminal, the user allowed the registration of one passkey. `code` is the digest of the required code."""
 
     event: Literal["passkey.allowed"] = "passkey.allowed"
     code: str

@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class RehearsalAsked(Body):
-    """A rehearsal was requested. `digest` is the digest of the script, its arguments, variables and inputs."""
+    """A rehearsal was requested. `digest` covers the script and its arguments, variables and inputs."""
 
     event: Literal["rehearsal.asked"] = "rehearsal.asked"
     digest: str
@@ -36,7 +36,7 @@ class RehearsalAllowed(Body):
 class ScriptRehearsed(Body):
     """A script was rehearsed. `packages` is the digest of the installed packages.
 
-    `outcome` is what the script's process claims: `passed`, `fault` or `stopped`.
+    `outcome` is the result that the script's process reported: `passed`, `fault` or `stopped`.
     """
 
     event: Literal["script.rehearsed"] = "script.rehearsed"

@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or termination was requested, or a request was reopened. The first event names the job and the machine."""
+    """A stop or termination was requested, or a request was reopened. The first event has the job and the lease."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -62,7 +62,7 @@ class ApprovalGranted(Judged):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Convert version 1, in which automatic teardown was called standing order."""
+        """Convert a body of version 1, in which automatic teardown was called a standing order."""
         named = {**body, "auto_teardown": body.get("end_when_proven")}
         named.pop("end_when_proven", None)
         return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
@@ -73,10 +73,9 @@ class ApprovalGranted(Judged):
 
 
 class ApprovalUnanswered(Body):
-    """The form that a client was sent about the facts with this digest was not answered. The client is not asked about
-    these facts again.
+    """A client did not answer the form about the facts with this digest. It is not asked about these facts again.
 
-    `how` is the action that the client returned, `accept` if the form contained no decision, or `no form` if the client
+    `how` is the action that the client returned: `accept` if the form contained no decision, or `no form` if the client
     does not support forms.
     """
 
@@ -119,7 +118,7 @@ class TeardownWithdrawn(Body):
 
 
 class TeardownNeedsHuman(Body):
-    """The verb was sent, but it has not been confirmed that billing has stopped."""
+    """The stop or terminate call was sent, but billing is not confirmed stopped."""
 
     event: Literal["teardown.needs_human"] = "teardown.needs_human"
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
@@ -128,10 +127,10 @@ class TeardownNeedsHuman(Body):
 class EndingOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
-    `through` is where automatic teardown was enabled: in the policy file with the digest `policy`, or in the approval
-    of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic teardown,
-    the event is valid only while the policy still enables it. `storage` names the storage that is billed after a
-    termination; it was shown when the job was submitted, and the user accepted it with the job.
+    `through` tells where automatic teardown was enabled: in the policy file with the digest `policy`, or in the
+    approval of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
+    teardown, the event is valid only while the policy still enables it. `storage` lists the storage that is billed
+    after a termination. This storage was shown at submission, and the user accepted it together with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -157,7 +156,7 @@ class SelfStopOrdered(Body):
 
 
 class EndingAnnounced(Body):
-    """Automatic teardown will start at `ends_at`, based on the facts with this digest, unless the user objects."""
+    """Automatic teardown will start at `ends_at`, based on the facts with this digest, unless the user cancels it."""
 
     event: Literal["ending.announced"] = "ending.announced"
     ticket: str

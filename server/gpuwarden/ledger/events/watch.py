@@ -13,7 +13,7 @@ class AlertBody(Body):
     """Base class of the events for raised and cleared alerts.
 
     `condition` is stored as `kind`. `mark` identifies the event that the alert reports, if there is one. `following`,
-    stored as `next`, are the next steps that the alert suggests.
+    stored as `next`, lists the next steps that the alert suggests.
     """
 
     condition: str = Field(validation_alias="kind", serialization_alias="kind")

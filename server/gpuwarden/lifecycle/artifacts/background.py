@@ -39,7 +39,7 @@ decide."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
-"""States of a job whose outputs are final, or are the point from which it resumes."""
+"""Job states in which the outputs are final, or are the point from which the job resumes."""
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.PARTIAL, Copy.DAMAGED})
 
 
@@ -63,7 +63,7 @@ class Keeper:
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Succeeded or paused jobs whose machines may be billed and whose copy is not verified yet but may still be.
+        # Succeeded or paused jobs whose machines may be billed, and whose copy is not verified yet but can be.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
         # Running jobs that may be relaunched: a relaunch needs a verified copy that was made before the machine is
@@ -95,7 +95,7 @@ class Keeper:
             due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     def _lost(self) -> list[JobRecord]:
-        """Return the jobs that can't be relaunched before their artifact store is copied."""
+        """Return the jobs that can't be relaunched until the files in their artifact store have been copied."""
         if self.ctx.policy.teardown.background_gb <= 0:
             return []
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
@@ -160,7 +160,7 @@ class Keeper:
         """Return the files on a job's machine, or in its artifact store if the machine does not respond."""
         try:
             if job.state is Job.PREEMPTED:
-                raise Unreachable(f"the machine of job {job.id} is gone", "Its files can't be read any more.")
+                raise Unreachable(f"the machine of job {job.id} is gone", "Its files can no longer be read.")
             return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
         except Unreachable:
             contents = await read_store(self.ctx, job) if job.spec.artifact_store else None
@@ -173,11 +173,11 @@ class Keeper:
         here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job_id)
         limit = self.ctx.policy.teardown.background_gb * 1e9
         if here + size > limit:
-            sizes = f"a copy of {size / 1e9:.1f} GB does not fit into the {limit / 1e9:g} GB"
+            sizes = f"a copy of {size / 1e9:.1f} GB does not fit within the {limit / 1e9:g} GB"
             raise NotSupported(f"{sizes} that background_gb allows")
 
     async def _keep(self, job: JobRecord) -> bool:
-        """Copy a job's outputs if all of them fit, and verify them.
+        """Copy a job's outputs if all of them fit within the disk limit, and verify them.
 
         Return False if a running job has saved no file yet, or may be saving one now. Raises NotSupported if the copy
         does not fit.
@@ -199,9 +199,9 @@ class Keeper:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_store(self.ctx, job):
-                    raise  # otherwise the store has no newer files than the local copy
-        # If an agent or the user verifies the copy now, a second result, which may be worse on a busy computer, would
-        # replace theirs.
+                    raise  # otherwise, the store has no newer files than the local copy
+        # If an agent or the user is verifying the copy now, don't verify it here as well: this result would replace
+        # theirs, and may be worse on a busy computer.
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED and not being_verified(self.ctx, job.id):
             await verify_job(self.ctx, job.id)
         return True

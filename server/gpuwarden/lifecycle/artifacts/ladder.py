@@ -30,7 +30,7 @@ class Rung(StrEnum):
 
 
 class Held(StrEnum):
-    """The state of a step. NOT_YET: it is pending and has no problem. UNASKED: the job does not require the step."""
+    """The state of a step. NOT_YET: the step is pending. UNASKED: the job does not require the step."""
 
     YES = "yes"
     NO = "no"
@@ -78,7 +78,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    # If the files have changed since a verification, it proves nothing about their current state.
+    # A verification proves nothing about files that have changed since then.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)

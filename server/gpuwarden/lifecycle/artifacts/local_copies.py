@@ -1,7 +1,7 @@
 """Records of the pulled copies of a job's artifacts.
 
 A pull writes one record: the local path of each file, and the machine's manifest. A *seal* is a digest of the files'
-metadata (size, times, inode), so that a later check takes milliseconds to detect whether the copy changed since it was
+metadata (size, times, inode). With it, a later check detects in milliseconds whether the copy has changed since it was
 verified. A change to any byte changes the seal, because ordinary programs can't set a file's status change time.
 """
 
@@ -65,7 +65,7 @@ class Pulled(Frozen):
         return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
 
     def has(self, file: Artifact) -> bool:
-        """Return whether the pulled file at this path has the same size, times and digest."""
+        """Return whether this file was pulled with a digest, and with the same size and times."""
         known = next((a for a in self.manifest.files if a.path == file.path and file.path in self.places), None)
         return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
@@ -128,8 +128,8 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
     """Return the copy to use for a job: the oldest complete, proven copy since the job's end, or else the latest pull.
 
-    A later pull to another folder does not replace a proven copy. `listed` are the files on the machine now: a copy
-    that lacks one of these files, or has an older version of it, is used only if no proven copy has all of them.
+    A later pull to another folder does not replace a proven copy. `listed` contains the files that are on the machine
+    now: a copy that lacks one of them, or has an older version of it, is used only if no proven copy has all of them.
     """
     end = at_rest(ctx.ledger, job_id)
     tried = set()
@@ -152,7 +152,7 @@ OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
 
 
 def copy_state(ctx: Context, job_id: str) -> Copy:
-    """Return the state of a job's copy (see `copy_for`), without a query to the machine."""
+    """Return the state of a job's copy (see `copy_for`), without querying the machine."""
     pulled, last = copy_for(ctx, job_id), ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if pulled is None or last is None:
         return Copy.NONE

@@ -1,9 +1,8 @@
 """Pull a job's artifacts: list them with digests on the machine, copy the files with resumable transfers, and compare
-every copy.
+every copy with its digest.
 
-If the machine can't be read, the files come from the job's artifact store.
-
-The log is copied too, even if the job saved no other file.
+If the machine can't be read, the files come from the job's artifact store. The log is copied as well, even if the job
+saved no other file.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PullResult:
-    """Result of a pull. `missing` are declared outputs that do not exist on the machine.
+    """Result of a pull. `missing` lists the declared outputs that do not exist on the machine.
 
     `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is the
     reason why the machine could not be read; `unsettled` is the reason why the store may lack some of the machine's
@@ -140,7 +139,7 @@ async def _pull_machine(
     await wake(ctx, job_id)
     job = await advance(ctx, job_id)
     if job.handle is None:
-        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", following(ctx, job))
+        raise Conflict(f"job {job_id} ({job.state}) was never launched, so it has no files", following(ctx, job))
     target = dest_of(ctx, job, dest)
     job = declare(ctx, job, also)
     assert job.handle is not None
@@ -185,7 +184,7 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
             f"also: the artifact store reserves {taken[0]} for its own files", "Give that output another name."
         )
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
-        raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "List a folder instead of its files.")
+        raise BadRequest(f"a job can have at most {MAX_OUTPUTS} outputs", "List a folder instead of its files.")
     if new:
         ctx.ledger.add(job.subject, OutputsDeclared(outputs=(*job.declared, *new)))
     return read_job(ctx.ledger, job.id)
@@ -206,7 +205,7 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
         raise BadRequest(f"{target} is inside gpuwarden's state folder", "Choose another folder, or omit it.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
-            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose another folder, or omit it."
+            f"{target} is reserved for gpuwarden's policy, notes or profiles", "Choose another folder, or omit it."
         )
     if not str(real).isprintable():
         raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be displayed", "Choose another name.")

@@ -1,7 +1,7 @@
 """Authenticate a machine's seals, which are digests that gpuwarden's sealer computed on the machine right after a save.
 
 A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Therefore each line has a
-MAC that is computed with a job-specific key. The runner receives that key over stdin, and it is not stored on the
+MAC that is computed with a job-specific key. The runner receives that key over stdin; the key is not stored on the
 machine. A line without a valid MAC does not count as a seal, and the report mentions it.
 
 SECURITY.md describes the limits of seals.
@@ -17,11 +17,11 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """Name of the key among the secrets that the runner receives; the runner removes it before the job starts."""
 CLOCK_S = 300.0
-"""Tolerance in seconds between the clocks that set a machine's file times, because a network disk has its own clock."""
+"""Maximum difference in seconds between the clocks of a machine and of its disks. A network disk has its own clock."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:
-    """Return the key for a job's seals. It is derived from the installation's key, and only that key is stored."""
+    """Return the key for a job's seals. It is derived from the installation's key and is not stored."""
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 

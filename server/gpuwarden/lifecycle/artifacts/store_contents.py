@@ -109,7 +109,7 @@ class StoreContents:
 
     @property
     def bytes(self) -> int:
-        """Return the total size of `files`."""
+        """Return the total size of `files` in bytes."""
         return sum(row.size for row in self.files)
 
     @property
@@ -132,8 +132,8 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 
 
 async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
-    """Read the list in a job's artifact store; None if it has no list yet. Raises a `WardenError` if the list can't be
-    read.
+    """Read the list in a job's artifact store; None if the store has no list yet. Raises WardenError if the list can't
+    be read.
     """
     address = StoreAddress.parse(job.spec.artifact_store)
     try:
@@ -160,8 +160,8 @@ async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 class StoreView:
     """A summary of the files in a job's artifact store.
 
-    `newest` lists checkpoints and files, the latest first. `why` explains why the store can't be read or may lack
-    files.
+    `newest` lists the checkpoints and files that changed last, the latest first. `why` is the reason why the store
+    can't be read or may lack files.
     """
 
     address: str
@@ -211,5 +211,5 @@ def unsettled(ctx: Context, job: JobRecord, contents: StoreContents) -> Reason |
 
 
 def reported_end(contents: StoreContents) -> Observation | None:
-    """Return how a job ended according to a store's list; None if the list has no record of the end."""
+    """Return the job's end as an observation from a store's list; None if the list does not record an end."""
     return observation(contents.listed.end.status | {"now": contents.listed.taken_at}) if contents.listed.end else None

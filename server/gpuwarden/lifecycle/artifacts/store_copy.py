@@ -50,7 +50,7 @@ async def reachable(ctx: Context, store_url: str) -> Answer[str]:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
     except TimeoutError:
-        return Unknown(f"{store_url} did not finish its answer in {store_limit(0):g} s")
+        return Unknown(f"{store_url} did not respond completely within {store_limit(0):g} s")
     except (NotFound, AuthFailed, NotSupported) as error:
         return Known(error.message)
     except WardenError as error:

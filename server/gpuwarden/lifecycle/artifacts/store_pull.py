@@ -1,7 +1,7 @@
 """Copy a job's outputs from its artifact store if the machine can't be read.
 
 Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
-bytes. If the store lacks a listed file, the file is not silently omitted, but reported by name as a problem.
+bytes. A listed file that is missing from the store is reported by name as a problem.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuwarden.remote.transfer.receive import Problem, Progress, Received, recei
 
 _OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 _WHY: Final[Mapping[Code, str]] = {
-    Code.STORE_INCOMPLETE: "the artifact store lists the file but does not have it",
+    Code.STORE_INCOMPLETE: "the artifact store lists the file but does not contain it",
     Code.STORE_CHANGED: "the artifact store's file with this name differs from the listed file",
 }
 
@@ -88,7 +88,7 @@ async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that no better copy than the current copy is possible."""
+    """If the machine is gone, record that the current copy is the best possible copy."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -119,7 +119,7 @@ async def receive_from_store(
             else "different from its artifact store, whose list is not signed"
         )
         raise Conflict(
-            f"the local copy of job {job.id} is {why}, such as {line(better, 200)}; nothing was replaced",
+            f"the local copy of job {job.id} is {why} (for example, {line(better, 200)}); nothing was replaced",
             do(Action.VERIFY, "the local copy", job_id=job.id),
         )
     manifest = contents.manifest
@@ -172,8 +172,8 @@ def better_here(ctx: Context, job: JobRecord, contents: StoreContents) -> str:
     """Return a file in the last copy that is newer than the store's version, or a newer checkpoint that the store
     lacks.
 
-    Return an empty string if there is none. A store with a final list is never older. The times in an
-    unsigned list can't be trusted, so any local file that differs from the list counts as newer.
+    Return an empty string if there is none. A store with a final list is never older. The times in an unsigned list
+    can't be trusted, so any local file that differs from the list counts as newer.
     """
     last = last_pull(ctx, job.id)
     if last is None or unsettled(ctx, job, contents) is None:

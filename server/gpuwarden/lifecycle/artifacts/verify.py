@@ -47,7 +47,7 @@ async def verify(
     `against` is a path or a Hub address to compare with, or a path on the instance if `what` is verified there. The
     default level is `load`; on the Hub it is `structure`, because deeper levels download the files; on the instance it
     is `content`. `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` limits the
-    verification of a path or on the instance; `limits` limits the resources for a single local file.
+    verification of a path, or of files on the instance; `limits` limits the resources for each local file.
     """
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("the path is empty", "Specify a file or folder; `.` is the working folder.")
@@ -60,7 +60,7 @@ async def verify(
             ctx, what, level or Level.LOAD, against=await _other(ctx, against), progress=progress, limits=limits
         )
     if where == "instance":
-        raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Give a job id.")
+        raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Specify a job id.")
     other = await _other(ctx, against)
     if what.startswith(SCHEME):
         depth = level or Level.STRUCTURE
@@ -81,7 +81,7 @@ async def verify(
 
 
 def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
-    """Return the pull whose folder contains a path and the path relative to that folder, or None and ""."""
+    """Return the pull whose folder contains a path, and the path relative to that folder; otherwise, None and ""."""
     try:
         real = path.resolve()
         for folder in (real, *real.parents):
@@ -112,7 +112,7 @@ async def verify_job(
 ) -> Report:
     """Verify a job's latest pull against the manifest made on the machine, and record the verdict.
 
-    Raises NotFound for an unknown job, and Conflict if nothing was pulled.
+    Raises NotFound for an unknown job, and Conflict if the job was not pulled.
     """
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)
@@ -138,8 +138,8 @@ async def verify_job(
         proved += (f"{sealed:,} of {len(listed.files):,} files were sealed on the machine right after they were saved",)
     if claimed:
         not_ours = (
-            f"{claimed:,} files have a seal on the machine that is not confirmed as gpuwarden's (a job can also write "
-            "seal lines): each of these files counts as not sealed"
+            f"{claimed:,} files have a seal that is not confirmed as gpuwarden's (a job can write seal lines as well); "
+            "these files count as not sealed"
         )
         warnings += (not_ours,)
     return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})

@@ -1,7 +1,7 @@
 """Verify a checkpoint on the Hub.
 
-Level `structure` downloads only headers, by range requests; names, sizes and digests are those listed by the Hub. Every
-deeper level downloads the files into huggingface_hub's cache and verifies them there, against the listed digests.
+Level `structure` downloads only headers, with range requests; names, sizes and digests are those that the Hub lists.
+Every deeper level downloads the files into huggingface_hub's cache and verifies them there, against the listed digests.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def verify_hub(
 
 
 async def look_hub(ctx: Context, address: str) -> Findings:
-    """Return the structure of a checkpoint on the Hub, to compare another checkpoint with it."""
+    """Return the structure of a checkpoint on the Hub, for comparison with another checkpoint."""
     config, listing = await _list(ctx, address)
     return await _thread(partial(_headers, listing, config, None))
 
@@ -166,7 +166,7 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
 
 
 def _complete(listing: Listing, made: Report, address: str) -> Report:
-    """Return the report under the repo's name. If the download lacks a listed file, the report is refuted."""
+    """Return the report with the repo's address. If the download lacks a listed file, the verdict is refuted."""
     here = {f.path for f in made.files}
     gone = [name for name in _inside(listing) if name not in here]
     bare = [name for name, f in _inside(listing).items() if f.sha256 is None]

@@ -1,7 +1,7 @@
 """Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
 
-The result is only that machine's own report. It shows whether the files there are intact, but the files are still lost
-with the machine, so the teardown gate does not use it.
+The result is only the machine's own report about its files. The teardown gate does not use it, because the files would
+still be lost with the machine.
 """
 
 from __future__ import annotations
@@ -113,11 +113,12 @@ async def verify_there(
     """Examine a job's files on its machine, and record the report as the machine's claim.
 
     `against` is a path on the machine, like an output: relative to the working folder, or absolute.
-    Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported if the backend can't do it.
+    Raises BadRequest for an invalid path, Conflict for a job without files, and NotSupported if the backend can't
+    examine files.
     """
     if against is not None and against.startswith(SCHEME):
         raise BadRequest(
-            f"the instance compares only with its own files, not with {against[:120]!r}",
+            f"the instance can compare only with its own files, not with {against[:120]!r}",
             "Specify a path on the instance, or pull the outputs and compare locally.",
         )
     try:

@@ -1,4 +1,4 @@
-"""Advance a job as far as currently possible. Any process may call it; after a crash, the next call finishes the step.
+"""Advance a job as far as currently possible. Any process may do this; after a crash, the next call finishes the step.
 
 Every step records its intent, commits, makes its call, and records the outcome. If an intent has no outcome, the step
 first checks whether the earlier call took effect, and repeats the call only if it did not.

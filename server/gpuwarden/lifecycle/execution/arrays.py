@@ -2,7 +2,7 @@
 
 One transaction records the acceptance of the jobs, the intent to submit each job, and the intent to submit the array.
 Any process that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost
-reply the array is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the
+reply, the array is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the
 meantime, only the jobs that the backend already has are recorded as submitted.
 """
 

@@ -29,7 +29,7 @@ class Unfit(Refused):
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
     """Pin the machine's host key, check the machine, and return its place. A repeated call skips finished steps.
 
-    Raises NoContact while the machine can't be reached, Unfit with the findings.
+    Raises NoContact while the machine can't be reached, and Unfit with the findings if it can't run jobs.
     """
     backend = ctx.backend(ctx.profile(lease.platform).backend)
     if not isinstance(backend, Keyed):

@@ -16,8 +16,8 @@ from gpuwarden.lifecycle.records import JobRecord
 def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
     """Return the secrets for a job.
 
-    Raises NotFound for a secret without a value in this process. `seals` is true if gpuwarden's sealer runs next to the
-    job; the sealer removes its key from the secrets.
+    Raises NotFound for a secret without a value in this process. `seals` is true if gpuwarden's sealer runs alongside
+    the job; the secrets then include the sealer's key, which the runner removes before the job starts.
     """
     store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
@@ -39,7 +39,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
 
 
 async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
-    """Return one attempt of a job as the backend expects it, with its local input files."""
+    """Return the backend's order for one attempt of a job, with the paths of its local input files."""
     from gpuwarden.lifecycle.submission.input_store import staged  # slow import
 
     inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)

@@ -1,4 +1,4 @@
-"""Resume a paused job: its process saved a checkpoint and ended; on request it is launched again in the same folder.
+"""Resume a paused job: launch its command again in the folder in which its process saved a checkpoint and ended.
 
 A pause does not count as a restart. Every user who may submit jobs may pause and resume them; the cost of a resume
 stays within the amount approved for the job, or within the caps. The machine is billed until the user approves its
@@ -36,7 +36,7 @@ from gpuwarden.lifecycle.leases.self_stop import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0
-"""Seconds before the first retry for a machine that did not start; the wait doubles each time."""
+"""Seconds before the first retry to start a machine that did not start; the wait doubles each time."""
 LONGEST_START_S: Final = 300.0
 
 
@@ -80,7 +80,7 @@ async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instance) -> bool:
-    """Return whether a machine runs. If not, request its start; the next call polls it again."""
+    """Return whether a machine is running. If not, request its start; the next call polls it again."""
     if machine.state is InstanceState.INTERRUPTED:
         await restart(ctx, lease, machine)
     if machine.state is InstanceState.STOPPED and lease.state is not Lease.STOPPING and _start_due(ctx, job, lease):
@@ -97,7 +97,7 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
 
 
 def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Return whether a start may be requested now: the first one at once, further ones after increasing delays."""
+    """Return whether a start may be requested now: the first at once, each further start after an increasing delay."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
     wait_s = min(START_AGAIN_S * 2.0 ** min(len(tries) - 1, 16), LONGEST_START_S)

@@ -1,4 +1,4 @@
-"""Handle a machine that costs more than the checked price: its job is launched only within the caps or after approval.
+"""Handle a machine that costs more than the checked price: launch its job only within the caps or after approval.
 
 Some platforms report the true price only after the machine was created. The job's cost at that price is compared with
 the caps before the launch. If a cap is exceeded, the job waits for approval. If the price is not approved in time, the

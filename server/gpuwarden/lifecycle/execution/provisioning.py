@@ -1,7 +1,7 @@
-"""Advance an accepted job to a usable machine, or terminate the machine if it does not become usable.
+"""Advance an accepted job until it has a usable machine; terminate a machine that does not become usable.
 
-Every step records its intent, commits, makes its call, and records the outcome. If a reply is lost, the instance is
-searched for by its token. A step returns whether the job's state changed, so that the caller can run the next step.
+Every step records its intent, commits, makes its call, and records the outcome. If a reply is lost, the step searches
+for the instance by its token. A step returns whether the job's state changed, so that the caller can run the next step.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     lost.
 
     A platform may refuse a request and still carry it out, and its list may be outdated. Therefore the job keeps
-    waiting for its machine, which counts as billing, until a second poll `settle_s` seconds later: if a machine is
+    waiting for its machine, which counts as billed, until a second poll `settle_s` seconds later: if a machine is
     found, it is adopted as if the request had succeeded; otherwise the job fails with the refusal. If the same work is
     submitted elsewhere meanwhile, the user must approve it (`spending_question`). If the platform refuses before
     anything was ordered, such as for an empty search result, the job fails at once and can be submitted elsewhere.
@@ -187,7 +187,8 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Record that a job continues with its next choice of platform. The next step sends the request to that platform.
 
-    Also record that no machine was rented under the abandoned lease; otherwise the job would keep waiting for one.
+    The event also records that no machine was rented under the abandoned lease; otherwise the job would keep waiting
+    for one.
     """
     following = job.choices[job.choice + 1]
     given_up = JobMovedOn(
@@ -207,7 +208,7 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
-    """Return another lease of this machine, if any.
+    """Return the id of another lease that holds this machine, if any.
 
     Two jobs must not share a machine, because ending it for one job would end both.
     """

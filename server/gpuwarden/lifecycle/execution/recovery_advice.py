@@ -20,7 +20,7 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Reasons for an end that would also end the job on another machine."""
+"""Reasons for which the job would end on any other machine too."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
 """Reasons for the end of a process that may result from losing the machine, unless gpuwarden ended the machine."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
@@ -53,12 +53,12 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         again = do(Action.SUBMIT, ", which checks the price again", receipt="")
         if pulled is None:
             return steps((NOT_RENTED_AGAIN, start, again))
-        verify = do(Action.VERIFY, "to find out", job_id=job.id)
+        verify = do(Action.VERIFY, "to check it", job_id=job.id)
         return steps((NOT_RENTED_AGAIN, start, again, f"The copy in {pulled.dest} is not proven.", verify))
     size = sum(f.size for f in pulled.manifest.files)
     if size > MAX_INPUT_BYTES:
         large = f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input."
-        resume = do(Action.SUBMIT, "and a script that resumes from that repo", receipt="")
+        resume = do(Action.SUBMIT, ", but with a script that resumes from that repo", receipt="")
         return steps((NOT_RENTED_AGAIN, large, "Push it to the Hub first.", resume))
     name = name_below_cwd(ctx, pulled)
     first = f"To resume, copy the verified {pulled.dest} to a folder named resume in the working directory."
@@ -70,7 +70,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
-    """Return the copy's path relative to the working directory, to be used as an input; None if hidden or outside."""
+    """Return the copy's path relative to the working directory, for use as an input; None if hidden or outside it."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.team import unlisted
 SHORTEST_S: Final = 60
 """Minimum duration of an attempt in seconds, so that the job can save again, unless the time limit is used up."""
 WORTH_S: Final = 300.0
-"""Minimum seconds that the approved amount must pay for before an attempt is started."""
+"""An attempt is started only if the approved amount pays for at least this many seconds."""
 
 
 class Attempt(NamedTuple):
@@ -83,8 +83,8 @@ def _refused(job: JobRecord, why: str) -> Refused:
     return Refused(
         f"job {job.id} was not resumed: {why}",
         (
-            "Its files are unchanged. Raise the caps in the policy to resume it.",
-            do(Action.SUBMIT, "and a script that resumes from its copy; this checks the price", receipt=""),
+            "Its files are unchanged. To resume the job, raise the caps in the policy.",
+            do(Action.SUBMIT, ", but with a script that resumes from its copy; this checks the price", receipt=""),
         ),
     )
 

@@ -1,6 +1,6 @@
 """Advance a job that has a machine: launch and observe it, stop it at a cap, and relaunch it after an interruption.
 
-A step returns whether the job changed its state, so that the next step can follow.
+A step returns whether the job's state changed, so that the caller can run the next step.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
 async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None, reason: Reason) -> bool:
     """End the process of a job that was canceled or reached a limit. The machine keeps running until its teardown.
 
-    On a machine that is off or gone, there is no process to end; a platform may end a machine at its end date.
+    A machine that is off or gone has no process to end. For example, a platform may end a machine at its end date.
     """
     assert job.handle is not None
     observed = await observe(ctx, job)

@@ -35,7 +35,7 @@ _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
 def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the remaining steps of a job, the next one first, including how to resume if its machine is gone."""
+    """Return the remaining steps of a job in order, including the steps to resume the job if its machine is gone."""
     now = situation(ctx, job)
     if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_store(ctx, job):
         store = job.spec.artifact_store
@@ -47,7 +47,7 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
-    """Return the remaining steps of a job by its id; none if no job with that id was accepted."""
+    """Return the remaining steps of the job with this id; empty if no job with this id was accepted."""
     known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
     return following(ctx, read_job(ctx.ledger, what)) if known else ()
 
@@ -126,7 +126,7 @@ def _machine(ctx: Context, lease: LeaseRecord) -> Machine:
 
 
 def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
-    """Return the latest open teardown request for a machine."""
+    """Return the latest open teardown request for a machine, if any."""
     for subject in reversed(ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=lease.job_id)):
         found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
         if found.lease == lease.id:

@@ -1,4 +1,4 @@
-"""Helpers shared by all job steps: record a change of state, list uncertain errors, and check the cost cap."""
+"""Helpers for all job steps: record a state change, define errors with an unknown outcome, and check the cost cap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAYBE_DONE = (Unreachable, BadReply)
 
 
 def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:
-    """Record a job's change of state with its reason, as a code and a sentence. Return True, as steps do."""
+    """Record a job's change of state and the reason, as a code and a sentence. Return True, because it changed."""
     ctx.ledger.add(job.subject, event.because(reason) if reason else event)
     return True
 

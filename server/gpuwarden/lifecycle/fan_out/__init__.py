@@ -1,1 +1,1 @@
-"""Many runs of one script: accept a plan, keep its machines busy within a budget, and prove every cell."""
+"""Run one script many times: accept a plan, launch its cells within a budget, and verify the outputs of each cell."""

@@ -38,7 +38,7 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, to get a new one
 async def fan_out(
     ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a plan, and launch it if it is allowed. Like a single job, a plan that is billed first needs a receipt.
+    """Check a plan, and launch it if it is allowed. On a metered platform, a plan needs a receipt first, like a job.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
     and BadRequest for a plan whose cost has no upper bound.
@@ -62,9 +62,9 @@ async def fan_out(
             return replace(await advance_fan_out(ctx, fan_id), adopted=True)
     issued = None if receipt is None else read_receipt(ctx.ledger, receipt).issued
     if issued is not None and issued.spec_digest != plan.digest:
-        raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
+        raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
     if issued is not None and ctx.clock.now() > issued.expires_at:
-        raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
+        raise Conflict("the receipt has expired, and the facts may have changed", ANOTHER_RECEIPT)
     first = plan.cells or chosen(plan, (), {}, 1)
     tasks = plan.size if plan.search is None and takes_arrays(ctx, plan) else 1
     checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT if issued is None else Checks.LAUNCH

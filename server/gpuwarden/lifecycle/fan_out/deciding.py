@@ -1,4 +1,4 @@
-"""Carry out what the user or an agent decides about a fan-out: to end, cancel or resume it."""
+"""Carry out the decision of the user or an agent to end, cancel or resume a fan-out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
     fan = read_fan_out(ctx.ledger, fan_id)
     if fan.ended_by.partition("/")[0] == TERMINAL != ctx.ledger.acting.partition("/")[0]:
         raise Refused(
-            f"fan-out {fan_id} was ended at a terminal, so it can be resumed only there",
+            f"fan-out {fan_id} was ended at a terminal, so it can be resumed only at a terminal",
             do(Action.MANUAL, text=f"Ask the user to resume fan-out {fan_id}."),
         )
     states = standing(ctx, fan).cells.states

@@ -18,7 +18,7 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Advances the fan-outs of one ledger. After each hold or failure, the interval doubles.
+    """Advances the fan-outs of one ledger. The interval doubles after each hold or failure.
 
     A finished fan-out is checked again only after it is resumed or its limits change.
     """
@@ -57,7 +57,7 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
 
     def conditions(self) -> list[Condition]:
-        """Return the alert conditions of fan-outs that are open or finished in the last day."""
+        """Return the alert conditions of fan-outs that are open or that finished in the last day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]

@@ -43,14 +43,14 @@ class Held:
     needs: float | None = None
 
     def text(self, detail: str) -> str:
-        """Return a sentence about the hold, with its detail in the form that the interface shows."""
+        """Return a sentence about the hold. `detail` is its detail in the form that the interface shows."""
         return {
             Hold.BUDGET: f"The budget is too small for another machine: {detail} is spent or reserved.",
             Hold.CAPS: f"Your caps block further launches: {detail}.",
-            Hold.MACHINES: f"Machines of ended jobs are still billed, so no other may be rented: {detail}.",
+            Hold.MACHINES: f"Machines of ended jobs are still billed, so no other machine may be rented: {detail}.",
             Hold.PRICE: f"The price is now {detail} an hour, above the checked price.",
             Hold.REFUSED: f"The submit gate blocks further launches: {detail}.",
-            Hold.ENDED: "It was ended, so no further cells are launched.",
+            Hold.ENDED: "The fan-out was ended, so no further cells are launched.",
         }[self.by]
 
 

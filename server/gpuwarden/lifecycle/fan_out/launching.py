@@ -3,7 +3,7 @@
 A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
 reply, `advance` adopts the job, so no cell runs on two machines. If an engine has arrays, all waiting cells are
 submitted as one array, and all its jobs are recorded in one transaction. The engine then runs as many jobs at a time as
-machines are free.
+there are free machines.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
 
 
 def _asked(ctx: Context, now: Standing, room: int) -> Standing:
-    """Let a search choose one cell for each free machine, and record these cells."""
+    """Let the search choose cells for the free machines, and record these cells."""
     fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
     count = min(free, fan.plan.size - len(fan.cells))
     if count <= 0:
@@ -161,7 +161,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # not this process's folder, because any process may advance it
+    there.cwd = Path(fan.folder)  # not this process's folder, because any process may advance a fan-out
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None

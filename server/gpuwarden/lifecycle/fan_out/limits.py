@@ -100,7 +100,9 @@ async def change_limits(
         return _issue(ctx, fan, wanted, checked)
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != _asked(fan, wanted):
-        raise Conflict("the receipt is for other limits, or the limits have changed since then", WITHOUT_RECEIPT)
+        raise Conflict(
+            "the receipt was issued for other limits, or the limits have changed since then", WITHOUT_RECEIPT
+        )
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
         raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
     async with ctx.lock("submit"):  # so that two increases, or an increase and a launch, can't use the same budget
@@ -123,7 +125,7 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
 
 
 def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
-    """Return the digest of a limit change: of the fan-out's id, its number of decisions, and the requested plan."""
+    """Return the digest of a limit change, over the fan-out's id, its number of decisions, and the requested plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
@@ -135,7 +137,7 @@ def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Chec
     asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
     if consented(ctx, fan):
         machines = fan.plan.max_machines
-        asks.append(f"the approval of {fan.id} covers at most {usd(fan.shown)} on {machines} at a time")
+        asks.append(f"the approval of {fan.id} covers at most {usd(fan.shown)} and max_machines={machines}")
     return "; ".join(filter(None, asks))
 
 

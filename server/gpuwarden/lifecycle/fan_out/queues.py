@@ -48,7 +48,7 @@ def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: 
 
 
 def record_queue(ctx: Context, fan: FanOutRecord, queue: Queue) -> None:
-    """Record a queue and its job. The job counts towards the caps of the user who requested the fan-out."""
+    """Record a queue and its job. The job counts toward the caps of the user who requested the fan-out."""
     worst, job_id = queue.checked.facts.worst_cost, queue.job_id(fan)
     intent = QueueIntent(job=job_id, cells=queue.cells, worst_cost=worst)
     intended, since = (fan.subject, intent), fan.consented_at

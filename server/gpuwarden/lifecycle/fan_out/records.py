@@ -36,11 +36,11 @@ from gpuwarden.people import person_of
 
 @dataclass(frozen=True)
 class FanOutRecord:
-    """One fan-out. `cells` are those of the plan and those that a search has added.
+    """One fan-out. `cells` contains the cells of the plan and the cells that a search has added.
 
-    `person` requested it, and its inputs are in `folder`. `plan` has the current limits; `asked` is the digest of the
-    accepted plan. `consent` is the receipt for the current limits, which were applied at `consented_at`. `shown` is the
-    maximum cost on that receipt in US dollars, None if unknown.
+    `person` requested the fan-out, and its inputs are in `folder`. `plan` has the current limits; `asked` is the digest
+    of the accepted plan. `consent` is the receipt for the current limits, which were applied at `consented_at`. `shown`
+    is the maximum cost on that receipt in US dollars; None if unknown.
     """
 
     id: str
@@ -64,14 +64,14 @@ class FanOutRecord:
     resumed: dict[int, int]
     """The number of queues that existed when a cell was last resumed, keyed by cell index."""
     decisions: int
-    """How many times the fan-out was ended or resumed, or its limits were changed."""
+    """The number of times that the fan-out was ended or resumed, or that its limits were changed."""
     ended_by: str
     """The actor who ended the fan-out, and the interface that was used, as in the ledger; empty if it was not ended."""
 
     @property
     def budget(self) -> float | None:
-        """Return its total budget in US dollars: the requested one, otherwise the cost on the receipt; None if neither
-        is known.
+        """Return the fan-out's total budget in US dollars: the requested budget, or else the cost on the receipt; None
+        if neither is known.
         """
         return self.shown if self.plan.max_cost_usd is None else self.plan.max_cost_usd
 
@@ -131,7 +131,7 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
 
 
 def read_fan_out(ledger: Ledger, fan_id: str) -> FanOutRecord:
-    """Return the fan-out with that id. Raises NotFound."""
+    """Return the fan-out with this id. Raises NotFound."""
     found = fold_fan_out(fan_id, ledger.history(f"fanout/{fan_id}"))
     if found is None:
         raise NotFound(f"this ledger has no fan-out {fan_id!r}", do(Action.LIST_INSTANCES, "to see its jobs"))
@@ -145,10 +145,10 @@ def fan_out_ids(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The current state of a fan-out. `cost` is its past and reserved cost in US dollars; `live` are its open jobs.
+    """The current state of a fan-out. `cost` is its past and reserved cost in US dollars.
 
-    `idle` are ended jobs whose machines may be billed. `busy` is the number of machines that the open jobs can use at
-    the same time.
+    `live` lists its open jobs, and `idle` its ended jobs whose machines may be billed. `busy` is the number of machines
+    that the open jobs can use at the same time.
     """
 
     fan: FanOutRecord

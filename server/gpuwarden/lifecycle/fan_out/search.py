@@ -17,7 +17,7 @@ def chosen(
 ) -> tuple[Cell, ...]:
     """Return the next cells of a search. `reached` maps each ended cell to its objective, or to None if it has none.
 
-    All other cells count as running, so that several cells can be requested at a time without duplicates. Raises
+    All other cells count as running, so that several cells can be requested at once without duplicates. Raises
     NotSupported if Optuna is not installed.
     """
     try:

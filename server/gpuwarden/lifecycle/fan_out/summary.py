@@ -25,7 +25,7 @@ LETTERS: Final = 90
 class Spread:
     """The results of one configuration over its seeds.
 
-    `values` are the objectives of its proven cells; `cells` is the number of all cells.
+    `values` contains the objectives of its proven cells; `cells` is the total number of its cells.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -69,7 +69,7 @@ def spreads(fan: FanOutRecord) -> list[Spread]:
 
 
 def plot(rows: Sequence[Spread], title: str) -> str:
-    """Return an SVG image: for each configuration its settings, a point for each proven cell, and a bar at the mean.
+    """Return an SVG image with each configuration's settings, a point for each proven cell, and a bar at the mean.
 
     Raises ValueError if no cell has an objective.
     """

@@ -1,1 +1,1 @@
-"""Each instance's billing status, cost caps, and orders for automatic teardown and self-stop."""
+"""Track each instance's billing status and cost caps, and the orders for automatic teardown and self-stop."""

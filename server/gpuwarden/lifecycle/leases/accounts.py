@@ -74,7 +74,7 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """A provider for one lease. If the key belongs to another account, every answer is Unknown and no verb is sent."""
+    """The provider of one lease. If the key is that of another account, every answer is Unknown and no verb is sent."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
@@ -110,7 +110,7 @@ class Bound:
         return await self._act(self.provider.stop, ident)
 
     async def terminate(self, ident: str) -> Answer[None]:
-        """Request the termination."""
+        """Request a termination."""
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:

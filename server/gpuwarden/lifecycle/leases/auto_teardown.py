@@ -1,4 +1,4 @@
-"""Read the automatic teardown in force for a job, and whether a watch is running that can execute it. Few imports."""
+"""Read the automatic teardown in force for a job, and check whether a watch is running that can execute it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WATCHED_S: Final = 900.0
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
     """Return the automatic teardown for a job that is being accepted; None if the user will be asked.
 
-    `at` is the time at which the approval must be valid; None for now. A decision about this one job takes precedence
-    over the policy. A policy file or ledger other than the recorded one never orders a teardown.
+    `at` is the time at which the approval must be valid; None for now. A decision about this job takes precedence over
+    the policy. A policy file or ledger other than the recorded one never orders a teardown.
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
@@ -86,7 +86,7 @@ def rounds(ctx: Context) -> tuple[float, float]:
 
 
 def watched(ctx: Context) -> bool:
-    """Return whether a watch made a round in the last `WATCHED_S` seconds."""
+    """Return whether a watch ran a round in the last `WATCHED_S` seconds."""
     return ctx.clock.now() - rounds(ctx)[1] < WATCHED_S
 
 

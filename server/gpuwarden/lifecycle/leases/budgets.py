@@ -27,7 +27,7 @@ IDLE_H: Final = 1.0
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
     """Return the reason why the user must approve this cost; empty if it is within the caps.
 
-    `worst` is the total cost of several jobs like this one, in US dollars; `of` are the jobs already accepted.
+    `worst` is the total cost of several jobs like this one, in US dollars; `of` lists those that are already accepted.
     """
     worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
@@ -51,7 +51,7 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
 
 
 class Cap(NamedTuple):
-    """One cap on a job, and the cost that it limits, in US dollars."""
+    """One cap on a job, and the cost that the cap limits, in US dollars."""
 
     name: str
     cost: float
@@ -74,8 +74,8 @@ def caps_on(
 ) -> Iterator[Cap]:
     """Yield every cap on a job: the general caps, then the caps of its user and its project.
 
-    `worst` is the maximum cost of the entire job, `machine` that of one of its machines, in US dollars; `of` is the
-    job, if it is accepted, or all jobs of its fan-out.
+    `worst` is the maximum cost of the entire job, `machine` that of one of its machines, in US dollars. `of` lists
+    the job if it is already accepted, or all jobs of its fan-out.
     """
     caps, pretend = ctx.policy.caps_for(spec.platform), spec.platform.startswith(REHEARSAL)
     yield Cap("per_job_usd", worst, caps.per_job_usd)
@@ -90,7 +90,7 @@ def caps_on(
 
 
 def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
-    """Describe the first cap that a cost would exceed; empty if none. `of` are its accepted jobs.
+    """Describe the first cap that a cost would exceed; empty if there is none. For `of`, see `caps_on`.
 
     If the ledger lost events, the past cost is unknown and every cost counts as above the caps.
     """
@@ -108,9 +108,11 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
 def spent_today(
     ctx: Context, *, pretend: bool, without: tuple[str, ...] = (), counts: Callable[[JobRecord], bool] = lambda _: True
 ) -> float:
-    """Return the last day's cost in US dollars: the total cost of jobs accepted in it, and the cost of older jobs.
+    """Return the cost of the last 24 hours in US dollars.
 
-    `pretend` selects rehearsals or real jobs; `counts` selects the jobs.
+    A job accepted in that time counts with its past and maximum further cost. An older job counts with its cost in that
+    time and the further cost of a resume. `pretend` selects rehearsals instead of real jobs, `without` lists the jobs
+    to omit, and `counts` selects jobs.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
     # Only open jobs, and jobs whose machines are billed or were billed in the last day, can have costs.
@@ -157,9 +159,9 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """Return the cost in US dollars, since a time, of a machine that may be billed, computed from its price.
+    """Return a machine's cost in US dollars since a time, computed from its price; 0 if it can't be billed.
 
-    If no price is reported, the last known price is used, or the checked price.
+    The price is the last price that the provider reported, or else the checked price.
     """
     price = lease.price or job.price
     if lease.state not in LIVE_LEASES or price is None:

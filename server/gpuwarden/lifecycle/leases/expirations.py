@@ -34,7 +34,7 @@ def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """Return a rented machine's danger clocks with known dates, the next one first.
+    """Return a rented machine's danger clocks with known dates, the earliest first.
 
     If the platform's profile can't be read, only the end date reported by the platform is known.
     """

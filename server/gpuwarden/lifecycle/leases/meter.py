@@ -75,7 +75,7 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Record changes to an instance that may be billed: that it runs again, or a new state, address or price."""
+    """Record changes to an instance that may be billed: a restart, or a new state, address or price."""
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
@@ -106,7 +106,7 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
 
 
 def silent(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether the platform's last answer about a lease is missing, so that the machine's state is unknown."""
+    """Return whether the last poll of a lease's instance had no answer, so that the machine's state is unknown."""
     return lease.state is Lease.UNVERIFIED or lease.id in ctx.unseen
 
 
@@ -159,7 +159,7 @@ def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
         return ""
     explained = disk * 1.05 * (ctx.clock.now() - ended.at) / 3600 + price * UNSEEN_S / 3600
     grew = now - before
-    return f"its bill grew by {usd(grew)} since it stopped, more than its disk costs" * (grew > explained)
+    return f"its bill has grown by {usd(grew)} since it stopped, more than its disk costs" * (grew > explained)
 
 
 def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:

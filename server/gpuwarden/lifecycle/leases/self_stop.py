@@ -1,4 +1,4 @@
-"""Self-stop: a machine stops itself after its job has ended, if nobody pulls the outputs and they survive a stop.
+"""Self-stop: a machine stops itself after its job has ended, if the outputs survive a stop and are not pulled in time.
 
 The user allows this in the policy file. A job keeps the setting that applied when it was accepted. The runner gets the
 setting at the launch, but only if the profile states that the machine can stop itself with its own key and that every
@@ -32,15 +32,15 @@ from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
-"""Seconds from automatic teardown's grace period to a self-stop. In this time, the watch can end the machine."""
+"""Seconds between the end of automatic teardown's grace period and a self-stop, so that the watch acts first."""
 OVERRUN_S: Final = 600.0
 """Seconds that the supervisor needs to end the job after its timeout. Only then does the machine count as idle."""
 STATUS: Final = "status.json"
-"""The file that records how the job ended. Its path is relative to the run root, as are those of outputs."""
+"""The file that records how the job ended. Like the paths of outputs, this path is relative to the run root."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""The number of hours for which a restarted machine is assumed to be billed until its outputs are pulled."""
+"""Hours for which a restarted machine is assumed to be billed until its outputs are pulled."""
 
 
 def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:

@@ -60,7 +60,7 @@ class SharedAnswers:
     def __init__(self, ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> None:
         self.ctx = ctx
         self.hurried: set[str] = set()
-        """Platforms that rate-limited a start or teardown request in this pass."""
+        """Platforms that rate-limited a request to create a machine in this pass."""
         self._settled: dict[str, int] = {}
         self._machines = Counter(lease.platform for lease in leases)
         self._lists: dict[str, _List] = {}
@@ -108,7 +108,7 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Mark the answers about a lease as valid, because its latest events only record these answers."""
+        """Mark the answers about a lease as still valid, because its latest events only record these answers."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:

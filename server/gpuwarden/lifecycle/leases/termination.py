@@ -52,8 +52,8 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
     No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
     `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next
-    call retries. No verb is sent for a request (`by`) that a hold has voided, because then the intent can't be
-    recorded.
+    call retries. No verb is sent for a request (`by`) that a hold has voided: the intent is recorded in the
+    transaction that checks this.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)

@@ -56,9 +56,9 @@ OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", 
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
 """Kinds of conditions that are already listed as an open question about the machine's teardown."""
 UPLOAD: Final = "upload_failed"
-"""The kind for a failed upload to an artifact store. An upload can also fail after the job has ended."""
+"""Kind of the condition for a failed upload to an artifact store. An upload can fail even after the job has ended."""
 SAID_BY_RUNNER: Final = {
-    "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to its output."),
+    "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to the job's output."),
     "timeout": ("time_limit", "its time limit is near; unsaved work will be lost."),
 }
 """Runner alerts that are forwarded to the user, by kind: the condition and its text."""
@@ -93,14 +93,14 @@ class Condition:
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
     """Return all current conditions. Other tasks can run between jobs.
 
-    `raised` are the keys of open alerts, because an open alert is cleared at a stricter limit than the one that raised
-    it.
+    `raised` contains the keys of the open alerts, because the limit to clear an alert is stricter than the limit to
+    raise it.
     """
     found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
         cap = ctx.policy.caps_for(platform).per_day_usd
         if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
-            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs continue?"
+            text = f"about {usd(billed)} spent in 24 hours; per_day_usd is {usd(cap)}. May the running jobs continue?"
             found.append(Condition(subject, "day_budget", text))
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
@@ -129,7 +129,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
 
 
 def _watched(ctx: Context) -> list[str]:
-    """Return the ids of the jobs to check: unsettled jobs, and jobs that failed within the last day."""
+    """Return the ids of the jobs to check: unsettled jobs, and jobs that failed or were interrupted in the last day."""
     day = ctx.clock.now() - DAY_S
     failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
     lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
@@ -172,7 +172,7 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield a condition for each open question to the user, with the same text as in lists of questions.
+    """Yield a condition for each open question to the user, with the same text as in the list of questions.
 
     A question is repeated at increasing intervals: each interval is three times as long as the previous one.
     """
@@ -208,7 +208,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if again is not None and _recent(ctx, again.at):
         text = (
             f"{job.id} lost its machine. A new one is rented for at most {usd(again.data.worst_cost)}, and the job "
-            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget remain after that."
+            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget remains after that."
         )
         yield Condition(
             job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
@@ -228,7 +228,9 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if question := price_question(ctx, job):
         yield Condition(job.subject, "dearer", f"{job.id}: {question.text}", next_steps=question.next_steps)
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
-        text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
+        text = (
+            f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? gpuwarden sends nothing to it."
+        )
         yield Condition(job.subject, "host_key", text)
     if job.state is Job.UNKNOWN and job.reason is not Code.SELF_STOPPED:
         text = f"the state of {job.id} is unknown: {why}. Its machine counts as billed."
@@ -258,7 +260,7 @@ def _observed_conditions(
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
-        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
+        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is the job stuck?"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
     if said := divergence_of(seen):
         text = f"{job.id}: {line(said, 160)}. Later checkpoints are unusable."
@@ -302,7 +304,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         if given_back is not None:
             why, hold_s = f"was abandoned because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
         bills = "its disk may be billed" if seen.meter is False else f"it is billed{rate}"
-        text = f"the machine {line(seen.id, 80)} on {lease.platform} {why}, and {bills}, {usd(cost)} so far."
+        text = f"the machine {line(seen.id, 80)} on {lease.platform} {why}, and {bills} ({usd(cost)} so far)."
         yield Condition(
             lease.subject,
             "unused_billing",
@@ -371,7 +373,7 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 def raise_overdue(ctx: Context) -> None:
     """Raise an alert for each overdue automatic teardown. Every command calls this, in case no watch is running.
 
-    If the policy can't be read, no alert is raised, because replies already report that.
+    If the policy can't be read, no alert is raised, because replies already report that problem.
     """
     unable = ctx.ledger.readable_only or any(notice.kind == "broken" for notice in ctx.warnings)
     for job_id in () if unable else ctx.ledger.jobs_with_leases(*LIVE_LEASES):

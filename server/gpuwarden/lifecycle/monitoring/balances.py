@@ -17,7 +17,7 @@ UNTOLD: Final = "the effect on the machines is not documented; add credit, or en
 
 
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
-    """Query the account's balance if a machine may be billed, and store the funds."""
+    """Query the account's balance if a machine may be billed, and record the result."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     for seen in (lease_now(ctx, lease.id).instance for lease in mine):
         if seen is not None and seen.id in machines:  # some lists lack prices
@@ -51,7 +51,7 @@ def known_funds(ctx: Context) -> list[Funds]:
 
 
 def dated(ctx: Context, platform: str) -> bool:
-    """Return whether this process knows the balance and can compute when the balance will be used up."""
+    """Return whether the last poll of the account reported a balance, or found no machine that could be billed."""
     if platform not in ctx.funds:
         return False
     funds = ctx.funds[platform]

@@ -79,7 +79,7 @@ class Checked:
 
 
 async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
-    """Advance a job and return its state. `cursor` is a byte position in its log; None reads the end."""
+    """Advance a job and return its state. `cursor` is a byte position in its log; None selects the log's end."""
     note, blocked = "", steps("")
     try:
         job = await advance(ctx, job_id)
@@ -94,7 +94,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     job = read_job(ctx.ledger, job_id)
     lease = lease_now(ctx, job.lease) if job.lease else None
     if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):
-        note = note or f"The state of the machine is unknown, so it counts as billing: {unseen}."
+        note = note or f"The state of the machine is unknown, so it counts as billed: {unseen}."
     observation, log = None, None
     start = -limit if cursor is None else cursor
     # Logs are lost with a machine, but a serverless platform keeps a job's log after its container is gone.
@@ -139,7 +139,7 @@ class Signaled:
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
     """Return an observation with the step and the metrics that a part of the log contains.
 
-    They are used only if the observation has none, because a serverless platform has no runner that reads them.
+    The log is used only if the observation has neither, because a serverless platform has no runner that reads the log.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen
@@ -193,7 +193,7 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
     """
     job = read_job(ctx.ledger, job_id)
     if job.state is not Job.PAUSED and job.state not in PAUSABLE:
-        cancel = do(Action.CANCEL, "to give it up", alternative=True, job_id=job_id)
+        cancel = do(Action.CANCEL, "to end the job", alternative=True, job_id=job_id)
         raise Conflict(
             f"job {job_id} {job.state.told}, so there is nothing to pause", () if job.state in TERMINAL_JOBS else cancel
         )
@@ -221,7 +221,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
         if ticket is not None and ticket.state in UNDER_WAY:
             raise Conflict(
                 f"a {ticket.verb} request for the machine of job {job_id} is in progress",
-                do(Action.TEARDOWN, "to follow it; then resume the job", job_id=job_id, verb=ticket.verb),
+                do(Action.TEARDOWN, "to follow the request; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:
             ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))

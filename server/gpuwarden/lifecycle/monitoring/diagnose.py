@@ -87,9 +87,9 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
     elif seen.reason is Code.VANISHED:
         yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
     if seen.reason is Code.OUT_OF_MEMORY:
-        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
+        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed a process to free memory: {seen.why}", sure=True)
     elif beat.oom_kills:
-        text = f"the kernel killed for memory {beat.oom_kills} times while the job ran"
+        text = f"the kernel killed processes to free memory, {beat.oom_kills} times while the job ran"
         yield Seen(sign=Sign.OOM_KILL, text=text)
     if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
         yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
@@ -99,9 +99,7 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
-    """Return the sign that an alert indicates; for a value that is not finite, the sign depends on the metric's
-    name.
-    """
+    """Return the sign that an alert indicates. For a value that is not finite, it depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]

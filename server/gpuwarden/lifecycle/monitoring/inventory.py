@@ -1,4 +1,4 @@
-"""List all machines on the platforms in use, including those not rented by gpuwarden, with costs and failed queries."""
+"""List all machines on the platforms in use, including those that gpuwarden did not rent, and report failed queries."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Row:
 
     @classmethod
     def of_lease(cls, ctx: Context, lease: LeaseRecord) -> Row:
-        """Return the row of a lease that may be billed."""
+        """Return the row of a lease whose machine may be billed or is stopped."""
         job = read_job(ctx.ledger, lease.job_id)
         lease = lease_now(ctx, lease.id)
         seen = lease.instance
@@ -82,7 +82,7 @@ class Row:
         doubt = lease.state is Lease.UNVERIFIED or seen is None or bool(unseen)
         notes = []
         if doubt:
-            notes.append("unverified: counts as billing" + (f" ({unseen})" if unseen else ""))
+            notes.append("unverified: counts as billed" + (f" ({unseen})" if unseen else ""))
         if job.state in AT_REST:
             notes.append(f"the job {job.state.told}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
@@ -185,7 +185,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
     for platform, job_id in ((job.spec.platform, job.id) for job in jobs):
         await checkpoint()  # without this, steps without network traffic would block all other tasks
         if platform in slow:
-            trouble[job_id] = f"not looked at this time: {platform} answers slowly"
+            trouble[job_id] = f"not checked in this round: {platform} responds slowly"
             continue
         begun = anyio.current_time()
         try:
@@ -200,7 +200,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # the platform's other jobs would delay the round too
+            slow.add(platform)  # the platform's other jobs would delay the round as well
     return trouble
 
 
@@ -275,7 +275,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
 
 async def _still_there(ctx: Context) -> list[LeaseRecord]:
-    """Return the leases whose machines may be billed or are stopped, the oldest change first."""
+    """Return the leases whose machines may be billed or are stopped, each group least recently changed first."""
     found = []
     for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
         await checkpoint()
@@ -284,7 +284,7 @@ async def _still_there(ctx: Context) -> list[LeaseRecord]:
 
 
 def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
-    """Return the latest lease recorded for a listed machine, or else the lease of the machine's token."""
+    """Return the latest lease recorded for a listed machine, or else the lease that the machine's token names."""
     known = (f"lease/{instance.token}",) if ctx.ledger.state(f"lease/{instance.token}") is not None else ()
     for subject in (*reversed(ctx.ledger.leases_of_instance(instance.id)), *known):
         lease = read_lease(ctx.ledger, subject.removeprefix("lease/"))
@@ -294,14 +294,17 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 
 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
-    """Track machines again that are listed although their leases were recorded as gone or as never rented."""
+    """Resume tracking the listed machines whose leases were recorded as gone or as never rented."""
     trouble = {}
     why = "it is listed although it was recorded as gone"
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
-        from gpuwarden.lifecycle.execution.provisioning import record_extra, refresh_lease  # late: rarely needed
+        from gpuwarden.lifecycle.execution.provisioning import (
+            record_extra,
+            refresh_lease,
+        )  # imported here, because it is rarely needed
 
         try:
             async with ctx.lock(lease.job_id, patience_s=1.0):

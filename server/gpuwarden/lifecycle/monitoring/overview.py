@@ -45,13 +45,13 @@ class JobLine:
     clocks: tuple[Deadline, ...] = ()
     ending: Arranged | None = None
     storage: tuple[str, ...] = ()
-    """Storage that is still billed although the machine is gone."""
+    """Names of the storage that is still billed although the machine is gone."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Spending in US dollars on the current local day and in the current month, with the caps. Rehearsals are counted
-    separately.
+    """Spending in US dollars on the current local day and in the current month, and the daily cap. Rehearsals are
+    counted separately.
     """
 
     today: float
@@ -150,7 +150,7 @@ def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
 
 @dataclass(frozen=True)
 class JobPage:
-    """A page of jobs, the latest change first, and the last job of the page; None if no page follows."""
+    """A page of jobs, the latest change first. `after` is the id of the page's last job; None if no page follows."""
 
     lines: tuple[JobLine, ...]
     after: str | None
@@ -165,7 +165,7 @@ def job_page(
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, including ended ones. `after` is the last job of the previous page."""
+    """Return a page of jobs, including ended ones. `after` is the id of the previous page's last job."""
     before, found, scanned = None, list[JobLine](), 0
     if after:
         before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises NotFound for an unknown job

@@ -29,7 +29,7 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 class Lesson:
     """The evidence from one failed job. `fixed_by` is the job that succeeded; `changes` is redacted, truncated text.
 
-    `again` are other runs of the job that failed with the same first error; `known` are the reference entries that
+    `again` lists other runs of the job that failed with the same first error; `known` lists the reference entries that
     explain that error.
     """
 
@@ -57,14 +57,14 @@ class Lesson:
 
 
 async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
-    """Collect the evidence from a failed job. This only reads the ledger and logs.
+    """Collect the evidence from a failed job. Only the ledger and the logs are read.
 
-    `succeeded` is the id of the job that succeeded; the default is the first later one with the same name or script.
+    `succeeded` is the id of the job that succeeded; by default, the first later job with the same name or script.
     Raises NotFound for an unknown job, and BadRequest for a job that did not fail.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:
-        raise BadRequest(f"{job_id} {job.state.told}; a postmortem needs a job that failed", "Name a failed job.")
+        raise BadRequest(f"{job_id} {job.state.told}; a postmortem needs a job that failed", "Specify a failed job.")
     fixed = _success(ctx, job, succeeded)
     said = await tail_of(ctx, job, reachable=True)
     hidden = ctx.hidden(said, job.spec.secrets)

@@ -1,8 +1,8 @@
 """Fetch the metrics and alerts of jobs by reading their spools over the connection that is used to observe the jobs.
 
 This works even for machines that can't connect to this computer. Points that the runner has already sent to the server
-are recognized by job, step and time. Because the job itself can write lines to a spool, they are stored only for the
-job that owns the run folder, even if they name another job.
+are recognized by job, step and time. A job can write any line to its spool, so all lines
+are stored for the job that owns the run folder, even if a line names another job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_PIECES: Final = 16
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:
-    """Store the new part of a job's spool. Return whether there was a new part. Raises a `WardenError`."""
+    """Store the new part of a job's spool. Return whether there was a new part. Raises WardenError."""
     if job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Spooling):
         return False
     came = False
@@ -111,7 +111,7 @@ class ReportPuller:
             except NotFound:  # the run folder is gone
                 came = False
             except (WardenError, OSError) as error:
-                if job_id not in self.ctx.blind:  # otherwise, the observation has already reported the problem
+                if job_id not in self.ctx.blind:  # otherwise, the failed observation is already reported
                     self.trouble[job_id] = f"its metrics could not be fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:

@@ -22,7 +22,7 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
     """Poll a job until its state, step or alerts change; return whether they changed before the time limit.
 
-    For an ended job, return immediately. The interval between polls grows as long as nothing changes.
+    For an ended job, return true immediately. The interval between polls grows as long as nothing changes.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)

@@ -99,7 +99,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
 
 
 def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ticket: str) -> Waiting:
-    """Return the question whether a machine may be torn down, with its costs."""
+    """Return the question whether a machine may be torn down, with the machine's costs."""
     off = believed(ctx, lease.id) == "stopped"
     price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
@@ -122,7 +122,7 @@ def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ti
 
 
 def _spending(ctx: Context, subject: str) -> Waiting | None:
-    """Return the question about a receipt's price; None if it is approved, used, expired or obsolete."""
+    """Return the question about a receipt's price; None if the receipt is approved, used, expired or obsolete."""
     ticket, now = subject.removeprefix("receipt/"), ctx.clock.now()
     receipt = read_receipt(ctx.ledger, ticket)
     issued = receipt.issued

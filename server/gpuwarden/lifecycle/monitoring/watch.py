@@ -53,7 +53,7 @@ MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
 """Seconds between fetches of metrics. The interval is short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
-"""A round counts as missed if it is late by more than this many seconds. A slow platform can delay a round."""
+"""A round counts as missed if it is more than this many seconds late. A slow platform can delay a round."""
 SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, which reveal machines that exist although they are recorded as ended.
 """
@@ -74,7 +74,7 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one state folder. Several processes can watch one, because the ledger accepts each alert only once."""
+    """Watches one state folder. Several processes can watch a folder: the ledger accepts each alert only once."""
 
     ctx: Context
     every_s: float = EVERY_S
@@ -86,7 +86,7 @@ class Watcher:
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
     _leading: bool = False
-    """Whether the last round had the lead. With `defers`, the lock is free between two rounds."""
+    """Whether this process led the last round. With `defers`, the lock is free between two rounds."""
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
@@ -207,7 +207,10 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- back-off
 
     def _at_cap(self, job_id: str) -> bool:
-        """Return whether a job with a known state reached its cost cap. A silent platform must not delay its end."""
+        """Return whether a job with a known state reached its cost cap.
+
+        A platform that does not respond must not delay the job's end.
+        """
         job = read_job(self.ctx.ledger, job_id)
         return job.state is not Job.UNKNOWN and over_cap(self.ctx, job)
 

@@ -15,10 +15,10 @@ from gpuwarden.static_analysis.script import read_header
 
 
 def whole_script(text: str, folder: Path | None = None) -> str:
-    """Return a script with the package `gputrain`, if it imports the package and its header does not list it.
+    """Return a script with the package `gputrain` included, if it imports the package and its header does not list it.
 
-    The package is the one in the script's folder, if there is one, and otherwise the shipped one. A script that can't
-    be parsed is returned unchanged, because the submit gate reports the error.
+    The package is read from the script's folder if the folder contains it; otherwise, the shipped package is used. A
+    script that can't be parsed is returned unchanged, because the submit gate reports the error.
 
     Raises:
         BadRequest: the package in the folder can't be read.
@@ -38,15 +38,15 @@ def whole_script(text: str, folder: Path | None = None) -> str:
 
 
 def script_file(root: Path, name: str) -> str:
-    """Return the script in a file in `root`, with the package. Raises BadRequest for another path or a large file."""
+    """Return a script file in `root`, with the package included. Raises BadRequest for another path or a large file."""
     return whole_script(script_in(root, name), (root / name).parent)
 
 
 def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the text and the arguments of the input that a command starts, with the package if that is an input too.
+    """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
 
-    The job runs the files as they are; only the analysis needs both in one text. None if the command does not start a
-    Python file. Raises BadRequest if the file changed since it was listed, or is not text.
+    If the package is an input as well, the text includes it: the job runs the files as they are, but the analysis needs
+    both in one text. Raises BadRequest if the file changed since it was listed, or is not text.
     """
     found = program_of(root, command, files)
     if found is None:
@@ -58,6 +58,6 @@ def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]
 
 
 def _package_in(folder: Path) -> Mapping[str, str]:
-    # Editors keep files with other names there.
+    # Files with other names, which some editors create, are skipped.
     names = sorted(file.name for file in (folder / PACKAGE).glob("*.py") if file.stem.isidentifier() and file.is_file())
     return sources_of({name: script_in(folder, f"{PACKAGE}/{name}") for name in names})

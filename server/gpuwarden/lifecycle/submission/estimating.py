@@ -1,4 +1,4 @@
-"""Estimate the GPU memory and the run time for a script or a model, without a GPU and without a job."""
+"""Estimate the GPU memory and the run time of a script or a model, without a GPU and without a job."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Estimate:
 async def estimate(
     ctx: Context, what: str, args: Sequence[str], gpus: Sequence[str], settings: Mapping[str, Any]
 ) -> Estimate:
-    """Return the estimate for a script file, a model's id on the Hub, or a folder with its config.json.
+    """Return the estimate for a script file, a model on the Hub, or a folder that contains a model's config.json.
 
     `settings` override the script's settings. Raises NotFound for a model that can't be read, and BadRequest for an
     unknown GPU or a script that does not train a model.

@@ -50,13 +50,13 @@ OWN_VARIABLES = "GPUWARDEN_"
 async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> SubmitFacts:
     """Gather the facts for the submit rules. `tasks` is the number of jobs like this one in one array.
 
-    `elsewhere` are the facts of the same job on another platform; their script and Hub facts are reused.
+    `elsewhere` contains the facts of the same job on another platform; its script and Hub facts are reused.
     """
     try:
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
         profile = None
-    config = cache(partial(HubConfig.from_env, ctx.env))  # imported here, because it imports huggingface_hub
+    config = cache(partial(HubConfig.from_env, ctx.env))  # called only if needed, because it imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
     program = whole_program(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
@@ -150,7 +150,7 @@ async def _readiness(
     """
     if not isinstance(backend, Startable) or not needs.any:
         return None
-    if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail too
+    if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail as well
         return Unknown(silent.message)
     try:
         place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
@@ -160,7 +160,7 @@ async def _readiness(
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
-    """Return the manifest of the job's input files. Raises NotSupported if the platform does not support inputs."""
+    """Return the job's input files. Raises NotSupported if the platform does not support inputs."""
     if not spec.inputs:
         return Inputs()
     if (
@@ -202,7 +202,7 @@ async def read_spec(
 ) -> tuple[ScriptFacts, Answer[str]]:
     """Analyze the script from its text or its URL; for other commands, analyze their flags.
 
-    `files` are the inputs in the working folder. If the command starts an input, `program` is its text and arguments.
+    `files` lists the inputs in the working folder. If the command starts an input, `program` is its text and arguments.
     """
     if spec.script is not None:
         # run in a thread, because a script of one megabyte takes seconds of CPU time
@@ -228,7 +228,9 @@ def _is_proven(ctx: Context, script: str) -> bool:
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
-    """Return the backend's findings about an existing machine, or the provider's about a rented platform's account."""
+    """Return the backend's findings about an owned machine, or the provider's findings about a rented platform's
+    account.
+    """
     if profile is None or _unusable(ctx, profile, platform):
         return ()
     known = {r.id for r in rules_of("submit")}
@@ -245,7 +247,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
 
 
 def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
-    """Return the reason why this build can't run jobs on a platform; empty if it can."""
+    """Return the reason why this installation can't run jobs on a platform; empty if it can."""
     if profile is None:
         return ""
     try:
@@ -284,8 +286,8 @@ def _ours(ctx: Context) -> dict[str, str]:
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Find the secrets in a spec: values of known secrets, text in the format of a token, and values with a name for
-    secrets.
+    """Find the secrets in a spec: values of known secrets, text in the format of a token, and values whose name
+    indicates a secret.
     """
     ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
@@ -310,7 +312,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, according to its name"))
-    # Secrets that follow a flag, a name or a header for secrets; at most one per field.
+    # Secrets after a flag, a variable or a header whose name indicates a secret; at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

@@ -27,7 +27,7 @@ MAX_LOOKED: Final = 20_000
 MORE: Final = "Pass fewer inputs; put larger data into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
-"""Bytes at the end of a block that are searched again with the next block, to find a token across both blocks."""
+"""Bytes at the end of a block that are searched again with the next block, to find a token that spans both blocks."""
 _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 
@@ -43,7 +43,7 @@ class Inputs:
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
     """List the files at the paths `names` in `root`.
 
-    `ours` are secrets by name; no file may contain their values. `kept` are files and folders that are never sent.
+    `ours` maps names of secrets to values that no file may contain. `kept` lists files and folders that are never sent.
     Raises `BadRequest` with the offending path.
     """
     try:
@@ -168,7 +168,7 @@ class _Walk:
                 elif entry.is_symlink():
                     real = real_path(self.root, path)
                     if real.is_dir():
-                        raise BadRequest(f"the input {line(path)} is a link to a folder", "Give that folder itself.")
+                        raise BadRequest(f"the input {line(path)} is a link to a folder", "Pass the folder itself.")
                     yield path, real
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append((path, Path(entry.path)))

@@ -23,9 +23,9 @@ def local_modules(
 ) -> tuple[tuple[str, str], ...]:
     """Return each imported module that is a file or a folder in `root` but not an input, with its path.
 
-    Modules are searched for in the same places as by Python: next to the program that a command starts, or in the
-    working folder for a script. Names declared in the script's header are packages, so they are not searched for.
-    Imports in the found modules are followed.
+    Modules are looked up where Python finds them: next to the program that a command starts, or in the working folder
+    for a script. Names declared in the script's header are packages, so they are not looked up. Imports in the found
+    modules are followed.
     """
     if script is None or script.error:
         return ()

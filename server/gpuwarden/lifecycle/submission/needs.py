@@ -1,4 +1,4 @@
-"""Find a job's requirements for its machine, and the local files that the job names but that are not sent."""
+"""Find a job's requirements for its machine, and the local files that the job names but does not send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 def needs_of_job(
     spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile], local: Iterable[tuple[str, str]]
 ) -> Needs:
-    """Return a job's requirements for its machine. `local` are modules that another rule reports.
+    """Return a job's requirements for its machine. `local` contains the modules that another rule reports.
 
     Only environment variables that determine which programs and modules are found are included, because other users of
     a shared machine may be able to read the requirements.
@@ -51,7 +51,7 @@ def needs_of_job(
 
 
 def files_here(root: Path, spec: JobSpec, files: Sequence[InputFile]) -> tuple[str, ...]:
-    """Return the files in the working directory that a job's command names but that are neither inputs nor outputs."""
+    """Return the files in the working directory that a job's command names and that are neither inputs nor outputs."""
     words = (*spec.command[1:], *spec.args)
     named = dict.fromkeys([*filter(None, [started_file(spec.command)]), *named_files(words)])
     there = {file.path for file in files}

@@ -105,7 +105,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One at a time, because an environment may take gigabytes, and an existing one with the same name is removed first.
+    # One rehearsal at a time: an environment may take gigabytes, and replaces an existing one of the same name.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
@@ -157,7 +157,7 @@ def _some(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def rehearsal_digest(spec: JobSpec, files: dict[str, str]) -> str:
-    """Return the digest of a rehearsal, over the script, its arguments, variables, secret names and inputs."""
+    """Return the digest of a rehearsal, computed over the script, its arguments, variables, secret names and inputs."""
     return digest([spec.script, list(spec.args), dict(spec.env), sorted(spec.secrets), files])
 
 
@@ -176,7 +176,7 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
     """Return the question for a ticket. Raises NotFound."""
     found = ctx.ledger.last(f"script/{ticket}", RehearsalAsked)
     if found is None:
-        raise NotFound(f"this ledger has no request for a rehearsal {line(ticket, 40)!r}", do(Action.REHEARSE))
+        raise NotFound(f"this ledger has no rehearsal request {line(ticket, 40)!r}", do(Action.REHEARSE))
     return found.data
 
 

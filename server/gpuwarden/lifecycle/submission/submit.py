@@ -39,7 +39,7 @@ from gpuwarden.providers.base import Provider, Wishing
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 
-ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
+ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "to get a new receipt", receipt="")
 
 
 class Checks(Enum):
@@ -87,8 +87,8 @@ class Submission:
 class Checked:
     """A job that passed the submit gate: its facts, findings and quote.
 
-    If the job may run on several platforms, `facts` are those of the first platform that passed, `places` are the facts
-    of all platforms that passed, in order, and `asked` is the digest of the spec as submitted.
+    If the job may run on several platforms, `facts` belongs to the first platform that passed, `places` contains the
+    facts of all platforms that passed, in order, and `asked` is the digest of the spec as submitted.
     """
 
     facts: SubmitFacts
@@ -148,11 +148,11 @@ async def submit(
 ) -> Submission:
     """Check a job, and launch it if allowed. With `rehearse`, first run the first step of its script locally.
 
-    On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt and
+    On a metered platform, the first call returns a receipt and launches nothing; the second call, with that receipt and
     the same arguments, launches. `script_file` is the file in the working directory that contains the script; a launch
     with only the receipt reads it again.
 
-    Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or a receipt of
+    Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or a receipt for
     another job, and BadRequest if a receipt is combined with `dry_run` or `rehearse`.
     """
     if receipt is not None and (dry_run or rehearse):
@@ -217,7 +217,7 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
     try:
         backend = ctx.backend(ctx.profile(spec.platform).backend)
     except (NotFound, NotSupported):
-        return spec  # a rule reports it, with all other findings
+        return spec  # a rule reports this together with all other findings
     if isinstance(backend, Optioned):
         found = backend.settle(spec)
         return found if found.platform == spec.platform else settled(ctx, found)
@@ -268,13 +268,14 @@ async def _look(
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
     """Return a finding if the local machine can't run the job; for a rehearsal of a platform, it is only a warning.
 
-    In a dry run, the problem is always returned. Otherwise NoSandbox is raised, and BadRequest if the call may launch.
+    In a dry run, the problem is always returned. Otherwise, NoSandbox is raised, and BadRequest if the call may launch
+    the job.
     """
     try:
         profile = ctx.profile(spec.platform)
         backend = ctx.backend(profile.backend)
     except (NotFound, NotSupported):
-        return ()  # a rule reports it, with all other findings
+        return ()  # a rule reports this together with all other findings
     rehearsed = profile.provider is not None
     try:
         if isinstance(backend, Confining):
@@ -310,7 +311,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
     """
     places = tuple(settled(ctx, choice) for choice in spec.choices)
     for place in places:
-        with contextlib.suppress(NotFound):  # a rule reports it, with all other findings
+        with contextlib.suppress(NotFound):  # a rule reports this together with all other findings
             if not ctx.profile(place.platform).meter.metered:
                 raise BadRequest(
                     f"{place.platform} is not rented, so it needs no alternatives", "Remove it from the alternatives."
@@ -354,7 +355,7 @@ async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
     checked = await _check_list(ctx, spec) if spec.alternatives else await check_spec(ctx, spec)
     if checked.digest != issued.facts_digest:
         change = _change(issued, checked)
-        raise Conflict(f"the checked facts have changed since the receipt: {change}", ANOTHER_RECEIPT)
+        raise Conflict(f"the checked facts have changed since the receipt was issued: {change}", ANOTHER_RECEIPT)
     return await _accept(ctx, checked, receipt)
 
 
@@ -380,9 +381,11 @@ def _change(issued: ReceiptIssued, checked: Checked) -> str:
     if before != now:
         return f"the price was {usd_per_hour(before)} and is now {usd_per_hour(now)}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
-    missing = next((f"{name} was {then.get(name)}, is {seen.get(name)}" for name in then.keys() ^ seen.keys()), "")
+    missing = next(
+        (f"{name} was {then.get(name)} and is now {seen.get(name)}" for name in then.keys() ^ seen.keys()), ""
+    )
     parts = (_PARTS[name] for name, seen in checked.facts.parts.items() if issued.parts.get(name) != seen)
-    return moved(issued, checked) or missing or next(parts, "other secrets have values now")
+    return moved(issued, checked) or missing or next(parts, "a different set of secrets has values now")
 
 
 _PARTS: Final = {
@@ -399,7 +402,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
         return f"input files have changed since the check: {line(', '.join(changed))}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
     both = (name for name in then if name in seen)
-    return "; ".join(f"{name} was {then[name]} and is {seen[name]}" for name in both if then[name] != seen[name])
+    return "; ".join(f"{name} was {then[name]} and is now {seen[name]}" for name in both if then[name] != seen[name])
 
 
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
@@ -443,8 +446,8 @@ def record_job(
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
     Raises Conflict for a `token` that was already used. For a job of a fan-out, `with_it` is another event and its
-    subject, recorded under the same token, and `since` is the time when the fan-out was accepted. A fan-out launches
-    further machines itself.
+    subject, recorded under the same token, and `since` is the time when the fan-out was accepted. Such a job has no
+    relaunch budget, because the fan-out launches further machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(
@@ -481,7 +484,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
-    """Return the open job of an earlier call with exactly the same arguments and inputs."""
+    """Return the open job of an earlier call with exactly the same arguments and inputs, if any."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

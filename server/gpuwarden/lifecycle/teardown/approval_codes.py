@@ -16,8 +16,8 @@ A code is bound to other values, so that a stolen code is of little use:
 The ledger stores a salted scrypt hash of the code and these values. Guessing 40 bits with such a hash takes years, but
 a code is valid only for minutes.
 
-A code proves as much as an approval at the terminal, because whoever reads it has access to that terminal. With a code,
-the user can approve in a browser without a passkey, such as on a phone. The limits are those of an approval at the
+A code proves as much as an approval at the terminal, because it can be read only at that terminal. With a code, the
+user can approve in a browser without a passkey, such as on a phone. The limits are those of an approval at the
 terminal: without a PIN, a program that drives a pseudo-terminal can get a code, and a program under the same account
 can write to the ledger file.
 """
@@ -45,8 +45,9 @@ TRIES: Final = 5
 
 
 def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
-    """Return a new code that approves the facts with a digest from one browser session. The new code voids older
-    codes.
+    """Return a new code with which one browser session can approve the facts with this digest.
+
+    The new code voids older codes for the ticket.
     """
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     made = ApprovalCodeMade(
@@ -81,7 +82,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
     if made is None or made.data.session != session or now > made.data.expires_at:
         raise Refused("no code was created for this page, or it has expired", _again(ticket, session))
     if made.data.digest != digest:
-        raise Refused("the facts changed since the terminal showed them", _again(ticket, session))
+        raise Refused("the facts have changed since the terminal showed them", _again(ticket, session))
     tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
     if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
         raise Refused("this code was used, or too many wrong codes were tried", _again(ticket, session))

@@ -122,7 +122,7 @@ async def _listed(
     whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine, or if it is off, the files in a complete copy made after the job's end."""
+    """List the files on the machine, or, if it is off, the files in a complete copy made after the job's end."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:

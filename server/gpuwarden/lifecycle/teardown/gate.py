@@ -1,4 +1,4 @@
-"""The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user approved.
+"""The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user has approved.
 
 An approval is bound to a digest of the facts that the user was shown. It expires and can be used only once. If the
 facts change, the request must be approved again. After the verb is sent, the provider is polled until billing is
@@ -60,7 +60,7 @@ PATIENCE_S: Final = 600.0
 """
 _VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
-"""Rules that an approval can't override: the platform does not have the verb, or billing would continue after it."""
+"""Rules that an approval can't override: the platform does not support the verb, or billing would continue after it."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """Return the error for a machine that is not rented, with the steps for removing the run folder."""
+    """Return the error for a machine that is not rented, with the steps to remove the run folder."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
         f"{job.spec.platform} is not rented: it is not billed, so it has nothing to tear down or destroy. "
-        f"Job {job.id} is {job.state}"
+        f"The state of job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
         cancel = do(Action.CANCEL, "to end its processes; the machine and its files are not changed", job_id=job.id)
@@ -130,7 +130,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
     remove = ["rm", "-r", "--", job.handle.run_dir]
     if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), Keyed):  # reached over SSH
         remove = ["ssh", job.handle.place.host, shlex.join(remove)]
-    return NotSupported(message, f"{copy} user may remove its run folder by hand: {shlex.join(remove)}")
+    return NotSupported(message, f"{copy} user may remove its run folder manually: {shlex.join(remove)}")
 
 
 async def proceed(ctx: Context, ticket: str) -> TeardownView:
@@ -141,9 +141,10 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
-    """Return the request for this lease and verb: the open one, the one that ended the machine, or a new one.
+    """Return the id of the request for a lease and a verb.
 
-    If another request is being executed, return that one.
+    This is an open request, the request that ended the machine, or a new request. If another request is being executed,
+    return its id.
     """
     record = read_lease(ctx.ledger, lease)
     job = record.job_id
@@ -230,14 +231,14 @@ async def approve(
     """Record the user's approval of exactly the facts with digest `seen`, then execute it.
 
     `loss` is the text that the user typed to accept losing unverified outputs. It must equal the job's name, and is
-    accepted only from a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and
+    accepted only at a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and
     Refused if proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
         record = read_teardown(ctx.ledger, ticket)
         if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
-            again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
+            again = do(Action.TEARDOWN, "to get a new ticket", job_id=job_id)
             raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved now", again)
         if record.expires_at is not None and ctx.clock.now() > record.expires_at:
             if record.state is Teardown.AWAITING_HUMAN:
@@ -246,7 +247,7 @@ async def approve(
             raise Conflict(f"ticket {ticket} has expired", "Show it again, then approve the current facts.")
         view = await _judge(ctx, record)
         if view.record.digest != seen:
-            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Show the ticket again.")
+            raise Conflict(f"the facts of ticket {ticket} have changed since they were shown", "Show the ticket again.")
         _check_channel(ctx, view, channel, loss)
         record = view.record
         in_force = ctx.in_force
@@ -288,7 +289,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
         raise BadRequest(
             "the confirmation does not match the job name",
-            f"Type the job's name, {view.job.spec.name!r}, on a terminal.",
+            f"Type the job's name, {view.job.spec.name!r}, at a terminal.",
         )
     if channel in WEAK and not view.complete:
         raise Refused(
@@ -325,7 +326,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             raise Conflict(f"ticket {ticket} is {record.state}; automatic teardown can't approve it")
         view = await _judge(ctx, record)
         if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
-            raise Conflict(f"the facts of ticket {ticket} changed since the notice")
+            raise Conflict(f"the facts of ticket {ticket} have changed since the notice")
         if not silent(view, storage_accepted(ctx, view, order)) or view.record.verb != order.verb:
             raise Refused(f"ticket {ticket} needs the user's decision", approval(ticket), view.findings)
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
@@ -340,7 +341,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             findings=view.record.findings,
         )
         with ctx.ledger.transaction():
-            if automatic_teardown(ctx, view.job.id) != order:  # by a hold or by the policy
+            if automatic_teardown(ctx, view.job.id) != order:  # canceled by a hold or by the policy
                 raise Refused(f"automatic teardown of job {view.job.id} was canceled", approval(ticket))
             ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)

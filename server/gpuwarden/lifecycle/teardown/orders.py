@@ -53,7 +53,7 @@ class Objection(StrEnum):
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
-    """Hold a job's machine until the user decides. The ledger determines whether the hold comes before the teardown.
+    """Hold a job's machine until the user decides. The order of the ledger's events shows whether the hold came first.
 
     Raises NotFound if the job does not exist.
     """
@@ -104,7 +104,7 @@ class Orders:
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
         """Announce teardowns of machines with proven outputs, and execute those whose grace period has passed.
 
-        Return the errors of each job. `awake_since` is the time when the last gap between rounds ended. The user could
+        Return the errors by job id. `awake_since` is the time when the last gap between rounds ended. The user could
         not set a hold during the gap, so announcements that were made before the gap are repeated.
         """
         trouble: dict[str, str] = {}
@@ -126,7 +126,7 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Execute the next step of one order. Return whether all its conditions are met."""
+    """Execute the next step of one order. Return false if the user has to decide, so that it is checked less often."""
     order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
         return True  # don't query the machine before its outputs are proven

@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.team import check_name
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CODE_S: Final = 300.0
-"""The validity in seconds of a code to register a passkey."""
+"""Seconds for which a code to register a passkey is valid."""
 ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Letters and digits, without characters that look alike."""
 
@@ -60,7 +60,7 @@ def passkeys(ctx: Context) -> list[Passkey]:
 def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
     """Allow `person` to register a passkey under a name. Return the code to type on the page.
 
-    Raises BadRequest for an invalid name, Conflict if the name exists, and Refused if the caller may not create a
+    Raises BadRequest for an invalid name, Conflict if the name is taken, and Refused if the caller may not create a
     passkey for `person`.
     """
     check_name(ctx, person)
@@ -71,7 +71,7 @@ def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
     if NAME.fullmatch(name) is None:
         raise BadRequest("the name must have 1 to 63 letters, digits, dots, dashes or underscores")
     if any(known.name == name for known in passkeys(ctx)):
-        raise Conflict(f"the passkey {name!r} already exists", "Choose another name, or remove that one first.")
+        raise Conflict(f"the passkey {name!r} already exists", "Choose another name, or remove that passkey first.")
     letters = "".join(secrets.choice(ALPHABET) for _ in range(16))
     expires_at = ctx.clock.now() + CODE_S
     ctx.ledger.add(

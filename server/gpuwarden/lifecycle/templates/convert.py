@@ -1,6 +1,6 @@
 """Convert the rows of a file into a new file for a shipped trainer, and show rows before and after the conversion.
 
-Rows that can't be converted are skipped and counted; the first ones are listed.
+Rows that can't be converted are skipped and counted; the first few are listed.
 """
 
 from __future__ import annotations

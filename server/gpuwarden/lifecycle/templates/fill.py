@@ -44,7 +44,7 @@ _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
 
 @dataclass(frozen=True)
 class Wish:
-    """A request for a template. `settings` are settings of the trainer; `push` is the Hub repo for the results."""
+    """A request for a template. `settings` contains settings of the trainer; `push` is the Hub repo for the results."""
 
     template: str
     model: str = ""
@@ -55,7 +55,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Filled:
-    """A template with its settings. `missing` are the required settings without a value.
+    """A template with its settings. `missing` lists the required settings without a value.
 
     `alias` is a note if the template was requested by another name.
     """
@@ -157,7 +157,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
 
 
 def config_to_read(filled: Filled, repo: Repo) -> Config:
-    """Return the config to read: the requested one, the only one, `default`, or the only one with matching columns."""
+    """Return the config to read: the requested or only config, `default`, or the only config with matching columns."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
@@ -247,7 +247,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
 
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
-    """Return the template with its renames and, if it needs a reward, with one that works with the columns."""
+    """Return the template with its renames and, if it needs a reward, with a reward that fits the columns."""
     asked = [part for part in filled.settings.get("columns", "").split(",") if part]
     pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
     settings = dict(filled.settings)

@@ -1,6 +1,6 @@
 """Read rows from JSON documents of any size. Lists and COCO annotations are read value by value.
 
-COCO's `instances_train2017.json` has 450 MB; as Python objects, it would take gigabytes of memory. With the boxes in
+COCO's `instances_train2017.json` is 450 MB; as Python objects, it would take gigabytes of memory. With the boxes in
 arrays, reading a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
 """
 
@@ -19,10 +19,11 @@ from gpuwarden.core.sanitize import line
 
 Row = dict[str, Any]
 MAX_WHOLE: Final = 64 << 20
-"""Maximum bytes of a JSON document that is neither a list nor COCO. It takes at least 30 times as much memory.
+"""Maximum size in bytes of a JSON document that is neither a list nor COCO. Parsing it takes at least 30 times as much
+memory.
 """
 MAX_LINE: Final = 16 << 20
-"""Maximum bytes of one row, or of one value in a document that is read value by value."""
+"""Maximum size in bytes of one row, or of one value in a document that is read value by value."""
 CHUNK: Final = 1 << 20
 COCO: Final = frozenset({"images", "annotations", "categories"})
 _SIDES: Final = 4
@@ -153,7 +154,7 @@ def items_of(path: Path) -> Iterator[Row]:
 
 
 class NotCoco(Exception):
-    """The annotations do not have the COCO format. The message says in which list the error is."""
+    """The annotations do not have the COCO format. The message names the list that contains the error."""
 
 
 class Boxes:

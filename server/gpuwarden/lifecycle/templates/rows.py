@@ -23,11 +23,11 @@ ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
 """The column for extra cells in a csv row, which have no header."""
 MAX_BATCH: Final = 128 << 20
-"""Maximum bytes of parquet values that are decoded at a time."""
+"""Maximum size in bytes of the parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
 """Maximum ratio of uncompressed to compressed size.
 
-For text it is about 10; above 100, a column repeats a few values.
+The ratio of text is about 10; above 100, a column repeats a few values.
 """
 PAGE: Final = 100
 LOOK: Final = 50
@@ -111,7 +111,7 @@ def parquet_of(path: Path) -> Iterator[Row]:
 
 
 def _batch_size(path: Path, group: Any) -> int:
-    """Return how many rows of a row group to decode at a time, so that a batch stays below `MAX_BATCH` bytes.
+    """Return the number of rows to decode at a time, so that a batch stays below `MAX_BATCH` bytes.
 
     Raises BadRequest for a row group that repeats a few values so often that its rows would not fit into memory.
     """
@@ -138,12 +138,16 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
         reply = await hub.get("/rows", {**where, "length": min(PAGE, most - offset)}, viewer=True)
         items = reply.json.get("rows") if reply.status == 200 and isinstance(reply.json, dict) else None
         if not isinstance(items, list):
-            raise BadReply(f"rows of {dataset} could not be read: {reply.said}", "Download it and give the file.")
+            raise BadReply(
+                f"rows of {dataset} could not be read: {reply.said}", "Download the dataset and pass the file."
+            )
         for item in items:
             if not isinstance(item, dict) or not isinstance(item.get("row"), dict):
-                raise BadReply(f"rows of {dataset} have an unknown format", "Download it and give the file.")
+                raise BadReply(f"rows of {dataset} have an unknown format", "Download the dataset and pass the file.")
             if item.get("truncated_cells"):
-                raise NotSupported(f"{dataset} has rows too long for the viewer", "Download it and give the file.")
+                raise NotSupported(
+                    f"{dataset} has rows that are too long for the viewer", "Download the dataset and pass the file."
+                )
             yield item["row"]
         offset += len(items)
         if len(items) < PAGE:

@@ -31,7 +31,7 @@ class Moved(Exception):
 
 
 def problem(_request: Request, error: Exception) -> Response:
-    """Return this error as the Hub's response."""
+    """Return an error as the Hub's response."""
     if isinstance(error, Moved):
         return RedirectResponse(error.url, 307)
     if isinstance(error, HTTPException):

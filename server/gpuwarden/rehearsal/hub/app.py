@@ -56,7 +56,7 @@ class RepoRoutes(Access):
         return JSONResponse({"standardEnvVars": [], "harnesses": {}})
 
     async def validate_yaml(self, _request: Request) -> Response:
-        """POST the front matter of a card to validate it. Every card is valid."""
+        """POST the front matter of a card to validate it. Every card is accepted."""
         return JSONResponse({"errors": [], "warnings": []})
 
     async def whoami(self, request: Request) -> Response:
@@ -127,7 +127,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def info(self, request: Request) -> Response:
-        """GET the info about a repo at a revision, which is main by default."""
+        """GET information about a repo at a revision; the default is main."""
         repo = self.repo(request)
         commit = self.commit(repo, request.path_params.get("rev", "main"))
         query = request.query_params
@@ -199,7 +199,7 @@ class RepoRoutes(Access):
         return json_answer(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info. Returns the info of those named files that exist."""
+        """POST paths-info. Return the entries of the named files that exist."""
         commit = self.commit(self.repo(request), request.path_params["rev"])
         if "json" in request.headers.get("content-type", ""):
             paths = (await request.json())["paths"]

@@ -180,7 +180,7 @@ class HubBuckets:
         return PlainTextResponse("OK")
 
     async def move(self, request: Request) -> Response:
-        """POST a new name for a bucket. Repos have a separate route."""
+        """POST a new name for a bucket. Requests about repos are passed to `RepoRoutes`."""
         body, user = await request.json(), self.access.known_user(request)
         if body.get("type") != "bucket":
             return await RepoRoutes(self.store).move(request)
@@ -242,7 +242,7 @@ class HubBuckets:
         return JSONResponse(rows[start : start + limit], headers=headers)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info. Returns information about those of the named files that exist."""
+        """POST paths-info. Return information about the named files that exist."""
         bucket, paths = self._bucket(request), (await request.json()).get("paths")
         rows = []
         for path in [paths] if isinstance(paths, str) else paths:
@@ -321,9 +321,7 @@ class HubBuckets:
         return row | times | ({"contentType": kind} if kind else {})
 
     async def hash_of(self, file: Path) -> str:
-        """Return a file's xet hash. A file that is not in the xet store, such as one that a job wrote, is added to
-        it.
-        """
+        """Return a file's xet hash. A file that is not in the xet store yet, such as a job's output, is added."""
         stat = _stat(file)
         key = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if key not in self._hashes:

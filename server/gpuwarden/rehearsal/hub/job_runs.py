@@ -187,7 +187,7 @@ class JobRuns:
         if body.volumes and found.kind is not Kind.BUBBLEWRAP:
             raise OSError("volumes need bubblewrap on this machine")
         if found.kind is Kind.NONE and not self.unsandboxed:
-            raise OSError("no sandbox works on this machine, and the user did not allow jobs without one")
+            raise OSError("no sandbox works on this machine, and the user did not allow jobs without a sandbox")
         if found.kind is Kind.NONE:
             return subprocess.Popen(
                 argv, cwd=folder / "work", env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options

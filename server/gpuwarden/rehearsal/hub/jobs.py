@@ -27,7 +27,7 @@ _Body = TypeVar("_Body", bound=Described)
 
 
 class HubJobs:
-    """The routes of jobs."""
+    """The routes for jobs."""
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
         self.store = store
@@ -129,7 +129,7 @@ class HubJobs:
         return JSONResponse(shown(self._job(request)))
 
     async def cancel(self, request: Request) -> Response:
-        """POST: end the process."""
+        """POST to cancel a job and kill its process."""
         job = self._job(request, write=True)
         job.finish("CANCELED", None, self.store.clock.now())
         job.kill()

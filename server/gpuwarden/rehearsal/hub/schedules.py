@@ -72,7 +72,7 @@ class HubSchedules:
     # --------------------------------------------------------------------------------------------------- answers
 
     async def create(self, request: Request) -> Response:
-        """POST a new one."""
+        """POST a new scheduled job."""
         user, raw = self.jobs.caller(request, write=True), await request.json()
         body = read(ScheduledBody, raw)
         if body.jobSpec.ssh.enabled:
@@ -104,7 +104,7 @@ class HubSchedules:
         return JSONResponse([_shown(s) for s in found])
 
     async def inspect(self, request: Request) -> Response:
-        """GET one."""
+        """GET one scheduled job."""
         self.tick()
         return JSONResponse(_shown(self._one(request)))
 
@@ -203,7 +203,7 @@ def next_time(schedule: str, now: float) -> float:
     day = after.replace(hour=0, minute=0)
     for _ in range(_DAYS):
         by_date, by_week = day.day in days, day.isoweekday() % 7 in {w % 7 for w in weekdays}
-        # As in cron, if both days are given, a date needs to match only one of them.
+        # As in cron, if a day of the month and a weekday are given, a date needs to match only one of them.
         fits = (by_date or by_week) if "*" not in (fields[2], fields[4]) else (by_date and by_week)
         if fits and day.month in months:
             for hour in sorted(hours):

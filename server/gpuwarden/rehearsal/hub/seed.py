@@ -110,7 +110,7 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str 
     "readme"}`.
 
     A dataset has a hundred rows, with conversations in the column `messages` and text in all others. A gated repo
-    grants `user` access if `access` is set; a writable repo belongs to one of this user's organisations.
+    grants `user` access if `access` is set; a writable repo belongs to one of this user's organizations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
     store.add_user(token, user, orgs=sorted(orgs))

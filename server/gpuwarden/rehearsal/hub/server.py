@@ -122,7 +122,7 @@ class Weather:
 
 
 async def _nowhere(_message: Message) -> None:
-    """Swallow a reply."""
+    """Discard a reply."""
 
 
 async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict[str, str]) -> None:
@@ -154,7 +154,7 @@ class HubServer:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the environment variables that make clients use this Hub instead of the real one."""
+        """Return the environment variables that make clients use this Hub instead of the real Hub."""
         return {"HF_ENDPOINT": self.url, "GPUWARDEN_DATASET_VIEWER": self.viewer_url}
 
     def __enter__(self) -> Self:
@@ -183,7 +183,7 @@ class HubServer:
 
 
 def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
-    """Serve the demo's repos until interrupted or terminated. Prints the variables to set.
+    """Serve the demo's repos until the process is interrupted or terminated. Print the variables to set.
 
     Each call creates a new token, because any caller with the token can run programs here as jobs.
     """

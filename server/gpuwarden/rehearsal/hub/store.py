@@ -81,7 +81,7 @@ class StoredRepo:
 
     @property
     def owner(self) -> str:
-        """Return the namespace; empty for an old id without one."""
+        """Return the namespace; empty for an old id without a namespace."""
         return self.id.rpartition("/")[0]
 
     def commit_of(self, rev: str) -> Commit | None:
@@ -133,7 +133,7 @@ class HubStore:
         return user
 
     def get(self, kind: str, repo_id: str) -> StoredRepo | None:
-        """Return the repo with this current id."""
+        """Return the repo whose current id is `repo_id`."""
         return self._repos.get((kind, repo_id))
 
     def moved_to(self, kind: str, repo_id: str) -> str | None:

@@ -68,8 +68,8 @@ class UploadRoutes(Access):
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch request. The response has an upload address for each object; if the client supports the
-        xet store, the address is that of the xet store.
+        """POST the LFS batch request. The response has an upload address for each object, which is in the xet store if
+        the client supports it.
         """
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())

@@ -199,7 +199,7 @@ class XetStore:
         return Response(json.dumps(said), media_type="application/json", headers=headers)
 
     def _ranges(self, xorb: str, terms: list[Segment]) -> list[tuple[dict[str, int], dict[str, int]]]:
-        """Return the ranges of chunks that some terms use from a xorb, and their byte ranges."""
+        """Return the chunk ranges of a xorb that the terms use, each with its byte range."""
         runs: list[list[int]] = []
         for first, end in sorted((t.first, t.end) for t in terms if t.xorb == xorb):
             if runs and first <= runs[-1][1]:

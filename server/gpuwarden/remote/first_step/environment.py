@@ -1,8 +1,8 @@
-"""Choose the interpreter for a script: the current one if it meets the header's requirements, otherwise an environment
-created by uv.
+"""Choose the interpreter for a script: the current interpreter if it meets the header's requirements, otherwise the
+interpreter of an environment created by uv.
 
 Only wheels are installed, and an environment's interpreter is never started here, so package code never runs outside
-the sandbox. Environments are stored by a digest of their requirements, within the limits set in `kept`.
+the sandbox. Environments are stored by a digest of their requirements, within the limits set in `pruning`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ CUDA_ROOM: Final = 24 << 30
 """Free disk space in bytes required to install PyTorch with CUDA, the fallback if the CPU build can't be downloaded."""
 _TORCH_INDEX: Final = "download.pytorch.org"
 _PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029$]+")
-"""Matches a plain requirement. uv would read text after a line break as options, and replace `${NAME}` with a variable.
-"""
+"""Matches a plain requirement. uv would read text after a line break as options, and expand `${NAME}`."""
 _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
 """Matches text that uv reads as versions. uv could interpret other text as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
-"""Words in errors that may occur only in a rehearsal, which builds no packages and installs the CPU build of torch."""
+"""Words in errors that may not occur in the job: a rehearsal builds no packages and installs torch for the CPU."""
 _NETWORK: Final = re.compile(
     r"(?i)failed to fetch|dns error|error sending request|connect|timed? ?out|no such host|offline"
 )
@@ -45,7 +44,7 @@ _NETWORK: Final = re.compile(
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter for a script. `own` is true if it meets all requirements in the header; `lacking` lists unmet
+    """An interpreter for a script. `own` is true if it meets all requirements in the header; `lacking` lists the unmet
     requirements.
 
     `fault` is the reason why no environment can satisfy the header; `packages` is a digest of the installed packages.
@@ -59,7 +58,7 @@ class Environment:
 
 
 def environment_for(header: Header | None, folder: Path, env: Mapping[str, str]) -> Environment:
-    """Return the environment for a header, or the current interpreter if there is no uv or no network."""
+    """Return the environment for a header. Without uv or a network, this is the current interpreter."""
     lacking = tuple(unmet(header, installed_here(header))) if header else ()
     names = sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())
     packages = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -111,7 +110,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     done = _run([*install, "--torch-backend", "cpu"], env, folder.parent)
     room = shutil.disk_usage(folder).free > CUDA_ROOM
     if done.returncode and _TORCH_INDEX in done.stderr and _NETWORK.search(done.stderr) and room:
-        done = _run(install, env, folder.parent)  # this network may allow only a mirror of PyPI
+        done = _run(install, env, folder.parent)  # this network may allow access only to a mirror of PyPI
     if done.returncode:
         return line(done.stderr, 1_000) or "uv pip install failed"
     _run([str(base), "-I", "-S", "-m", "compileall", "-q", "-j", "2", str(folder / "lib")], env, folder.parent)

@@ -14,7 +14,7 @@ from gpuwarden.core.models import Frozen
 Ended = Literal["passed", "fault", "stopped"]
 """`fault`: the script has an error.
 
-`stopped`: the rehearsal ended because of a substitute, a limit or something missing here.
+`stopped`: the rehearsal ended because of a substitute, a limit, or something that this machine lacks.
 """
 Text = Annotated[str, Field(max_length=2_000)]
 Name = Annotated[str, Field(max_length=500)]
@@ -25,7 +25,7 @@ class Outcome(Frozen):
     """The result of one rehearsal. `certain` is true if the error does not depend on a substitute. `why` is the reason
     for a stop.
 
-    `line` and `text` are the number and content of the script's last line before the error, or 0 and "" if unknown.
+    `line` and `text` are the number and content of the script's line that caused the error, or 0 and "" if unknown.
     `reached` lists the stages that were reached. The stages are import, arguments, data, model, trainer, step, save,
     resume and end.
     """

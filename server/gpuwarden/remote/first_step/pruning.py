@@ -15,7 +15,7 @@ IN_USE_S: Final = 3_600.0
 """An environment is kept for this many seconds after its last use, because a rehearsal may still use it."""
 RUN: Final = "gpuwarden-rehearsal-"
 _READY: Final = "ready"
-"""A file in every complete environment. It contains the size in bytes; its mtime is the time of the last use."""
+"""A file in every complete environment. It contains the environment's size in bytes; its mtime is the last use."""
 
 
 def mark_ready(environment: Path) -> None:
@@ -57,7 +57,7 @@ def prune_runs(now: float, folder: str | None = None) -> list[str]:
     removed = []
     for entry in os.scandir(folder or tempfile.gettempdir()):
         if entry.name.startswith(RUN) and entry.is_dir(follow_symlinks=False):
-            with suppress(FileNotFoundError):  # another rehearsal ended
+            with suppress(FileNotFoundError):  # another rehearsal removed its folder
                 about = entry.stat(follow_symlinks=False)
                 if now - about.st_mtime > 86_400 and about.st_uid == os.getuid():
                     remove(entry.path)

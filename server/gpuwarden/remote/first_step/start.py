@@ -41,7 +41,7 @@ _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
 _END_S: Final = 5.0
 _GRACE_S: Final = 15.0
-"""Seconds after its own deadline at which a process is killed."""
+"""A process is killed this many seconds after its own deadline."""
 _CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.remote.first_step.child.main import main; main(sys.argv[2])"  # noqa: E501
 _SET: Final = {
     "LANG": "C.UTF-8",
@@ -59,7 +59,7 @@ _CACHES: Final = {
     "HF_HOME": "", "HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/hub", "TRANSFORMERS_CACHE": "/hub",
     "HF_DATASETS_CACHE": "/datasets",
 }  # fmt: skip
-"""Variables that set cache folders on the job's machine, and their folders in the sandbox's own cache."""
+"""Variables that set cache folders on the job's machine, and the subfolders of the sandbox's cache to use instead."""
 PRETEND: Final = "hf_pretend"
 """The value that each declared secret has in a rehearsal."""
 
@@ -69,8 +69,8 @@ class Limits:
     """Limits of one rehearsal: wall-clock time and CPU time in seconds; memory, the size of a file, and disk usage in
     bytes.
 
-    `spare` is the amount of memory, and of disk space, in bytes that must stay free on this machine; `tasks` is the
-    maximum growth of the number of processes and threads on this machine during the rehearsal.
+    `spare` is the number of bytes that must stay free in memory, and on disk. `tasks` is the maximum increase in the
+    number of processes and threads on this machine.
     """
 
     seconds: float = 150.0
@@ -105,11 +105,11 @@ class Order:
 def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Limits | None = None) -> Outcome:
     """Run one rehearsal with an interpreter, and return its outcome.
 
-    Raises NoSandbox if no sandbox works here, and BadRequest if an input changed or is missing.
+    Raises NoSandbox if no sandbox works on this machine, and BadRequest if an input changed or is missing.
     """
     found = detect()
     if found.kind is Kind.NONE:
-        raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no script is rehearsed on it")
+        raise NoSandbox(f"no sandbox works on this machine ({found.why}), so scripts can't be rehearsed on it")
     limits = limits or Limits()
     prune_runs(time.time())
     made = tempfile.mkdtemp(prefix=RUN)
@@ -119,7 +119,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
         read = list(box.read)
-        if os.path.realpath(python) == os.path.realpath(sys.executable):  # also its packages outside the environment
+        if os.path.realpath(python) == os.path.realpath(sys.executable):  # include its packages outside the environment
             packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages")) and os.path.isdir(p)]
             read += map(os.path.realpath, packages)
         box = replace(box, read=tuple(dict.fromkeys(read)), devices=())
@@ -165,8 +165,8 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
                 left -= len(block)
         if name in order.digests and seen.hexdigest() != order.digests[name]:
             raise BadRequest(
-                f"the input {line(name)} changed since it was listed",
-                "Rehearse again when the file no longer changes.",
+                f"the input {line(name)} has changed since it was listed",
+                "Rehearse again once the file stops changing.",
             )
     cache = home / ".cache/huggingface/hub"
     for name, files in order.models.items():
@@ -200,7 +200,7 @@ def _run(
 ) -> str:
     """Run a command in the sandbox. Return the reason why it was killed, or an empty string if it ended by itself.
 
-    The resource limits of the processes do not cover the number of processes, shared memory and the memory used by
+    The resource limits of the processes do not cover the number of processes, shared memory, or the memory used by
     `/tmp`, so this function monitors the machine.
     """
     until, free, tasks = time.monotonic() + limits.seconds + _GRACE_S, shutil.disk_usage(folder).free, _tasks()
@@ -222,7 +222,7 @@ def _run(
                     why = "the script needs more memory than this machine has"
                 elif _tasks() - tasks > limits.tasks:
                     why = "the script started too many processes"
-        process.terminate()  # a keeper kills its command when it is terminated
+        process.terminate()  # when terminated, a keeper kills its command
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
         with suppress(ProcessLookupError, PermissionError):  # not every sandbox kills the script's other processes
@@ -236,7 +236,7 @@ def _tasks() -> int:
 
 
 def _outcome(home: Path, log: str, late: str) -> Outcome:
-    """Read the child's report. Only a regular file of bounded size and valid form is accepted."""
+    """Read the child's report. It must be a valid regular file; at most `_REPORT` bytes are read."""
     try:
         fd = os.open(home / "outcome.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:

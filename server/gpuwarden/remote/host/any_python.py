@@ -11,7 +11,7 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.remote.ssh.shell_quote import quote
 
 ANY_PYTHON: Final = ""
-"""An interpreter path with the meaning: use any Python that is found."""
+"""The interpreter path that stands for any Python that is found."""
 NO_PYTHON: Final = 95
 """The exit code if no Python is found."""
 OLDEST: Final = (3, 8)
@@ -19,15 +19,15 @@ PLACES: Final = (
     "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
     "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
 )
-"""Names and paths that Python has in common images, in order of preference."""
+"""Names and paths of Python in common images, in order of preference."""
 
-# Images add their Python to the PATH of process 1, which SSH sessions do not inherit.
+# Container images add their Python to the PATH of process 1, which SSH sessions do not inherit.
 MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
 
-# Runs the program, or exits with 96 if this Python is too old to compile it. A Python without `-I` is even older, and
-# exits with 2.
+# Runs the program, or exits with 96 if this Python is too old for it. A Python without the option `-I` is even older
+# and exits with 2.
 _GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
 _START: Final = rf"""
 start() {{
@@ -46,7 +46,10 @@ exit {NO_PYTHON}
 
 
 def python_command(python: str, source: str, *args: str) -> list[str]:
-    """Return the command line for a program that needs only the standard library, with `python` or any Python found."""
+    """Return the command line that runs a program with `python` or, if that is empty, with any Python that is found.
+
+    The program may use only the standard library.
+    """
     return [python, "-I", "-S", "-c", source, *args] if python else ["/bin/sh", "-c", _START, "sh", source, *args]
 
 

@@ -26,7 +26,7 @@ for tool in uv tmux nvidia-smi; do
 done
 for python in {PLACES}; do
   found=$(command -v "$python" 2>/dev/null) || continue
-  # Names in one folder for one file are one Python; a virtual environment has a folder of its own.
+  # Several names in one folder for the same file are one Python; each virtual environment has its own folder.
   real=$(readlink -f "$found" 2>/dev/null) || real=$found
   case "$seen" in *"|${{found%/*}}:$real|"*) continue ;; esac
   seen="$seen|${{found%/*}}:$real|"
@@ -64,7 +64,7 @@ class HostInfo:
 
     @property
     def runner_python(self) -> str:
-        """Return the interpreter for gpuwarden's runner. Raises `NotSupported` when none is new enough."""
+        """Return the interpreter for gpuwarden's runner. Raises `NotSupported` if none is new enough."""
         fit = [p for p in self.pythons if p.version >= OLDEST]
         if fit:
             return fit[0].path

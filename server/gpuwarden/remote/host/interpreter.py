@@ -118,7 +118,7 @@ def interpreter_for(script: str) -> tuple[str, ...]:
     if uv:
         return (uv, *uv_run(script))
     raise BadRequest(
-        f"the script's header requires packages or a version that this Python does not have: {', '.join(lacking)}",
+        f"the script's header has requirements that gpuwarden's Python does not meet: {', '.join(lacking)}",
         "Install uv, which installs a header's requirements, or install these packages in gpuwarden's environment.",
     )
 
@@ -153,7 +153,8 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
 def _satisfied(text: str, there: Installed) -> bool:
     """Return whether one requirement and the requirements of its extras are installed.
 
-    The machine reports the requirements of the extras. An invalid or endless list is treated as not installed.
+    The machine reports the requirements of the extras. If the reported list is invalid or too long, the requirement
+    counts as not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion

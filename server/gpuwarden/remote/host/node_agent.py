@@ -34,7 +34,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SOURCE = ""
-"""The agent's own source, which is set by its loader. Ranks are started from this source."""
+"""The agent's own source code, set by its loader. Ranks are started from this code."""
 LIFE_S = 900
 CALL_S = 10.0
 ANSWER_S = 2.0
@@ -299,7 +299,7 @@ LISTENERS: List[Listener] = []
 
 
 def listen(request: Json) -> Json:
-    """Listen at an address. If that fails, `error` is the errno name."""
+    """Listen on an address. If that fails, `error` is the name of the errno."""
     try:
         listener = Listener(request["address"], int(request["port"]), request["token"])
     except OSError as error:
@@ -325,7 +325,7 @@ def with_shutdown(sock: socket.socket) -> None:
 
 
 def reach(request: Json) -> Json:
-    """Connect to another node's listener. `seen` is the caller's address as the listener received it."""
+    """Connect to another node's listener. `seen` is this node's address, as the listener sees it."""
     token = request["token"].encode()
     start = time.monotonic()
     try:
@@ -383,7 +383,10 @@ def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
-    """Send an unfragmented UDP packet of this size, at most twice, and return whether a small reply arrived."""
+    """Send an unfragmented UDP packet of this size, at most twice.
+
+    Return whether a small reply arrived, and the limit that was reported.
+    """
     token = request["token"].encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -475,7 +478,7 @@ def rank_main() -> None:
 
 
 def parsed(text: str) -> Optional[Json]:
-    """Parse a line as a JSON object, or return None if it is something else."""
+    """Parse a line as a JSON object. Return None if the line is anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

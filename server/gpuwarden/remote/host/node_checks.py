@@ -65,7 +65,7 @@ def unseen(facts: GroupFacts, area: Area, code: NodeCode) -> Iterator[Problem]:
 
 
 def interface(facts: GroupFacts, launch: GroupLaunch) -> Iterator[Problem]:
-    """Check the interfaces over which ranks will connect, and whether all nodes have the same settings."""
+    """Check the interfaces over which ranks will connect, and whether all nodes have the same NCCL settings."""
     area, best, there = Area.INTERFACE, chosen(facts), candidates(facts)
     yield from unseen(facts, area, NodeCode.INTERFACES_UNSEEN)
     for name, node in facts.nodes.items():
@@ -105,7 +105,7 @@ def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Itera
 
 
 def rendezvous(facts: GroupFacts) -> Iterator[Problem]:
-    """Check whether every node can connect to the others, in particular to the head."""
+    """Check whether every node can connect to the other nodes, in particular to the head node."""
     area = Area.RENDEZVOUS
     if facts.port_error == "EADDRINUSE":
         yield Problem(area, Answer.NO, NodeCode.PORT_IN_USE, facts.head, {"port": facts.port})
@@ -152,7 +152,7 @@ def of_way(way: Way) -> Iterator[Problem]:
 
 
 def clocks(facts: GroupFacts) -> Iterator[Problem]:
-    """Compare every clock with the head's."""
+    """Compare every node's clock with the clock of the head node."""
     first = facts.offsets.get(facts.head)
     for name in facts.names[1:]:
         one = facts.offsets.get(name)

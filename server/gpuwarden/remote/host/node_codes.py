@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order in which a group of nodes starts."""
+    """The checks, in the order in which a starting group of nodes depends on them."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"

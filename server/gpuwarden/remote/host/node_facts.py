@@ -36,8 +36,9 @@ class Interface(_Lenient):
 
     @property
     def usable(self) -> bool:
-        """Return whether ranks can use this interface. Its name must be safe in a shell, because a suggested fix may
-        contain it.
+        """Return whether ranks can use this interface.
+
+        The interface's name must be safe in a shell, because a suggested fix may contain the name.
         """
         plain = _PLAIN.fullmatch(self.name) is not None
         return plain and not self.kind and self.up is True and self.network is not None
@@ -111,7 +112,7 @@ class Way:
     """The network path from one node to another. A value that could not be determined is None.
 
     `passes` is the largest packet in bytes that arrived unfragmented, and `told` the limit that a router reported.
-    `error` is the name of an errno.
+    `error` is the name of an errno, or OTHER_SERVICE or OTHER_ADDRESS.
     """
 
     source: str
@@ -137,7 +138,7 @@ class Rank(_Lenient):
 
 @dataclass(frozen=True)
 class Sum:
-    """An all-reduce over all nodes: its backend and size. `wanted` is False if the all-reduce was not requested."""
+    """An all-reduce over all nodes: its backend and its size in bytes. `wanted` is False if it was not requested."""
 
     backend: str = ""
     size: int = 0
@@ -147,7 +148,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """The facts about a group. `silent` maps nodes that did not answer to the reasons. The first name is the head."""
+    """The facts about a group. `silent` maps nodes that did not answer to the reasons. The first node is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]

@@ -1,4 +1,4 @@
-"""Check several nodes before a job runs on them. All functions in this module are pure and return values, not text.
+"""Check several nodes before a job runs on them. All functions are pure, and return values instead of text.
 
 The answer to a check is yes, no or unknown: no if a problem was detected, and unknown if a fact could not be
 determined. Unknown never counts as passed.

@@ -23,7 +23,7 @@ def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
 
 
 def chosen(facts: GroupFacts) -> dict[str, Interface]:
-    """Return the best interface of each node for the group; nodes without a suitable one are left out.
+    """Return the best interface of each node for the group; nodes without a suitable interface are left out.
 
     The fastest network that all nodes share is preferred. If there is no such network, each node's default interface is
     used.
@@ -32,7 +32,7 @@ def chosen(facts: GroupFacts) -> dict[str, Interface]:
     networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
     shared = set[IPv4Network].intersection(*(set(found) for found in networks.values())) if networks else set()
     if shared:
-        # Networks are compared by the values of their slowest node: first its speed, then its packet size.
+        # Networks are compared by their slowest node: first by its speed, then by its packet size.
         worth = {net: [(found[net].mbit or 0, found[net].mtu or 0) for found in networks.values()] for net in shared}
         best = max(sorted(shared), key=lambda net: min(worth[net]))
         return {name: found[best] for name, found in networks.items()}
@@ -53,7 +53,7 @@ def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
 
 
 def left_alone(found: Sequence[Interface]) -> list[str]:
-    """Return the interfaces that NCCL considers by default: `ib` first, then all but Docker's and the loopback."""
+    """Return the interfaces that NCCL uses by default: all `ib` interfaces, or else all but Docker's and loopback."""
     there = [i for i in found if i.up and i.address and i.kind != "loopback"]
     fast = [i.name for i in there if i.name.startswith("ib")]
     return fast or [i.name for i in there if not i.name.startswith("docker")] or [i.name for i in there]

@@ -16,14 +16,14 @@ from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
-"""With a timeout of this many seconds or more, a dead rank is detected so late that its cause is hard to find."""
+"""With a timeout of this many seconds or more, a dead rank is detected so late that the cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
 """The first PyTorch version whose default timeout for an NCCL group is 600 s instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
-"""The maximum bandwidth that is expected with gloo, which copies data through the CPU."""
+"""The highest bandwidth to expect from gloo, which copies data through the CPU."""
 FEWEST_SHARE: Final = 0.25
-"""The minimum share of the link's speed that an all-reduce of 8 MB reaches; on a fast link, latency limits the
-speed."""
+"""The share of the link's speed that an all-reduce of 8 MB must reach. It is low, because latency dominates on fast
+links."""
 ELASTIC_S: Final = 600
 
 
@@ -46,7 +46,7 @@ def versions(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def torches(facts: GroupFacts) -> dict[str, str | None]:
-    """Return each node's PyTorch version: the one that a rank imported, otherwise that of its package metadata."""
+    """Return each node's PyTorch version: the version that a rank imported, or else the version in the metadata."""
     seen = {name: facts.nodes.get(name, Node()).torch.torch for name in facts.names}
     found = {name: facts.sum.ranks.get(name, Rank()).torch or version for name, version in seen.items()}
     return {name: None if version == "unknown" else version for name, version in found.items()}
@@ -130,7 +130,7 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
     if slowest <= 0:
         yield Problem(Area.REDUCE, Answer.UNKNOWN, NodeCode.NOT_TRIED)
         return
-    # The number of bits that every node of a ring sends, as in the "bus bandwidth" of nccl-tests.
+    # The rate at which every node of a ring sends, like the "bus bandwidth" of nccl-tests.
     mbit = 2 * (count - 1) / count * facts.sum.size * 8 / slowest / 1e6
     link = link_of(facts)
     given: dict[str, Scalar] = {

@@ -58,7 +58,7 @@ class NodeTalk:
         self._gone: Exception | None = None
 
     async def ask(self, verb: str, *, timeout_s: float = ASK_S, **request: Any) -> dict[str, Any]:
-        """Return the agent's reply. Raises `Unreachable` or `BadReply` if it is missing or invalid."""
+        """Return the agent's reply. Raises `Unreachable` or `BadReply` if the reply is missing or invalid."""
         if self._gone is not None:
             raise self._gone
         sent = json.dumps({"verb": verb, **request}).encode()
@@ -80,7 +80,7 @@ class NodeTalk:
         return reply
 
     async def aclose(self) -> None:
-        """Stop the agent, and close the connection."""
+        """Stop the agent and close the connection."""
         await self._lines.aclose()
 
 
@@ -122,7 +122,7 @@ class _Here:
 
 
 async def open_talk(name: str, config: Path | None = None) -> NodeTalk:
-    """Start the agent on a node: a host of the user's SSH configuration, or `local`. Raises a `WardenError`."""
+    """Start the agent on a node: a host in the user's SSH configuration, or `local`. Raises a `WardenError`."""
     if name == LOCAL:
         argv = [sys.executable, "-I", "-S", "-c", _LOADER]
         process = await processes.start(argv, stderr=None)

@@ -2,8 +2,8 @@
 
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
-Python >= 3.8, standard library only. Writes no files and uses no GPU memory. If a part can't be read, `why` in that
-part contains the reason. Takes at most about 45 seconds.
+Python >= 3.8, standard library only. Writes no files and uses no GPU memory. If a part of the state can't
+be read, `why` in that part has the reason. Takes at most about 45 seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, timeout=CALL_S, env=env, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
-        raise OSError("%s did not answer in %d s" % (argv[0], CALL_S)) from None
+        raise OSError("%s did not answer within %d s" % (argv[0], CALL_S)) from None
     out = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
         words = (done.stderr.decode("utf-8", "replace").strip() or out.strip())[-300:]
@@ -100,7 +100,7 @@ def gpus() -> Json:
 
 
 def yes_or_number(value: str) -> float | None:
-    """Convert `Yes` and `No` to 1 and 0."""
+    """Convert `Yes` and `No` to 1 and 0, and parse other text as a number."""
     return {"yes": 1.0, "no": 0.0}.get(value.lower(), number(value))
 
 

@@ -1,4 +1,4 @@
-"""Convert a probe's output to findings with advice. Pure functions: the output is untrusted and parsed leniently."""
+"""Convert a probe's output to findings with advice. Pure functions. The output is untrusted and parsed leniently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKEW_S = 60.0
 HOT_C = 85
 ZOMBIE_MIB = 1024
 
-# Xid codes that, according to NVIDIA's Xid catalog, require replacing the GPU instead of recovering it.
+# Xid codes after which, according to NVIDIA's Xid catalog, the GPU must be replaced.
 DEAD_XIDS = {
     48: "double-bit ECC error",
     64: "row remapping failed",
@@ -168,7 +168,9 @@ def _gpu(facts: Facts, asked: Asked) -> Iterator[Finding]:
         return
     names = ", ".join(g.name for g in facts.gpus.list)
     yield _finding(
-        "PF-GPU-001", Severity.INFO, f"{len(facts.gpus.list)} GPU: {names}; driver {facts.gpus.list[0].driver}"
+        "PF-GPU-001",
+        Severity.INFO,
+        f"GPUs: {len(facts.gpus.list)} ({names}); driver {facts.gpus.list[0].driver}",
     )
     for gpu in facts.gpus.list:
         yield from _health(gpu, facts.gpus.processes)
@@ -187,10 +189,12 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
         )
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
     elif (gpu.temperature or 0) >= HOT_C:
-        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees before any job runs")
+        yield _finding(
+            "PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees Celsius before any job runs"
+        )
     if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
         message = f"{what} has {gpu.used_mib:,.0f} MiB in use, but no process is listed and its utilization is 0"
-        fix = "A dead process or another container uses it. Run `fuser -v /dev/nvidia*`; restart the container."
+        fix = "A dead process or another container uses it. Run `fuser -v /dev/nvidia*`, then restart the container."
         yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
 
 
@@ -200,13 +204,13 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
         cards = {x.bus for x in facts.xids.list if x.code == code}
         buses = ", ".join(sorted(cards))
         if not {_card(b) for b in cards} & ours:
-            message = f"the kernel's log has Xid {code} for {buses}, which is a different GPU on this host"
+            message = f"the kernel's log has Xid {code} for {buses}, which belongs to another GPU of this host"
             yield _finding("PF-GPU-005", Severity.INFO, message)
         elif code in DEAD_XIDS:
             message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
             yield _finding("PF-GPU-005", Severity.ERROR, message, RENT_ANOTHER)
         else:
-            message = f"the kernel's log has Xid {code} for {buses}; such a code is often caused by a program"
+            message = f"the kernel's log has Xid {code} for {buses}; a program error often causes this code"
             yield _finding("PF-GPU-005", Severity.INFO, message)
     if facts.xids.why and facts.gpus.list:
         message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are unknown"
@@ -214,7 +218,7 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
 
 
 def _card(bus: str) -> str:
-    """Normalize a GPU's bus and device, because the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
+    """Normalize a GPU's address: the kernel writes `0000:3b:00`, but nvidia-smi writes `00000000:3B:00.0`."""
     return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
 
 
@@ -222,7 +226,7 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
     built, driver = _version(facts.torch.cuda), _version(facts.gpus.cuda)
     if built and driver and built[0] > driver[0]:
         build = f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}"
-        message = f"{build}; the driver supports up to {facts.gpus.cuda}"
+        message = f"{build}; the driver supports CUDA up to {facts.gpus.cuda}"
         yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or torch build for an older CUDA version.")
     if facts.gpus.list and facts.torch.version and not facts.torch.cuda:
         message = f"torch {facts.torch.version} is built without CUDA; training would run on the CPU"
@@ -253,14 +257,14 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
         if disk.path != asked.run_root and disk.path not in asked.durable:
             continue
         if disk.read_only or not disk.writable:
-            message = f"{disk.path} can't be written ({'mounted read-only' if disk.read_only else 'no permission'})"
+            message = f"{disk.path} can't be written to ({'mounted read-only' if disk.read_only else 'no permission'})"
             yield _finding(
                 "PF-DISK-001", Severity.ERROR, message, "A disk that became read-only has failed: " + RENT_ANOTHER
             )
         if disk.free < LOW_DISK:
             worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
-            yield _finding("PF-DISK-002", worst, message, "The disk must hold the kept checkpoints plus one.")
+            yield _finding("PF-DISK-002", worst, message, "The job needs room for its kept checkpoints plus one.")
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
             message = (
                 f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free, so few more files can be created"
@@ -286,13 +290,13 @@ def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if memory and cpus:
         message = f"the job may use {memory / GIB:.0f} GiB of memory and {cpus:g} CPUs"
         limited = seen.memory_max is not None or seen.cpu_quota is not None
-        more = "; the host has more, so the values of nproc and free are too high" if limited else ""
+        more = "; the host has more, so nproc and free report values that are too high" if limited else ""
         yield _finding("PF-HOST-003", Severity.INFO, message + more)
     if seen.oom_kills:
         message = f"{seen.oom_kills} processes ran out of memory and were killed since the container started"
         yield _finding("PF-HOST-003", Severity.WARNING, message, "Use fewer data workers, or a larger machine.")
     if seen.shm is not None and seen.shm < GIB:
-        message = f"shared memory is {seen.shm >> 20} MiB; data loaders with workers crash with a bus error"
+        message = f"shared memory is {seen.shm >> 20} MiB; data loaders with workers may crash with a bus error"
         yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
 
 
@@ -307,7 +311,10 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
                 ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S
             break
     if off > SKEW_S and not ours_is_wrong:
-        message = f"the machine's clock is off by {off:,.0f} s: certificates, tokens and file times will be wrong"
+        message = (
+            f"the machine's clock is off by {off:,.0f} s: certificates and tokens may be rejected, "
+            "and file times are wrong"
+        )
         yield _finding(
             "PF-HOST-005", Severity.WARNING, message, "Set its clock (chronyd, ntpdate), or rent another machine."
         )

@@ -1,4 +1,4 @@
-"""Run Slurm's commands on a Slurm host, to which this file is sent. Standard library only, Python >= 3.8.
+"""Run Slurm's commands on the Slurm host that this file is sent to. Standard library only, Python >= 3.8.
 
     python -I -S -c LOADER    reads the agent's source and one JSON object from stdin, prints one JSON object
 
@@ -189,7 +189,7 @@ def spelled(job: Json) -> Json:
 
 
 def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
-    """Return whether a row has a name in `folders`, the run folder for that name, and the user `mine`.
+    """Return whether a row belongs to a job in `folders`: its name, run folder and user (`mine`) must match.
 
     The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
     """
@@ -239,7 +239,7 @@ def jobs(request: Json, env: Json) -> Json:
 
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
-    """Return the lines of `sacct` with these names; a line of an array becomes one line per task in `tasks`."""
+    """Return the `sacct` lines with these names. A line for an array becomes one line per task in `tasks`."""
     found = []
     for line in text.splitlines():
         fields = line.split("|")
@@ -449,7 +449,7 @@ def stop(request: Json, env: Json) -> Json:
 
 
 def asked_since(folder: str, grace: float) -> float:
-    """Return the time of the first stop request. If this is the first, record the current time.
+    """Return the time of the first stop request. If this request is the first, record the current time.
 
     An invalid or future time is ignored, because the job may have written the file, or the clock may have been set
     back. If the file can't be written, there is no grace period.
@@ -486,7 +486,7 @@ def record_unstarted(request: Json, found: Json) -> None:
 
 
 def hears(row: Json, folder: str) -> bool:
-    """Return whether a job's runner can handle a signal, because it wrote a status in this run of the job."""
+    """Return whether a job's runner can handle a signal, because the runner wrote a status in this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")
     here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
@@ -567,7 +567,7 @@ def put(path: str, content: bytes) -> None:
 
 
 def read_json(path: str, most: int = 65_536) -> Optional[Json]:
-    """Return the JSON object in a small file; None if the file has none."""
+    """Return the JSON object in a small file; None if there is no such object."""
     try:
         found = json.loads(read_end(path, most))
     except (OSError, ValueError, RecursionError):
@@ -583,7 +583,7 @@ def read_end(path: str, most: int) -> bytes:
     with os.fdopen(fd, "rb") as file:
         there = os.fstat(fd)
         if not stat.S_ISREG(there.st_mode):
-            raise OSError(22, "not a plain file", path)
+            raise OSError(22, "not a regular file", path)
         file.seek(max(0, there.st_size - most))
         return file.read(most)
 

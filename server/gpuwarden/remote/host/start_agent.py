@@ -51,7 +51,7 @@ def markers() -> Json:
 
 
 def packages(names: list[str]) -> Json:
-    """Return the version and requirements of each installed package, and the versions of its optional requirements."""
+    """Return the version and requirements of each installed package, and the versions of its extras' requirements."""
     found: Json = {}
     for name in names:
         try:
@@ -102,7 +102,7 @@ def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[
             asked, capture_output=True, timeout=CALL_S, stdin=subprocess.DEVNULL, env=env, cwd="/", check=False
         )
     except subprocess.TimeoutExpired:
-        raise OSError("%s did not answer in %d s" % (python, CALL_S)) from None
+        raise OSError("%s did not answer within %d s" % (python, CALL_S)) from None
     return missing_of(python, done.returncode, done.stdout.decode("utf-8", "replace"))
 
 
@@ -117,8 +117,8 @@ def missing_of(python: str, code: int, said: str) -> list[str]:
 def look(request: Json) -> Json:
     """Return the state of the requested packages, program, files, modules and GPUs.
 
-    `env` is the job's environment; its PATH is used to find the job's program. All other programs are searched for
-    on `path`, which jobs can't change.
+    `env` is the job's environment; its PATH is used to find the job's program. All other programs are looked up on
+    `path`, which jobs can't change.
     """
     env = dict(os.environ, **request.get("env", {}))
     own = request.get("path") or os.environ.get("PATH", os.defpath)

@@ -50,8 +50,8 @@ def name_of(machine: str) -> str:
 def uv_program(machine: str, tools: Path) -> Path:
     """Return the path of uv for an architecture. uv is downloaded once, to the folder `tools`.
 
-    Raises Unreachable if pip can't download uv, and NotSupported if neither pip nor uv is installed or the digest
-    differs.
+    Raises Unreachable if pip can't download uv. Raises NotSupported if neither pip nor uv is installed, or if the
+    wheel has a wrong digest or is too large.
     """
     kept = tools / name_of(machine) / "uv"
     if not kept.is_file():

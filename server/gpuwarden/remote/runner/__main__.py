@@ -10,10 +10,10 @@ PACKAGE = "gpuwarden.remote.runner"
 
 
 def run() -> None:
-    """Import the modules without their parent packages, because importing the packages takes longer than a command."""
+    """Import the modules without their parent packages, because importing those takes longer than running a command."""
     package = sys.modules[PACKAGE] = ModuleType(PACKAGE)
     package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
-    sys.path.pop(0)  # without this folder, because `import webhook` must not find a module here
+    sys.path.pop(0)  # remove this folder, so that an import can't find a module here by its short name
     from gpuwarden.remote.runner.verbs import main
 
     main(sys.argv[1:])

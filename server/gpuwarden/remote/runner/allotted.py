@@ -1,22 +1,22 @@
 """Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command by itself.
 
 The engine's batch script runs `allot`, which prints no reply and exits when the job ends. The order is in
-`order.<attempt>.json` in the run folder. The secrets are in the variable `GPUWARDEN_ORDER`, which is not passed to the
-job. If an engine runs a batch script again, `restart` (the number of earlier runs) determines if the job must run
-again.
+`order.<attempt>.json` in the run folder. The secrets are in the environment variable `GPUWARDEN_ORDER`, which is not
+passed to the job. If an engine runs a batch script again, `restart` (the number of earlier runs) determines whether the
+job must run again.
 
 An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
-separate process then kills the command, so that it never runs at the same time as a later attempt.
+separate process then kills the command, so that the command never runs at the same time as a later attempt.
 
-For a job on several nodes, `nodes` in the request is the engine's command that starts a program on each node. The nodes
-are checked first, and the job's command is not started if the nodes can't work together.
+For a job on several nodes, `nodes` in the request is the engine's command that starts a program on each node. The
+runner checks the nodes first, and does not start the job's command if they can't work together.
 
 Other fields of the request: `codes` maps states to exit codes for engines that interpret exit codes. `echo` repeats
 the job's output on stdout, for engines whose log is the only readable output. `outlast` keeps this process alive until
 the upload to the artifact store ends, for engines that delete the machine when this process exits.
 
-SIGUSR1 and SIGTERM both announce the end of the allocation. If `stop.json` or `canceled.<attempt>` is in the run
-folder, gpuwarden requested the end. Later starts do not remove `canceled.<attempt>`.
+SIGUSR1, SIGTERM and SIGINT announce the end of the allocation. If `stop.json` or `canceled.<attempt>` is in the run
+folder, gpuwarden requested the end. A later start removes `stop.json`, but not `canceled.<attempt>`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CODES = {"succeeded": 0, "canceled": 143, "preempted": 143, "timeout": 124}
 
 
 class Allotted(Supervisor):
-    """A supervisor inside an allocation, whose end the engine announces with signals."""
+    """A supervisor inside an allocation. The engine announces the end of the allocation with signals."""
 
     def __init__(self, folder: str, order: Json, nodes: Sequence[str] = (), count: int = 0) -> None:
         super().__init__(folder, order)
@@ -73,13 +73,16 @@ class Allotted(Supervisor):
         return super().launch()
 
     def ended_by_engine(self) -> None:
-        """Record that the job must stop, and whether gpuwarden requested that."""
+        """Record that the job must stop: canceled if gpuwarden requested the end, otherwise preempted."""
         asked = os.path.lexists(self.folder + "/stop.json") or is_canceled(self.folder, self.status["attempt"])
         self.intend("canceled" if asked else "preempted", override=asked)
 
 
 def allot(folder: str, request: Json) -> Json | None:
-    """Run one attempt of the job to the end, and exit with the job's exit code. Request a requeue if necessary."""
+    """Run one attempt of the job until it ends, and ask the engine to requeue the job if it was preempted.
+
+    Exit with the code for the job's final state, or else with the exit code of its command.
+    """
     order = order_of(folder, int(request["attempt"]), os.environ.get(str(request.get("part") or ""), ""))
     lock = lock_of(folder)
     restart = restart_of(folder, order, request)
@@ -116,10 +119,10 @@ def allot(folder: str, request: Json) -> Json | None:
 
 
 def outlast(supervisor: Supervisor) -> None:
-    """Wait until the upload to the artifact store ends, and log its errors. A further signal ends the wait."""
+    """Wait until the upload to the artifact store ends, and log its last error. A further signal ends this process."""
     if not supervisor.keeper:
         return
-    supervisor.keeper.stdin.close()  # signals the uploader that no more files will be saved
+    supervisor.keeper.stdin.close()  # tells the uploader that no more files will be saved
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     supervisor.keeper.wait()
@@ -130,8 +133,8 @@ def outlast(supervisor: Supervisor) -> None:
 def restart_of(folder: str, order: Json, request: Json) -> int:
     """Return how many times the engine has started this attempt before.
 
-    The engine reports the number. If the engine does not count the runs, each run has a new id, and one is added to
-    the number of the previous run.
+    The engine reports the number. If the engine does not count the runs, each run with a new id adds one to the number
+    of the previous run.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -173,7 +176,7 @@ def lock_of(folder: str) -> int:
 
 
 def is_due(folder: str, order: Json, restart: int) -> bool:
-    """Return whether this run of the batch script must run the job: no earlier run did, or the job was requeued."""
+    """Return whether this run of the batch script must run the job, because it is the first run or a requeue."""
     status = read_status(folder)
     if status is None or status.get("token") != order["token"]:
         return True
@@ -186,7 +189,7 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was permanently canceled. If the engine starts it again, it does nothing."""
+    """Return whether the attempt was canceled for good. If the engine starts it again, the command does not run."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 

@@ -8,12 +8,12 @@ STEP = "a step"
 
 
 def at_step(step: int | None) -> str:
-    """Return the step as part of a sentence; empty if it is unknown."""
+    """Return " at step N" for use in a message; empty if the step is unknown."""
     return "" if step is None else f" at step {step}"
 
 
 def middle(values: Iterable[float]) -> float:
-    """Return the median, or the upper of the two middle values."""
+    """Return the median: the middle value, or the upper of the two middle values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
@@ -21,11 +21,11 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Detects a loss that jumps and stays high, and steps that become much slower.
 
-    An anomaly is reported once after `ROW` consecutive values, and again when it ends. A report consists of a kind, a
+    An anomaly is reported once after `ROW` consecutive values, and its end is reported. A report consists of a kind, a
     text and a subject. The subject is the name of the loss, or `STEP` for slow steps.
     """
 
-    MEMORY, LEAST, ROW = 50, 20, 5  # kept values, values before the first alert, consecutive values
+    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values before the first alert, consecutive values
     JUMP, SLOW, SLOW_S = 5.0, 5.0, 30.0
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Course:
         self.last: tuple[float, int] | None = None
 
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
-        """Add one value of a loss; return kind, text and subject of an alert if one is due."""
+        """Add a value of a loss. Return the kind, text and subject of an alert, or None if no alert is due."""
         past = self.losses.setdefault(name, [])
         limit = None
         if len(past) >= self.LEAST:
@@ -50,13 +50,13 @@ class Course:
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
             self.losses[name] = [*past, value][-self.MEMORY :]
-            return ("recovered", f"{name} is {value:.4g}{at_step(step)} again", name) if was >= self.ROW else None
+            return ("recovered", f"{name} is back to {value:.4g}{at_step(step)}", name) if was >= self.ROW else None
         self.high[name] = self.high.get(name, 0) + 1
         text = f"{name} is {value:.4g}{at_step(step)}, the {self.ROW}th value in a row above {limit:.4g}"
         return ("spike", text, name) if self.high[name] == self.ROW else None
 
     def pace(self, step: int, now: float) -> tuple[str, str, str] | None:
-        """Add the newest step; return kind, text and subject of an alert if one is due."""
+        """Add the newest step. Return the kind, text and subject of an alert, or None if no alert is due."""
         last, self.last = self.last, (now, step)
         if last is None or step <= last[1]:
             return None

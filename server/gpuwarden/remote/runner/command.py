@@ -16,9 +16,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 class Reason:
-    """Codes for the end of an attempt, stored in the field `reason` of a status. They are defined in
-    `core.reasons.Code`.
-    """
+    """Codes for the end of an attempt, stored in `reason` of the status. `core.reasons.Code` has the same codes."""
 
     EXITED = "exited"
     KILLED = "killed_by_signal"
@@ -67,8 +65,9 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
     """Start the command in a sandbox.
 
     The program that creates the sandbox gets no input that the job controls. The job's variables are sent over a pipe
-    to the first program inside the sandbox, which reports the command's exit over another pipe. The creating program
-    blocks the signals that end a job: they are sent to the process group, but are meant for the command.
+    to the first program inside the sandbox, which reports the command's exit over another pipe. The signals that
+    end a job are blocked in the program that creates the sandbox, because they are meant for the command but are sent
+    to the whole process group.
     """
     import subprocess
 
@@ -105,7 +104,7 @@ def packed(env: Mapping[str, str]) -> bytes:
 
 
 def ended(child: Any) -> tuple[int, str]:
-    """Return a command's exit code, or its signal as a negative number, and the error if it could not be started."""
+    """Return a command's exit code (a negative number for a signal), and the error if it could not be started."""
     code = child.wait()
     report = getattr(child, "report", -1)
     if report < 0:

@@ -16,7 +16,7 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Run the archive on outputs. Print the lines that it returns, and progress lines while it runs."""
+    """Examine outputs with the archive. Print the result for each output, and progress lines until then."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive for examining checkpoints is not on this machine")
@@ -24,7 +24,7 @@ def examine(folder: str, request: Json) -> Json:
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
     if len(lines) != len(paths):
-        raise Problem("io_error", f"the examination ended after {len(lines)} of {len(paths)} outputs (code {code})")
+        raise Problem("io_error", f"only {len(lines)} of {len(paths)} outputs were examined (exit code {code})")
     for number, line in enumerate(lines):
         reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
@@ -44,7 +44,7 @@ def asked(folder: str, archive: str, paths: list[str], seconds: float, request: 
 
 
 def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
-    """Run a command; return the lines that it prints within `seconds`, and its exit code."""
+    """Run a command. Return the JSON lines that it prints within `seconds`, and its exit code."""
     import subprocess
     import threading
 
@@ -61,16 +61,16 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
 
 
 def bounded(folder: str, mapping: PathMapping, path: str) -> str:
-    """Return the real path for a declared path. Raises Problem for a link that leaves its folder."""
+    """Return the real path of a declared path. Raises Problem for a link that points outside its folder."""
     top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
-        raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+        raise Problem("bad_request", f"{printable(path)} is a link that points outside its folder")
     return real
 
 
 def passed_on(child: Any) -> list[Json]:
-    """Return a child's output lines; print progress every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
+    """Return a child's JSON lines, with progress after 5 s of silence. Raises Problem above `MAX_FINDINGS` bytes."""
     import select
 
     data = bytearray()

@@ -1,4 +1,4 @@
-"""Read and write small files safely, even with links, crashes and full disks."""
+"""Read and write small files safely, despite links, crashes and full disks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 NODES_LOOK_S = 90.0
 CLOCK_S = 2.0
-"""If clocks differ by more, logs and checkpoints are out of order, and short-lived tokens may be rejected."""
+"""The tolerated clock difference in seconds. Above it, logs are out of order and short-lived tokens may be rejected."""
 NOWHERE = ("loopback", "bridge")
 MAX_OUT = 16 << 20
 Problems = List[Dict[str, Any]]  # noqa: UP006
@@ -93,7 +93,7 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
             words = value.split(",") if variable[0] == "G" else selected(value, list(there))
             taken = [word for word in words if word in there]
             if value and node.get("interfaces") is not None and not any(there[word] not in NOWHERE for word in taken):
-                leads = f"selects {', '.join(taken)} and can't reach other nodes" if taken else "matches no interface"
+                leads = f"selects {', '.join(taken)}, with no path to other nodes" if taken else "matches no interface"
                 add("interface_wrong", name, f"{variable} is {value}, which {leads}")
     for what, key in (("PyTorch", "torch"), ("NCCL", "nccl")):
         versions = {name: (node.get("torch") or {}).get(key) for name, node in named.items()}

@@ -61,7 +61,7 @@ class DiskSpace(Asked):
 
 
 class Gpu(Asked):
-    """Queries nvidia-smi."""
+    """Queries the GPUs with nvidia-smi."""
 
     def __init__(self) -> None:
         import shutil
@@ -87,7 +87,7 @@ class Gpu(Asked):
 
 
 class Vitals:
-    """Measures memory, disk, inodes and GPU; unreadable values are left out."""
+    """Measures memory, disk, inodes and GPU. A value that can't be read is None or left out."""
 
     def __init__(self, folder: str, spec: Json) -> None:
         mapping, outputs = PathMapping(spec), [str(p) for p in spec.get("outputs") or []][:16]

@@ -1,4 +1,4 @@
-"""List what else a teardown would destroy: other processes and undeclared files."""
+"""List other processes and undeclared files, which a teardown would also destroy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKLOADS = re.compile(
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Return the processes that do not belong to a gpuwarden job, and undeclared files."""
+    """Return the processes that belong to no running gpuwarden job, and the undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -37,7 +37,10 @@ def disclose(folder: str, request: Json) -> Json:
 
 
 def processes(marker: str | None) -> list[str]:
-    """Return at most `MAX_FRESH` workloads, except running jobs. With a marker, return only processes that have it."""
+    """Describe at most `MAX_FRESH` workloads that belong to no running job.
+
+    With a marker (`NAME=value`), describe the processes that have this environment variable instead.
+    """
     chain, pid = {os.getpid()}, os.getppid()
     while pid > 1 and pid not in chain:
         chain.add(pid)
@@ -51,7 +54,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """Describe a process that the user must know about; empty if the process is not relevant."""
+    """Describe a process that the user must know about. Return an empty string for other processes."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -90,7 +93,7 @@ def is_keeper(words: list[str]) -> bool:
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
-    """Return the run folder of a process: from a supervisor's command line, or a job's environment."""
+    """Return a process's run folder, from a supervisor's command line or a job's environment; empty if unknown."""
     for at, word in enumerate(words):
         if (
             word.startswith("/")
@@ -105,7 +108,7 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
     """Return undeclared regular files written since the job began, and whether the list is complete.
 
     The search covers the job's working folder, and `root` except for run folders. Its time and number of entries are
-    limited. At most `MAX_FRESH` files are listed, the largest, so that a checkpoint is not lost among many samples.
+    limited. Only the `MAX_FRESH` largest files are listed, so that many samples do not crowd out a checkpoint.
     """
     mapping = PathMapping({"root": root})
     declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]

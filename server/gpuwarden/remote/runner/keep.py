@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
-MOST_REQUEST = 60_000  # must fit into the pipe's buffer, because the right Python reads it only later
+MOST_REQUEST = 60_000  # must fit into the pipe's buffer, because it is not read until a Python with the client is found
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
 
 

@@ -22,8 +22,8 @@ class Changed(Exception):
 class S3Store:
     """An S3 bucket. A multipart upload resumes after a restart: parts that the store already has are not sent again.
 
-    It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last permission,
-    all parts are sent again. `uploads` maps keys to the ids of uploads in progress.
+    The access key needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last
+    permission, all parts are sent again. `uploads` maps keys to the ids of uploads in progress.
     """
 
     def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ class HubBucket:
         self.bucket = keep["root"]
         self.api: Any = HfApi(endpoint=keys.get("HF_ENDPOINT"), token=keys.get("HF_TOKEN"))
         if not hasattr(self.api, "batch_bucket_files"):
-            raise Problem("not_supported", "huggingface_hub on the machine has no bucket support; update it")
+            raise Problem("not_supported", "the machine's huggingface_hub does not support buckets; update it")
         self.small: list[tuple[bytes, str]] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:

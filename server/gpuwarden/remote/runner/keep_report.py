@@ -1,7 +1,7 @@
 """Record the end of a run in an artifact store's manifest, which can be read when the machine is off.
 
-Each manifest is signed with a job-specific key that is never written to the machine's disks. It differs from the seal
-key, because the upload may use a Python that the job installed.
+Each manifest is signed with a job-specific key that is never written to the machine's disks. This key differs from the
+seal key, because the upload may use a Python that the job installed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # request for a last manifest, from the self-stop process; the manifest repeats its text
-GOES_ON = "-"  # prefix of a request when the machine keeps running
+LOOK = "/keep.look"  # the self-stop process's request for a last manifest, which repeats the request's text
+GOES_ON = "-"  # prefix of a request if the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
     "state", "attempt", "reason", "why", "exit_code", "signal", "step", "total_steps", "started_at", "ended_at",
@@ -55,7 +55,7 @@ def asked_look(folder: str) -> str:
 
 
 def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
-    """Return the job's final status, and the processes and files on the machine that are not in the listing.
+    """Return the job's final status, the outputs that the listing lacks, and the machine's other processes and files.
 
     `look` is the request of the self-stop process if the machine is about to stop itself.
     """
@@ -73,6 +73,6 @@ def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
 
 
 def last_of(folder: str, attempt: object) -> bool:
-    """Return true if a run folder exists, and its current attempt is the given attempt and has ended."""
+    """Return whether a run folder exists and its current attempt is the given one and has ended."""
     status = read_status(folder) if os.path.isdir(folder) else None
     return status is not None and status["state"] != "running" and attempt in (None, status.get("attempt"))

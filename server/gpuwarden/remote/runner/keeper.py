@@ -1,4 +1,4 @@
-"""Upload a job's outputs to its artifact store while the job runs, until all are uploaded.
+"""Upload a job's outputs to its artifact store during the job and afterwards, until all are uploaded.
 
 While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
 lists. After the job's end, the other files are uploaded. The process never deletes anything in the store.
@@ -88,7 +88,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
         report_keep(
             folder, "no_client",
             f"nothing is uploaded to the artifact store: no Python on the machine can import {module}. Install it for "
-            f"python3 there or in the job's environment, or put uv on the PATH",
+            f"the machine's python3 or in the job's environment, or put uv on the PATH",
         )  # fmt: skip
         if over:
             sys.exit(4)
@@ -105,7 +105,7 @@ def input_closed(seconds: float) -> bool:
 
 
 def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
-    """Return commands for the Pythons that may have the client: first the job's, last a temporary one from uv.
+    """Return commands for the Pythons that may have the client: the job's own first, uv's temporary Python last.
 
     A Python that a sandboxed job may have modified is not run outside the sandbox.
     """
@@ -246,7 +246,7 @@ class Keeper:
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether the store's manifest describes no end of the run, or an outdated end.
+        """Return whether `end` differs from the end of the run that the store's manifest describes. None means no end.
 
         Disclosed processes are not compared, because unrelated processes start and end all the time.
         """
@@ -256,7 +256,7 @@ class Keeper:
         return any(end[name] != before.get(name) for name in end if name != "disclosed")
 
     def is_all(self, listing: Listing, listed: list[Json]) -> bool:
-        """Return whether all files are in the store and unchanged since the listing. Uploads may take hours."""
+        """Return whether all files are in the store and unchanged since the listing, which may be hours old."""
         now, there = self.listed()
         same = (now.missing, now.skipped, len(there)) == (listing.missing, listing.skipped, len(listed))
         return same and all(self.has(row) for row in there)
@@ -365,9 +365,9 @@ def stamped(row: Json, other: Json) -> bool:
 
 
 def client_error(error: BaseException, redactor: Redactor) -> str:
-    """Return the error text from a client with the store's error code, redacted and then shortened.
+    """Return a client's error with the store's error code, redacted and then shortened.
 
-    The text of a ValueError is omitted, because HTTP clients may quote an invalid header in it.
+    The text of a ValueError is omitted, because HTTP clients may quote an invalid header, which contains the key.
     """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")

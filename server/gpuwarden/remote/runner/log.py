@@ -51,7 +51,7 @@ class Log:
         while data:
             if self.size >= self.half:
                 self._open(self.base + self.size)
-            room = self.half - self.size if self.size < self.half else len(data)  # full, because rotation failed
+            room = self.half - self.size if self.size < self.half else len(data)  # no limit if the rotation failed
             part, data = data[:room], data[room:]
             done = write_all(self.fd, part) if self.fd >= 0 else 0
             self.size += done
@@ -93,7 +93,10 @@ def logs(folder: str, request: Json) -> Json:
 
 
 def read_log(folder: str, cursor: int, limit: int) -> Json:
-    """Return a piece of the log from an absolute cursor. `truncated`: the bytes at the cursor no longer exist."""
+    """Return a piece of the log from an absolute cursor. A negative cursor counts from the end of the log.
+
+    `truncated` is true if the text starts elsewhere, because the log has no bytes at the cursor.
+    """
     limit = max(4, min(limit, 1 << 20))
     known = segments(folder)
     size = log_size(folder)

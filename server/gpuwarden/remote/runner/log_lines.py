@@ -120,7 +120,7 @@ class Pair(NamedTuple):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the words in the name, and in the word before the name."""
+        """Return the parts of the name and of the word before the name."""
         return frozenset((*re.split(r"[_/.-]", self.name), *self.before.split("_"), self.before))
 
     @property
@@ -169,7 +169,7 @@ def read_cell(text: str) -> tuple[str, float] | None:
 
 
 def pair_of(text: str, found: re.Match[str]) -> Pair:
-    """Return a match of `PAIR` with the word before it."""
+    """Convert a match of `PAIR` to a `Pair`, with the word before it."""
     words = text[max(0, found.start() - 24) : found.start()].lower().rstrip(" \t").split()
     glued = found.start() == 0 or text[found.start() - 1] in " \t"
     before = re.sub(r"[^\w]", "", words[-1]) if words and glued and words[-1][-1:].isalnum() else ""
@@ -204,7 +204,7 @@ def step_of(pairs: list[Pair]) -> Pair | None:
 
 
 def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
-    """Return the validation loss, and the training losses. The total loss comes first."""
+    """Return the validation loss, and the training losses with the total loss first."""
     checked, main, others = None, [], []
     for p in pairs:
         named = "loss" in p.name or "losses" in p.name or (p.before == "loss" and p.name in ("train", "val"))

@@ -8,7 +8,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
-BUDGET_S = 0.02  # CPU seconds between two calls of `rest`; large outputs can't slow down the supervisor
+BUDGET_S = 0.02  # CPU seconds between two calls of `rest`, so that large outputs can't slow down the supervisor
 WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
@@ -16,7 +16,7 @@ ANNOUNCED = Lazy(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0
 EPOCH_LINE = Lazy(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
 COLUMNS = Lazy(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
 CELLS = Lazy(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
-PATIENCE = 3  # consecutive non-finite norms; the first steps of mixed-precision runs often have them
+PATIENCE = 3  # consecutive non-finite norms before a report; the first steps of mixed-precision runs often have some
 
 
 class Lines:
@@ -193,7 +193,10 @@ class LogReader:
         return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # counted from 0
 
     def is_the_bar(self, found: Reading, end: int) -> bool:
-        """Return whether a progress bar shows training steps. Bars with a loss are preferred, then the first bar."""
+        """Return whether a progress bar shows training steps.
+
+        Bars with a loss are preferred, then bars with an epoch or the announced total, then the first bar.
+        """
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):
             self.bar = (sure, end)

@@ -12,7 +12,7 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""The number of characters kept from the end of an output, which has the newest lines."""
+"""The number of bytes that are kept of an output. They are taken from its end, which has the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:

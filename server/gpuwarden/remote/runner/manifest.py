@@ -50,14 +50,14 @@ class Listing:
         if not os.path.lexists(real):
             self.missing.append(declared)
         elif not inside(real, bound) or (declared.startswith("/") and real == bound):
-            self.skip(declared, "a link that leaves its folder")
+            self.skip(declared, "a link that points outside its folder")
         elif os.path.isdir(real):
             self.walk(self.shown(declared, real), real)
         else:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """Return the path to show. For an absolute output, it is the real path, because a teardown deletes the link's
+        """Return the path to show. For an absolute output, return its real path, because a teardown deletes the link's
         target.
         """
         if not declared.startswith("/"):
@@ -88,7 +88,7 @@ class Listing:
             if not os.path.exists(real):
                 self.skip(shown, "a link whose target does not exist")
             elif not inside(real, top):
-                self.skip(shown, "a link that leaves its folder")
+                self.skip(shown, "a link that points outside its folder")
             elif os.path.isdir(real):
                 self.skip(shown, "a link to a folder that is listed separately")
             else:
@@ -102,7 +102,7 @@ class Listing:
             return
         self.seen[shown] = True
         if len(self.seen) > MAX_FILES:
-            raise Problem("bad_request", f"more than {MAX_FILES} files; declare fewer or smaller outputs")
+            raise Problem("bad_request", f"more than {MAX_FILES} output files; declare fewer or smaller outputs")
         try:
             shown.encode("utf-8")
             info = info or os.lstat(real)
@@ -136,9 +136,7 @@ class Listing:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Hash a file once. Return its size and times, and the digests. There are no digests if the file changed
-        meanwhile.
-        """
+        """Hash a file once. Return its size and times, and its digests (empty if the file changed meanwhile)."""
         import hashlib
 
         fd = self.opener.open(real)

@@ -67,7 +67,7 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """Return the number of kills so far. It is the maximum over all groups, because a group's count includes its
+        """Return the number of kills so far. This is the maximum over all groups, because a group's count includes its
         subgroups.
         """
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():

@@ -1,6 +1,6 @@
 """Read progress from files that trainers save in the outputs: `trainer_state.json` and TensorBoard's event files.
 
-Each search has limits on folders, files and bytes. Only numbers are read from the files.
+Each search has limits on depth, entries, time and bytes. Only numbers are read from the files.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind not in (1, 5):
             raise ValueError("unknown wire type")
         if at + size > len(message):
-            raise ValueError("cut off")
+            raise ValueError("truncated field")
         yield key >> 3, message[at : at + size]
         at += size
 
@@ -204,4 +204,4 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return found, at
-    raise ValueError("no end")
+    raise ValueError("unterminated integer")

@@ -17,7 +17,7 @@ def has_proc() -> bool:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot, or an empty string."""
+    """Return the kernel's id for this boot; empty if unknown."""
     try:
         return read_small(PROC + "/sys/kernel/random/boot_id", 64).decode("ascii").strip()
     except (OSError, ValueError):

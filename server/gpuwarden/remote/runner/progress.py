@@ -54,7 +54,7 @@ class Progress:
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def look_for_oom(self, data: bytes) -> None:
-        """Alert once if the output reports that a GPU ran out of memory, even if two pieces split the line."""
+        """Alert once if the output reports that a GPU ran out of memory, even if two pieces share the line."""
         if not self.out_of_memory and GPU_OOM.search(self.tail + data):
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
@@ -153,5 +153,5 @@ class Progress:
         if patience and idle > patience and not self.stalled:
             self.stalled = True
             self.record.alert(
-                "stall", "nothing new for {:.0f} s (last step {})".format(idle, self.record.status["step"])
+                "stall", "no progress for {:.0f} s (last step {})".format(idle, self.record.status["step"])
             )

@@ -1,9 +1,9 @@
 """Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
 The relay listens only on the loopback address, with the paths and responses of the server's API, and responds as soon
-as a report is in the spool. Therefore a trainer that does not retry doesn't lose reports while the server is
-unreachable. If a server is configured, the relay sends it both spool files in order, until the server has all lines, or
-for up to an hour after the job's end. Otherwise, the server pulls the spool.
+as a report is in the spool. So a trainer that does not retry loses no reports while the server is unreachable. If a
+server is configured, the relay sends it both spool files in order, until the server has all lines, or for up to an hour
+after the job's end. Otherwise, the server pulls the spool.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # otherwise the other points would be lost with an invalid one
+            refused = status == 422 and half  # without halving, one invalid point would lose the others
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 

@@ -13,13 +13,13 @@ from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
-SEAL_AFTER_S = 5.0  # if a job is shorter, the pull seals its outputs
+SEAL_AFTER_S = 5.0  # the sealer starts after this time; the pull seals the outputs of a shorter job
 SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
 
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
-    """Start the sealer (the archive) alongside the job at low priority. Return None on failure; the pull then seals.
+    """Start the sealer (the archive) alongside the job at low priority. On failure, return None; the pull then seals.
 
     The sealer exits when its stdin closes, so it also exits soon after the supervisor is killed. The key is sent only
     on stdin.

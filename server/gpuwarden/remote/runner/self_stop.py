@@ -1,8 +1,8 @@
-"""Stop this machine from inside (self-stop) if its job has ended and its outputs were not requested for some time.
+"""Stop this machine from the inside (self-stop) if its job has ended and the user made no requests for some time.
 
-Runs in a separate process that outlives the supervisor. Requests that read or change something for the user touch the
-file `heard` and lock it while they run; status polls do not. The idle time is measured with the monotonic clock since
-the last change of that file, so a change of the system clock does not trigger a self-stop.
+The self-stop process is separate and outlives the supervisor. Requests that read or change something for the user touch
+the file `heard` and lock it while they run; status polls do not. The monotonic clock measures the idle time since the
+last change of that file, so a change of the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEARD, HOLD, SELF_STOPPED, KEEPING = "/heard", "/self_stop.hold", "/self_stopped
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # wait for the last manifest, counted from the last bytes that the artifact store received
+LAST_WORD_S = 120.0  # longest wait for the last manifest, after the last bytes that the artifact store received
 DOWN_S = 120.0  # time for a platform to stop the machine after it accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
@@ -151,11 +151,15 @@ class SelfStopper:
             self.ended_at = self.now()
 
     def due(self) -> bool:
-        """Return whether the machine has been idle for `after` seconds since the job's end, or at the deadline."""
+        """Return whether the machine must stop now.
+
+        This is so if the job has ended or the deadline has passed, no request arrived for `after` seconds, and nothing
+        else keeps the machine busy.
+        """
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        uploads = now - self.sent_at < self.after  # an upload without progress does not delay it
+        uploads = now - self.sent_at < self.after  # an upload without progress does not delay the self-stop
         return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
@@ -204,8 +208,8 @@ class SelfStopper:
         """Request a last manifest in the artifact store, because the machine may be terminated before it runs again.
 
         Returns False if the self-stop must wait: after a new request, or if the store may have a last manifest from an
-        earlier try that can't be replaced. The machine could be terminated because of that outdated manifest. In other
-        cases an unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
+        earlier try that can't be replaced, because that outdated manifest could permit a termination. In other cases,
+        an unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")

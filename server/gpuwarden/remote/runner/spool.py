@@ -77,7 +77,7 @@ def ends_with_line(path: str) -> bool:
 
 
 def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIECE) -> tuple[bytes, int]:
-    """Return complete lines from a byte offset, and the offset after them. A file that became shorter is read again."""
+    """Return complete lines from a byte offset, and the offset after them. A file that shrank is read again from 0."""
     try:
         fd = os.open(spool_path(folder, source), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -39,7 +39,7 @@ def write_status(folder: str, status: Json) -> bool:
 def read_status(folder: str) -> Json | None:
     """Return the status; None if there is no file. Raises Problem if the file is invalid."""
     why = ""
-    for _ in range(3):  # on a full disk, the file may be in the middle of being overwritten
+    for _ in range(3):  # on a full disk, the file is overwritten in place and may be incomplete
         try:
             found = json.loads(read_small(folder + "/status.json", 1 << 20).decode("utf-8"))
             if isinstance(found, dict) and isinstance(found.get("state"), str):

@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
 
 def stop(folder: str, request: Json) -> Json:
-    """Stop a job and return the result. Only processes with a verified identity are signaled."""
+    """Stop a job. Return the result: `stopped`, `pending` (a process may still be running), or `gone`."""
     status = read_status(folder) if os.path.isdir(folder) else None
     if status is None or (request.get("token") and status.get("token") != request["token"]):
         return {"ok": True, "result": "gone"}
@@ -28,7 +28,7 @@ def stop(folder: str, request: Json) -> Json:
     try:
         write_atomic(folder + "/stop.json", json.dumps({"grace_s": grace}).encode("ascii"))
     except OSError:
-        pass  # the grace period of the spec is used then
+        pass  # the grace period of the spec then applies
     identity = (status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if not isinstance(identity[0], int) or not signal_exactly(identity[0], identity[1], identity[2], signal.SIGUSR1):
         if is_alive(*identity) is not False:
@@ -70,7 +70,7 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
         status.update(
             state="canceled",
             reason=Reason.STOPPED,
-            why="stopped on request; its supervisor had died",
+            why="stopped on request, after its supervisor had died",
             ended_at=time.time(),
         )
         write_status(folder, status)

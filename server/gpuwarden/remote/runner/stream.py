@@ -29,9 +29,9 @@ def put_out(data: bytes | bytearray | memoryview) -> None:
 
 
 def read(folder: str, request: Json) -> None:
-    """Write one file from an offset to stdout. Errors are written to stderr, and the exit code is 1.
+    """Write one file from an offset to stdout. After an error, the message is on stderr and the exit code is 1.
 
-    With `seal`, exactly `size` bytes are sent and hashed, then one line with the digest and times.
+    With `seal`, exactly `size` bytes are sent and hashed, followed by one line with the digest and times.
     """
     fd = ReadableFiles(folder, request).open(str(request["path"]))
     try:
@@ -43,7 +43,7 @@ def read(folder: str, request: Json) -> None:
         if not request.get("seal"):
             pass_on(fd, None, lambda _: None)
         elif size != request.get("size"):
-            raise Problem("bad_reply", "its size differs from the manifest")
+            raise Problem("bad_reply", "the file's size differs from the manifest")
         else:
             sealed(fd, size)
     finally:
@@ -72,7 +72,7 @@ def sealed(fd: int, size: int) -> None:
 
     sha = hashlib.sha256()
     if pass_on(fd, size, sha.update) != size:
-        raise Problem("bad_reply", "it became shorter while it was read")
+        raise Problem("bad_reply", "the file became shorter while it was read")
     put_out(json.dumps({**stamp(os.fstat(fd)), "sha256": sha.hexdigest()}).encode() + b"\n")
 
 
@@ -88,7 +88,7 @@ def widen(pipe: int) -> None:
         elif stat.S_ISFIFO(kind) and sys.platform == "linux":
             import fcntl
 
-            fcntl.fcntl(pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, which fcntl defines since Python 3.10
+            fcntl.fcntl(pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, which is in fcntl since Python 3.10
     except OSError:
         pass
 

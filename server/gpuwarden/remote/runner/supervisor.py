@@ -163,7 +163,7 @@ class Supervisor:
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # the sealer then checks one last time; don't wait for it
-        self.keep()  # the end of this process signals the uploader that no more files will be saved
+        self.keep()  # the end of this process tells the uploader that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.reports.ended(state, self.status["why"], self.status)
@@ -191,7 +191,7 @@ class Supervisor:
     def tick(self) -> None:
         """Do the periodic work that is due."""
         self.guard()
-        self.vitals.kills.look(self.child.pid)  # at every tick, because a process has no control group after it ended
+        self.vitals.kills.look(self.child.pid)  # at every tick, because an ended process has no control group
         self.progress.take(1)
         self.reports.keep_running()
         self.limits()
@@ -213,7 +213,7 @@ class Supervisor:
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_told:  # the text differs with each try: report only the first
+            if trouble and not self.keep_told:  # the text differs with each try, so only the first is reported
                 self.record.alert("keep", trouble)
             self.keep_told = trouble
         self.record.dirty = True
@@ -269,7 +269,7 @@ class Supervisor:
     def asked_grace(self) -> float:
         """Return the grace period of the stop request in seconds.
 
-        It is read from a file, because a signal can't contain it.
+        The period is read from a file, because a signal can't carry a value.
         """
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)

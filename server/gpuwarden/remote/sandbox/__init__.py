@@ -12,5 +12,5 @@ are writable.
 | `sandbox-exec` | the macOS sandbox | untested; what Apple's profile language can't express |
 | `none` | | everything |
 
-A kind is available if its actual command line can start Python on this machine; versions and settings are not compared.
+A kind is available if its command line starts Python on this machine; versions and settings are not checked.
 """

@@ -53,7 +53,7 @@ def gpus() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The permissions in the policy for jobs on this machine, and the paths that are hidden from all jobs."""
+    """The policy's permissions for jobs on this machine, and the paths that are hidden from all jobs."""
 
     network: bool = False
     caches: bool = True
@@ -67,7 +67,7 @@ def box_for(
     """Return the box for a job that is started with `env`.
 
     `programs` lists the programs that run the job, `machine` the folders of a rehearsal. If an earlier job may have
-    created a program, the program's environment is not added, because it could consist of links to files outside the
+    created a program, the program's environment is not added, because it could contain links to files outside the
     job's box.
     """
     run_dir = os.path.realpath(run_dir)
@@ -129,7 +129,7 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """Return the folders that Python programs need: those of their environments and base Pythons."""
+    """Return the folders that Python programs need: those of their environments and of their base interpreters."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 
@@ -162,7 +162,7 @@ def _base_of(prefix: str) -> Iterator[str]:
 def _parts(prefix: str) -> Iterator[str]:
     """Yield the folders and files of an environment.
 
-    Other files are not included, because a project folder may be an environment. Links to locations outside of the
+    Other files are not included, because a project folder may also be an environment. Links to paths outside the
     environment are not included either.
     """
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")

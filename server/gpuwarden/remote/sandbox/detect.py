@@ -1,4 +1,4 @@
-"""Detect the sandbox to use on this machine: the best one whose actual command line starts Python."""
+"""Detect the sandbox to use on this machine: the best sandbox whose command line starts Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _candidates() -> Iterator[Sandbox]:
     if sys.platform == "linux":
         for program in _bwraps():
             yield Sandbox(Kind.BUBBLEWRAP, program, ("--disable-userns",))
-            yield Sandbox(Kind.BUBBLEWRAP, program)  # before version 0.8, a job may create nested namespaces
+            yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8, bubblewrap can't block nested namespaces
         if os.getuid() != 0:  # root could read the environment of other processes
             yield Sandbox(Kind.LANDLOCK)
     elif sys.platform == "darwin" and os.path.exists("/usr/bin/sandbox-exec"):
@@ -90,7 +90,7 @@ def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
 def open_sockets(
     listing: Callable[[], str] = lambda: Path("/proc/net/unix").read_text("utf-8", "replace"),
 ) -> list[str]:
-    """List the Unix sockets with a path to which this user can connect, such as those of tmux, Docker and systemd."""
+    """List the paths of Unix sockets that this user can connect to, such as those of tmux, Docker and systemd."""
     try:
         rows = (line.split(maxsplit=7) for line in listing().splitlines()[1:])
     except OSError:

@@ -127,8 +127,8 @@ def tell(report: int, line: str) -> None:
 
 
 def forbid(machine: str) -> None:
-    """Block system calls for objects that have no namespace. These are the kernel's key rings, which may contain login
-    tickets; sockets to the hypervisor or another virtual machine; and io_uring, which can also open sockets.
+    """Block system calls that bypass the namespaces: those for the kernel's key rings, which may contain login tickets;
+    for sockets to the hypervisor or another virtual machine; and for io_uring, which can also open sockets.
 
     Nothing is blocked if the kernel has no seccomp filters or the machine type is unknown.
     """

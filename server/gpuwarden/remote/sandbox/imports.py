@@ -1,7 +1,7 @@
 """Determine which modules are missing from a command's Python, in a sandbox that is as strict as the job's.
 
 The caller chooses the program and its variables, and an earlier job may have created the program. Therefore even this
-check runs only inside the sandbox, without write access or network.
+check runs only inside the sandbox, without write or network access.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python can't find in the sandbox. Raises OSError if that Python does not answer.
+    """Return the modules that a Python interpreter can't find in the sandbox. Raises OSError if it does not answer.
 
     `env` is the environment shared by all jobs on this machine; `given` contains the variables that this job adds.
     """

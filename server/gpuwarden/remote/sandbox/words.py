@@ -39,7 +39,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Box:
-    """The absolute paths that one job may access. `read` and `write` have the same paths inside the sandbox.
+    """The absolute paths that one job may access. Paths in `read` and `write` are the same inside the sandbox.
 
     `hidden` paths are never visible, even inside `read` or `write`. `machine` lists folders of a simulated machine in
     a rehearsal, which may be inside `hidden`.
@@ -133,7 +133,7 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
 
 
 def landlock(box: Box, machine: System) -> dict[str, object]:
-    """Return the Landlock rules. The rules can't hide a part of a folder, so folders with hidden paths are omitted."""
+    """Return the Landlock rules. They can't hide part of a folder, so folders with hidden paths are omitted."""
 
     def open_to(paths: Sequence[str]) -> list[str]:
         return [p for p in paths if not any(below(h, (p,)) or below(p, (h,)) for h in box.hidden)]
@@ -171,5 +171,5 @@ def _subpaths(paths: Sequence[str]) -> str:
 
 
 def below(path: str, tops: Sequence[str]) -> bool:
-    """Return whether a path is one of these folders or is in one."""
+    """Return whether a path equals or is inside one of these folders."""
     return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 PYTHON: Final = "GPUWARDEN_SKY_PYTHON"
 ANSWER_S: Final = 150.0
 VERSION: Final = "0.14.1"
-INSTALL: Final = f"uv tool install skypilot=={VERSION}, or set {PYTHON} to its interpreter."
+INSTALL: Final = f"Run `uv tool install skypilot=={VERSION}`, or set {PYTHON} to SkyPilot's interpreter."
 _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "ClusterDoesNotExist": (NotFound, ""),
     "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` restarts the controller, which is then billed."),
@@ -161,7 +161,7 @@ class SkyClient:
             if name in _MEANINGS:
                 kind, hint = _MEANINGS[name]
                 raise kind(f"SkyPilot: {said}", hint)
-        # Nothing about the state of jobs and clusters can be concluded from an unknown error.
+        # An unknown error is inconclusive about the state of jobs and clusters.
         raise BadReply(f"SkyPilot returned an unexpected error: {said}", "`sky api status` lists its current requests.")
 
     def _talk(self, body: str, timeout_s: float) -> str:

@@ -37,7 +37,10 @@ class Plan(Frozen):
 
 
 class Launched(Frozen):
-    """Result of a launch. `adopted`: the cluster or job already existed. `idle_minutes` is None without a self-stop."""
+    """The result of a launch.
+
+    `adopted` is true if the cluster or job already existed. `idle_minutes` is None if no self-stop is set.
+    """
 
     adopted: bool
     idle_minutes: int | None = None
@@ -66,8 +69,7 @@ class Cluster(Frozen):
 class ManagedJob(Frozen):
     """A managed job: SkyPilot's controller rents its machines, and replaces them if they are preempted.
 
-    `schedule` is DONE once the controller has finished all work for the job, including the termination of its machine,
-    `cluster`.
+    `schedule` is DONE once the controller has finished all work for the job and has terminated its machine (`cluster`).
     """
 
     id: int
@@ -135,7 +137,7 @@ class JobQueue(Frozen):
 
 
 class Cost(Frozen):
-    """The cost of one cluster as reported by SkyPilot. `live`: the cluster is still in SkyPilot's list."""
+    """The cost of one cluster as reported by SkyPilot. `live` is true if the cluster is still in SkyPilot's list."""
 
     name: str
     hash: str
@@ -151,13 +153,13 @@ class Log(Frozen):
 
 
 class Done(Frozen):
-    """Whether a request has completed. If not, it continues in the API server."""
+    """Whether a request has completed. If not, it continues on the API server."""
 
     done: bool
 
 
 class SkyOptions(Frozen):
-    """SkyPilot's own options. `region` and `zone` are the second and third part of its `infra`."""
+    """SkyPilot's own options. `region` and `zone` are the second and third parts of its `infra`."""
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
@@ -166,7 +168,7 @@ class SkyOptions(Frozen):
     memory: str | None = Field(default=None, pattern=r"^\d{1,5}\+?$")
     image: str | None = Field(default=None, max_length=300)
     managed: bool = False
-    """Whether SkyPilot's jobs controller rents the machine and replaces it if preempted: `sky-jobs/INFRA`."""
+    """True if SkyPilot's jobs controller rents the machine and replaces it after a preemption: `sky-jobs/INFRA`."""
 
 
 def read_options(options: dict[str, Any]) -> SkyOptions:
@@ -193,7 +195,7 @@ def token_of(name: str) -> str:
 
 
 def task(infra: str, resources: Resources) -> dict[str, Any]:
-    """Return the task that launches a machine without a command."""
+    """Return the task that launches a machine and runs no command."""
     options = read_options(resources.options)
     given: dict[str, Any] = {
         "infra": "/".join(

@@ -1,4 +1,4 @@
-"""Handle gpuwarden's requests with SkyPilot's SDK. Runs in the Python interpreter for which SkyPilot is installed.
+"""Handle gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
 
 SkyPilot's pinned versions conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
 request is one line of JSON on stdin, and the reply is one line on stdout. The SDK's output goes to stderr. The helper
@@ -49,7 +49,7 @@ def task_of(config: Json) -> Any:
 
 
 def settled(request: str) -> bool:
-    """Wait up to `SETTLE_S` for a request to end, and raise its error. Return whether it ended."""
+    """Wait up to `SETTLE_S` seconds for a request to end, and raise its error if it failed. Return whether it ended."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
         found = sdk.api_status([request], all_status=True)
@@ -84,7 +84,7 @@ def stops(resources: Any) -> bool:
 
 
 def quote(task: Json, name: str) -> Json:
-    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU; without one, the price is None.
+    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU; the price is None without an offer.
 
     The catalog is used because the server reports the price of a dry run only in its log.
     """
@@ -123,7 +123,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def requests_of(name: str) -> List[Json]:
-    """Return those launches of a cluster that are still in the server's records, newest first."""
+    """Return the launches of a cluster that are still in the server's records, newest first."""
     found = sdk.api_status(all_status=True, limit=200, cluster_name=name)
     kept = [r for r in found if r.name in ("sky.launch", "sky.start") and r.cluster_name == name]
     kept.sort(key=lambda r: -r.created_at)
@@ -135,7 +135,7 @@ def requests_of(name: str) -> List[Json]:
 def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Json:
     """Return clusters from the server's records; with `fresh`, the server queries the cloud first.
 
-    `reach` also writes the SSH configuration for the named clusters, as `sky status` does.
+    With `reach`, also write the SSH configuration for the clusters, as `sky status` does.
     """
     refresh = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.AUTO
     launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # first, as in `jobs`
@@ -157,8 +157,8 @@ def managed(match: str = "", finished: bool = False) -> Json:
     Lists of clusters do not include the machines of managed jobs. `sent` contains the names of jobs that are being
     submitted to the controller, and `failed` maps names to the errors of failed submissions.
     """
-    # Requested before the list, as in `jobs`. Running requests are listed separately, because the second list has only
-    # the last 200 requests.
+    # Request this before the queue, as in `jobs`. Running requests are listed separately, because the second list has
+    # only the last 200 requests.
     asked = [*sdk.api_status(), *sdk.api_status(all_status=True, limit=200)] if finished else []
     launches = [
         (json.loads(request.request_body or "{}").get("name") or "", request)
@@ -210,7 +210,7 @@ def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> 
     """Submit a managed job, unless a job of that name was submitted before.
 
     The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. Therefore all
-    jobs except the first are canceled.
+    jobs of that name except the first are canceled.
     """
     before = managed(name, finished=True)
     adopted = name in before["sent"] or any(row["name"] == name for row in before["rows"])
@@ -313,7 +313,7 @@ def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
 
 
 def logs(cluster: str, job_id: int) -> Json:
-    """Return a job's log from SkyPilot."""
+    """Return SkyPilot's log of a job."""
     text = streamed(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False))
     if not text:
         sdk.get(sdk.queue(cluster))  # raises an error if the cluster no longer exists
@@ -359,7 +359,7 @@ def autostop(cluster: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def plain(text: object) -> str:
-    """Return text without colors."""
+    """Return text without color codes."""
     return _COLOR.sub("", str(text))
 
 
@@ -384,7 +384,7 @@ if __name__ == "__main__":
 
     for line in sys.stdin:
         request = json.loads(line)
-        server_common.get_api_server_status_response.cache_clear()  # the SDK caches the result that a server is down
+        server_common.get_api_server_status_response.cache_clear()  # the SDK caches that the server is down
         try:
             answer = {"ok": True, "value": VERBS[request.pop("ask")](**request)}
         except Exception as error:

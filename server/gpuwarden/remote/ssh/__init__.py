@@ -1,1 +1,1 @@
-"""One machine over SSH: connect, run commands, stream data."""
+"""Connect to a machine over SSH, run commands on it, and stream data."""

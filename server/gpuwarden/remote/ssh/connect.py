@@ -14,7 +14,7 @@ from gpuwarden.remote.ssh.mux import TICK_S
 class Channel(Protocol):
     """One command on a machine. Use it from one thread at a time; `close` may be called at any time.
 
-    Its methods wait at most `TICK_S` before they raise `TimeoutError`. A lost connection raises `OSError`.
+    Its methods wait at most `TICK_S` seconds before they raise `TimeoutError`. A lost connection raises `OSError`.
     """
 
     def send(self, data: memoryview) -> int:
@@ -38,8 +38,9 @@ class Channel(Protocol):
         ...
 
     def code(self) -> int | None:
-        """Return the exit code; None if a signal ended the command. Raises `ConnectionError` if the connection is
-        lost.
+        """Return the exit code; None if a signal ended the command.
+
+        Raises `ConnectionError` if the connection is lost.
         """
         ...
 

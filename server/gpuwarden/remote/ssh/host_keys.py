@@ -23,7 +23,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if `ssh` is on the PATH."
-# A name hashed by `ssh-keygen -H`, which has a salt and a digest of 20 bytes each.
+# A name hashed by `ssh-keygen -H`: a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -31,14 +31,14 @@ _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
 
 
 class HostKeyChanged(Refused):
-    """The machine presented a different key from the recorded one. `pinned` and `seen` are fingerprints."""
+    """The machine presented a key that differs from the recorded key. `pinned` and `seen` are fingerprints."""
 
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
-            f"the host key of {where} changed: recorded {pinned}, now {seen}. Nothing was sent to it",
-            "Another machine has this address, or an attacker intercepts the connection. For a recreated instance, "
-            "verify the new fingerprint in the provider's console and register the instance again; for an entry in "
-            f"known_hosts: ssh-keygen -R '{where}'.",
+            f"the host key of {where} changed: recorded {pinned}, now {seen}. Nothing was sent to the machine",
+            "Another machine may have this address, or an attacker may be intercepting the connection. For a recreated "
+            "instance, verify the new fingerprint in the provider's console and register the instance again. To remove "
+            f"an entry from known_hosts: ssh-keygen -R '{where}'.",
         )
         self.pinned, self.seen = pinned, seen
 
@@ -49,32 +49,35 @@ class HostKeyRevoked(HostKeyChanged):
     def __init__(self, where: str, seen: str) -> None:
         Refused.__init__(
             self,
-            f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to it",
+            f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to the machine",
             "The key may be compromised. Create a new key on the machine, and verify it in the provider's console.",
         )
         self.pinned, self.seen = "", seen
 
 
 class HostKeyUnproven(HostKeyChanged):
-    """No known_hosts entry or certificate confirms the host key, and the user's configuration rejects unknown keys."""
+    """No known_hosts entry or certificate confirms the host key, and the user's settings reject unknown keys."""
 
     def __init__(self, endpoint: Endpoint, line: str, *, certified: bool, checked: bool = True) -> None:
         where, seen = endpoint.known_as, fingerprint(line)
         kind = next((k for k in ("ed25519", "ecdsa") if k in line.split()[0]), "rsa")
-        lacking = f"no valid certificate was presented for {seen}" if checked else "paramiko checks none"
+        lacking = (
+            f"no valid certificate was presented for {seen}" if checked else "paramiko does not check certificates"
+        )
         why = (
             f"known_hosts has a @cert-authority for {where}, but {lacking}"
             if certified
-            else f"{where} presented {seen}, but is not in known_hosts, and StrictHostKeyChecking is yes"
+            else f"{where} presented {seen}, but is not in known_hosts, and StrictHostKeyChecking is set to yes"
         )
         Refused.__init__(
             self,
-            f"{why}. Nothing was sent to it",
+            f"{why}. Nothing was sent to the machine",
             f"{'Check the expiry and the names of the host certificate.' if checked else OPENSSH} "
             "Or compare the key and add it to known_hosts: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts'
             if certified
-            else f"Compare the key with the provider's console, then add it: ssh-keyscan -p {endpoint.port} "
+            else "Compare the key with the fingerprint in the provider's console, then add it: "
+            f"ssh-keyscan -p {endpoint.port} "
             f"{endpoint.host} >> ~/.ssh/known_hosts",
         )
         self.pinned, self.seen = "", seen
@@ -198,7 +201,7 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
 def _is_about(patterns: Sequence[str], host: str) -> bool:
     """Return whether a line's host patterns match this host, as in sshd(8).
 
-    They can be hashed, or contain `*`, `?` and `!`.
+    A pattern can be hashed, or contain `*`, `?` and `!`.
     """
     found = False
     for pattern in patterns:

@@ -29,7 +29,7 @@ class Link:
     ) -> None:
         self.endpoint, self.pin, self.config = endpoint, pin, config
         self.dial = dial
-        """A function that opens a connection other than SSH to the machine with the pinned key; None for SSH."""
+        """A function that takes the pinned key and connects by means other than SSH; None to connect over SSH."""
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
@@ -71,7 +71,7 @@ class Link:
             self._early = self._failed = None
 
     def connection(self) -> Connection:
-        """Return the connection, after opening it if necessary. Blocks."""
+        """Return the connection, and open it first if necessary. Blocks."""
         with self._opening:
             with self._state:
                 failed, self._failed = self._failed, None
@@ -101,7 +101,7 @@ class Link:
 
         A dead connection is reopened once, which is safe because the command has not been started yet. If the machine
         refuses a session, the session is requested again for up to `OPEN_S` seconds, because sessions that have just
-        ended may still count.
+        ended may still count toward the limit.
         """
         end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
         while True:

@@ -21,7 +21,7 @@ _NO_ROUTE = re.compile(
 
 
 def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
-    """Return the error for the output of a failed `ssh`. `key_shown` is true if the host had presented its key."""
+    """Return the error for a failed `ssh`, from its output. `key_shown` is true if the host presented its key."""
     words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
     if denied := _DENIED.search(said):
         return denied_login(endpoint, denied[1].split(","), line(said, 600))
@@ -50,7 +50,7 @@ def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> Auth
     if "publickey" not in methods:
         allowed = ", ".join(m for m in methods if m) or "no supported method"
         return AuthFailed(
-            f"{endpoint} does not accept public keys, but only {allowed}",
+            f"{endpoint} does not accept public keys; it accepts only {allowed}",
             "gpuwarden logs in only with key files or an agent. Enable public key authentication on the machine.",
         )
     held = agent_keys(endpoint)
@@ -73,7 +73,7 @@ def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> Auth
             "Start or unlock the agent that has the private key (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK).",
         )
     keys = ", ".join(endpoint.identities) or "no key file"
-    agent = f"agent with {held}" if held else "agent without a key" if held == 0 else "no agent"
+    agent = f"keys in the agent: {held}" if held else "no key in the agent" if held == 0 else "no agent"
     return AuthFailed(
         f"{endpoint} accepted none of the keys ({keys}; {agent}): {said}",
         "Check that the public key is in the instance's authorized_keys or in the provider's account.",

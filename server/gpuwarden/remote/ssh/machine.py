@@ -1,6 +1,6 @@
 """Run commands on one machine over SSH: stream their output, send their input, cancel them.
 
-Blocking calls run in worker threads. Each machine has one connection (`link`), and each command a session on it.
+Blocking calls run in worker threads. Each machine has one connection (`link`), and each command has a session on it.
 Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is killed on the machine
 before the call returns.
 """
@@ -51,7 +51,7 @@ class Ssh:
         return self.link.pin
 
     async def open(self) -> HostKey:
-        """Connect if needed, and return the host key. Afterwards only this key is accepted."""
+        """Connect if necessary, and return the host key. From then on, only this key is accepted."""
         return (await to_thread.run_sync(self.link.connection, abandon_on_cancel=True)).key
 
     async def run(
@@ -69,7 +69,7 @@ class Ssh:
     async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
         """Yield the command's output as it arrives. Raises `CommandFailed` at the end unless the exit code is 0.
 
-        If the iteration is left early, the command is killed. The caller must limit the wait for each piece.
+        If the caller stops iterating early, the command is killed. The caller must limit the wait for each piece.
         """
         async with self._session(argv) as session:
             await to_thread.run_sync(session.start, stdin, abandon_on_cancel=True)
@@ -87,7 +87,7 @@ class Ssh:
     async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
         """Run `work`, which starts and controls a command, in a worker thread that ends before this method returns.
 
-        After a cancellation, the session does not read or send any more.
+        After a cancellation, the session reads and sends nothing more.
         """
         begun, ended = threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ class Ssh:
         stall_s: float = 30.0,
         limit: int = MAX_OUTPUT,
     ) -> Ran:
-        """Run a command with `chunks` as its stdin. Raises `Unreachable` if it reads nothing for `stall_s` seconds."""
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` if no input is read for `stall_s` seconds."""
         async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)

@@ -62,7 +62,7 @@ class Control:
             self._sock.sendall(_packed(_HELLO, VERSION))
             kind, rest = self.receive()
             if (kind, rest[:4]) != (_HELLO, struct.pack(">I", VERSION)):
-                raise ConnectionError("the ssh client uses another version of the multiplexing protocol")
+                raise ConnectionError("the ssh client uses a different version of the multiplexing protocol")
         except BaseException:
             self._sock.close()
             raise
@@ -160,7 +160,7 @@ class Control:
 
 
 class MuxChannel:
-    """One command as a `Channel`. Its methods wait at most `TICK_S` before they raise `TimeoutError`."""
+    """One command as a `Channel`. Its methods wait at most `TICK_S` seconds before they raise `TimeoutError`."""
 
     def __init__(self, socket_path: Path, held: Control, command: bytes) -> None:
         self._held = held
@@ -268,7 +268,7 @@ class MuxChannel:
             raise BrokenPipeError("the channel is closed")
 
     def _wait(self, event: int, end: int, wait_s: float) -> None:
-        """Wait for one pipe. Also reads stderr, so that a full stderr pipe never blocks the command."""
+        """Wait for one pipe, and read stderr meanwhile, so that a full stderr pipe never blocks the command."""
         poll = select.poll()
         poll.register(end, event)
         if self._stderr >= 0:
@@ -301,7 +301,7 @@ class MuxChannel:
             self._stdin = self._stdout = self._stderr = -1
 
     def __del__(self) -> None:
-        if "_err" in self.__dict__:  # the master has opened the pipes
+        if "_err" in self.__dict__:  # the constructor has opened the pipes
             self.close()
 
 

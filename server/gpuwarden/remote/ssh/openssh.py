@@ -129,7 +129,7 @@ def plain_env() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Login:
-    """Starts one master."""
+    """The login to one machine, which starts a master."""
 
     ssh: str
     endpoint: Endpoint
@@ -155,13 +155,13 @@ class _Login:
             control.terminate()
             control.close()
             raise BadReply(
-                f"ssh did not report the host key of {self.endpoint}", "Check that KnownHostsCommand is permitted."
+                f"ssh did not report the host key of {self.endpoint}", "Check that ssh allows KnownHostsCommand."
             )
         first = not self.known.pinned and (self.folder / "key.new").exists()
         return Master(control, self.folder, HostKey(shown, first_contact=first))
 
     def _client(self, endpoint: Endpoint, known: KnownKeys, name: str) -> list[str]:
-        """Return the client's arguments for one host. The client will write the host's key to the file `name`."""
+        """Return the client's arguments for one host. The client writes the host's key to the file `name`."""
         new, shown = self.folder / f"{name}.new", self.folder / name
         options = dict(_OPTIONS)
         record = _RECORD.format(shown=_escaped(str(shown)))

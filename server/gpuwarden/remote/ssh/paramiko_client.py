@@ -1,7 +1,7 @@
 """Connect with paramiko, on systems without a usable `ssh` (such as Windows). All calls block.
 
-paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. If a
-connection needs either, the error says so. `openssh` does not have these limitations.
+paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. An error
+caused by one of these limitations says so. `openssh` has neither of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Opened:
         import paramiko
 
         try:
-            # All SSHExceptions are caught: if two sessions are refused at once, one error is a plain SSHException.
+            # Catch every SSHException: if two sessions are refused at once, one of the errors is a plain SSHException.
             channel = self.transport.open_session(timeout=OPEN_S)
         except (paramiko.SSHException, EOFError) as problem:
             raise ConnectionError(str(problem)) from problem
@@ -75,7 +75,7 @@ class Opened:
 
 
 class ParamikoChannel:
-    """One command, as a `Channel`: methods wait at most `TICK_S` before they raise `TimeoutError`."""
+    """One command, as a `Channel`. Methods wait at most `TICK_S` seconds before they raise `TimeoutError`."""
 
     def __init__(self, channel: paramiko.Channel, command: bytes) -> None:
         self._channel: Any = channel
@@ -124,11 +124,14 @@ class ParamikoChannel:
         return bool(self._channel.exit_status_ready())
 
     def code(self) -> int | None:
-        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
+        """Return the exit code; None if a signal ended the command.
+
+        Raises `ConnectionError` if the connection is lost.
+        """
         if not self._channel.status_event.wait(TICK_S):
             raise TimeoutError
         if self._channel.exit_status >= 0:
-            # Wait until the machine closes the session, because until then it counts towards the limit.
+            # Wait until the machine closes the session, because an open session counts toward the limit.
             end = time.monotonic() + 0.5
             while not self._channel.closed and time.monotonic() < end:
                 time.sleep(0.0005)
@@ -145,7 +148,7 @@ class ParamikoChannel:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise `ConnectionError` for paramiko's errors that mean a lost connection."""
+    """Raise `ConnectionError` for the errors by which paramiko reports a lost connection."""
     import paramiko
 
     try:
@@ -236,7 +239,7 @@ def _direct(endpoint: Endpoint) -> socket.socket:
 def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any, HostKey]:
     import paramiko
 
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # the errors it logs are also raised
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # paramiko also raises the errors that it logs
     client = paramiko.SSHClient()
     known = known_keys(endpoint, pin)
     keys = client.get_host_keys()
@@ -311,9 +314,10 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
 
 
 def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
-    """Log in with the keys of an agent that paramiko does not query by itself. Return whether one was accepted.
+    """Log in with the keys of an agent that paramiko does not query by itself. Return whether a key was accepted.
 
-    That is the agent set by `IdentityAgent` and, with `IdentitiesOnly`, any agent, limited to the listed public keys.
+    paramiko ignores the agent set by `IdentityAgent`. With `IdentitiesOnly`, only the keys of the configured identity
+    files are tried.
     """
     import paramiko
 
@@ -330,7 +334,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
             agent._connect(line)  # noqa: SLF001 (the public classes only use SSH_AUTH_SOCK)
             keys = agent.get_keys()
         except (OSError, paramiko.SSHException):
-            return False  # the login error then lists the agent's keys
+            return False  # the login error then describes the agent
         if endpoint.identities_only:
             named = {_public_half(path) for path in endpoint.identities}
             keys = [key for key in keys if key.get_base64() in named]
@@ -373,7 +377,7 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
                 return AuthFailed(
                     f"{endpoint} accepted none of the keys, and paramiko does not read CertificateFile "
                     f"({', '.join(endpoint.certificates)})",
-                    f"Store the certificate next to its key, as KEY-cert.pub. Or: {OPENSSH}",
+                    f"Store the certificate next to its key as KEY-cert.pub, or use OpenSSH. {OPENSSH}",
                 )
             return denied_login(endpoint, ["publickey"], text)
         case paramiko.SSHException() if "Indecipherable" in text:

@@ -1,8 +1,8 @@
 """Run one command on one channel: start it, send its input, read its output, and kill it. All calls block.
 
-The output of a login shell's rc file comes before a random mark. It is removed, so that it is not mistaken for output
-of the command. Closing a channel does not stop the remote process, so the process group of an abandoned command is
-killed over a second channel.
+A login shell's rc file may print text before the command does. A random mark separates the two outputs, and everything
+before the mark is discarded. Closing a channel does not stop the remote process, so the process group of an abandoned
+command is killed over a second channel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Take = Callable[[memoryview], object]
 
 
 class Session:
-    """One command on one channel. The methods block, and run in worker threads, one at a time except for `kill`."""
+    """One command on one channel. The methods block. Run them in worker threads, one at a time except for `kill`."""
 
     def __init__(self, link: Link, argv: Sequence[str]) -> None:
         self.link, self.argv = link, argv
@@ -85,7 +85,7 @@ class Session:
         self._skip_noise()
 
     def running(self) -> bool:
-        """Return whether the command may be running on the machine. If not, it will not be started later."""
+        """Return whether the command may be running on the machine. If it has not started yet, prevent its start."""
         with self._gate:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
@@ -121,7 +121,10 @@ class Session:
             raise CommandFailed(self.argv, code, bytes(self.err))
 
     def send(self, data: bytes | bytearray | memoryview, stall_s: float | None = None) -> bool:
-        """Send to stdin; return False if the command closed stdin. Raises `Unreachable` after a stall of `stall_s`."""
+        """Send to stdin; return False if the command closed stdin.
+
+        Raises `Unreachable` after `stall_s` seconds without progress.
+        """
         view, since = memoryview(data), time.monotonic()
         with self._translated() as channel:
             while view and not self._closed:
@@ -170,7 +173,7 @@ class Session:
                 raise NoShell(self.link.endpoint, shown, only_files=not chunk and self._speaks_sftp())
 
     def _speaks_sftp(self) -> bool:
-        """Return whether the machine starts an SFTP server for any command, as with `ForceCommand internal-sftp`."""
+        """Return whether the machine starts an SFTP server for every command, like `ForceCommand internal-sftp`."""
         opened, answer = self.link.opened, memoryview(bytearray(64))
         try:
             channel = opened.open_channel(command_line(["true"], self.mark)) if opened else None
@@ -187,7 +190,7 @@ class Session:
             channel.close()
 
     def _recv(self) -> bytes:
-        """Return at least one byte of stdout, or nothing at its end. Also reads stderr."""
+        """Return the next piece of stdout; empty at its end. Collect stderr meanwhile."""
         if self._piece is None:
             self._piece = memoryview(bytearray(READ_BYTES))
         return bytes(self._piece[: self.read_into(self._piece)])
@@ -245,7 +248,7 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- end
 
     def kill(self) -> None:
-        """Kill the remote command's process group, unless the command has ended, as its pid may then be reused."""
+        """Kill the remote command's process group. Do nothing if it has ended, because its pid may be reused."""
         end = time.monotonic() + KILL_S / 2
         channel, opened = self.channel, self.link.opened
         while self.pid is None and time.monotonic() < end and opened and opened.alive:

@@ -1,4 +1,4 @@
-"""Quote argument lists for a remote shell. All remote command lines are built here."""
+"""Quote argument lists for a remote shell. This module builds all remote command lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quote(word: str) -> str:
 
 
 def command_line(argv: Sequence[str], mark: str) -> bytes:
-    """Return a command line for any login shell that prints `mark` and the pid on a line, then runs `argv`.
+    """Return a command line for any login shell. It prints `mark` and the pid on one line, then runs `argv`.
 
     Lone surrogates represent bytes that are not UTF-8, as in Python's file names. Raises `BadRequest` for arguments
     that a command line can't contain.
@@ -34,7 +34,7 @@ def command_line(argv: Sequence[str], mark: str) -> bytes:
     if not argv or not argv[0]:
         raise BadRequest("the command is empty", "Pass at least the name of the program.")
     if any("\0" in word for word in argv):
-        raise BadRequest("an argument contains a NUL character; command lines can't have one", "Send it on stdin.")
+        raise BadRequest("an argument contains a NUL character; command lines can't contain one", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]
     line = ("exec " + " ".join(map(quote, words))).encode("utf-8", "surrogateescape")
     if len(line) > MAX_LINE_BYTES:

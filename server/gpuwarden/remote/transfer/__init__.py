@@ -1,1 +1,1 @@
-"""Copy files to and from a machine. Copies can be resumed and are verified by digest."""
+"""Copy files to and from a machine. Transfers resume after an interruption and are verified by digest."""

@@ -27,7 +27,7 @@ from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_fo
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers that mean a full disk, so that no other file can be written either."""
+"""Error numbers for a full disk, on which no other file can be written either."""
 
 OWNER = "owner"
 
@@ -46,7 +46,7 @@ def _refuse_others(dest: Path, owner: str) -> None:
     if others or holder not in {"", owner}:
         what = f"the files of {holder[:80]}" if holder else "files that do not belong to this job"
         raise BadRequest(
-            f"{dest} has {what}; existing files are not replaced", "Choose a new or an empty folder for each job."
+            f"{dest} contains {what}; existing files are not replaced", "Choose a new or empty folder for each job."
         )
 
 
@@ -63,12 +63,14 @@ class Destination:
             _refuse_others(path, owner)
         (path / STAGING).mkdir(parents=True, exist_ok=True)
         if (path / STAGING).is_symlink():
-            raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through links", "Remove it.")
+            raise BadRequest(
+                f"{path / STAGING} is a symbolic link; gpuwarden does not write through links", "Remove the link."
+            )
         self.path = path.resolve()
         self.staging = self.path / STAGING
         self._folds = folds_names(self.staging)
         self.fresh = False
-        """True if the folder and its staging folder were empty before this transfer."""
+        """True if the folder contained no files and no part files before this transfer."""
         self._made: set[str] = set()
         self._changed: set[Path] = set()
 
@@ -82,7 +84,7 @@ class Destination:
             lock.acquire(blocking=False)
         except Timeout:
             raise Conflict(
-                f"another process is receiving into {self.path}",
+                f"another process is receiving files into {self.path}",
                 "Wait until it has finished, because both transfers would write the same files.",
             ) from None
         try:
@@ -96,7 +98,7 @@ class Destination:
             lock.release()
 
     def entries(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
-        """Return the files with their destinations, and the reason for each path that can't be received."""
+        """Return each file with its local name, and the reason for each path that can't be received."""
         entries: list[Entry] = []
         refused: dict[str, str] = {}
         taken: dict[str, str] = {}
@@ -115,7 +117,7 @@ class Destination:
         return entries, refused
 
     def check_room(self, entries: Sequence[Entry]) -> None:
-        """Raise `BadRequest` if there are not enough free bytes and inodes for the missing files."""
+        """Raise `BadRequest` if the disk has too few free bytes or inodes for the missing files."""
         need, files = sum(a.size for a, _ in entries), len(entries)
         self.fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
         if not self.fresh:
@@ -127,14 +129,14 @@ class Destination:
         if need and free < need + SPARE_BYTES:
             raise BadRequest(
                 f"{self.path} has {free:,} bytes free, but the transfer needs {need:,} plus a reserve",
-                "Free some space or choose another destination; nothing was copied.",
+                "Free space or choose another destination. Nothing was copied.",
             )
         if hasattr(os, "statvfs"):
             fs = os.statvfs(self.path)
             if fs.f_files and fs.f_favail < files + SPARE_INODES:
                 raise BadRequest(
                     f"{self.path} has {fs.f_favail:,} free inodes, but the transfer needs {files:,}",
-                    "The file system has too few inodes. Choose another destination.",
+                    "Choose a destination on a file system with more free inodes.",
                 )
 
     def part(self, artifact: Artifact) -> Path:
@@ -151,11 +153,11 @@ class Destination:
         return self.path / name
 
     def holds(self, artifact: Artifact, name: str) -> bool:
-        """Return whether a file of this name and size was present before, possibly with other content."""
+        """Return whether a file of this name and size existed before the transfer, possibly with other content."""
         return not self.fresh and size_of(self.path / name) == artifact.size
 
     def has(self, artifact: Artifact, name: str, sha256: str | None) -> bool:
-        """Return whether this file was present before, with this digest."""
+        """Return whether this file existed before the transfer and has this digest."""
         try:
             return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
         except (UnsafeName, OSError):

@@ -1,8 +1,11 @@
-"""Receive many small files as one stream. The remote machine sends the files of a given manifest and identifies each
-file by its number in that manifest, so names from the machine are never used. A file with an unknown number or an
-unexpected size is dropped. A group of files consists of their count, a row for each file (number, size, digest, and the
-times when it was packed), and then their contents. A count of 0 ends the stream. A file that can't be packed is left
-out. It is then requested separately, and that request reports the reason.
+"""Receive many small files as one stream.
+
+The remote machine sends the files of a given manifest and identifies each file by its number in that manifest, so names
+from the machine are never used. A file with an unknown number or an unexpected size is dropped.
+
+The stream consists of groups. Each group starts with a count and a row for each of its files (number, size, digest, and
+its modification and change times when it was packed). The contents follow. A count of 0 ends the stream. A file
+that can't be packed is left out. It is then requested separately, and that request reports the reason.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ BATCH_FILES: Final = 20_000
 BATCH_BYTES: Final = 64 << 20
 COUNT: Final = struct.Struct(">I")
 ROW: Final = struct.Struct(">IIqq32s")
-"""The number, the size in bytes, mtime and ctime in nanoseconds, and the sha256."""
+"""A file's number, its size in bytes, its mtime and ctime in nanoseconds, and its sha256."""
 MOST: Final = 1 << 16
 _TIMES_BY_FD = os.utime in os.supports_fd
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Split a manifest into large but limited bundles, because each one starts Python on the machine."""
+    """Split files into as few bundles as the limits allow, because each bundle starts Python on the machine."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
@@ -49,7 +52,7 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 class Unpacker:
     """Reads a bundle piece by piece and writes verified files into a tree. All calls block.
 
-    `wanted` maps numbers in the stream to files; `sent` are all files that the stream may contain. `landed` maps the
+    `wanted` maps numbers in the stream to files; `sent` lists all files that the stream may contain. `landed` maps the
     number of each received file to its hex sha256, which equals the digest on the machine.
     """
 
@@ -121,11 +124,11 @@ class Unpacker:
         try:
             self._write(artifact, name, content)
         except UnsafeName:
-            return 0  # the file is requested separately, which reports the reason
+            return 0  # the file is then requested separately, and that request reports the reason
         except OSError as problem:
             if problem.errno in FULL:
                 raise
-            return 0  # this disk can't store the name; go on with the other files
+            return 0  # this disk can't store the name; continue with the other files
         self.landed[number] = sha.hexdigest()
         return size
 
@@ -146,4 +149,4 @@ class Unpacker:
 
 
 def _unreadable() -> BadReply:
-    return BadReply("the machine's bundle is invalid or contains a large file", "Pull again.")
+    return BadReply("the machine's bundle is invalid or contains a file that is too large", "Pull again.")

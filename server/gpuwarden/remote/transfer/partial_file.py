@@ -1,8 +1,8 @@
 """Receive one file. The part file is hashed while it is written, and renamed at the end.
 
 The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so the
-transfer of a newer version of the same file never continues an older part. A process that is killed at any point leaves
-either a part, which the next call continues, or a finished file.
+transfer of a newer version of the same file never continues an older part. If the process is killed, it leaves either a
+part file, which the next call continues, or a finished file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ _ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
-    """Return the name of the part file.
-
-    It is a hash of the path, size and digest (or times), and therefore a safe name.
-    """
+    """Return the name of the part file: a hash of the path, the size, and the digest or times."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
@@ -115,10 +112,7 @@ class Part:
 
 
 def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """Split data into ranges.
-
-    Yield each range and whether it contains only zeros, so that it can be written as a hole.
-    """
+    """Split data into ranges. Yield each range, and whether it has only zeros and can be written as a hole."""
     begun = 0
     for at in range(0, len(view), HOLE):
         block = view[at : at + HOLE]

@@ -1,14 +1,14 @@
-"""Receive the files in a manifest. Transfers resume, and files are verified by digest and stay inside the destination.
+"""Receive the files in a manifest, verify their digests, and resume interrupted transfers.
 
 The digests are in the manifest, or the machine computes them while it sends (`Sealing`), so that it reads each file
-only once. A digest that was recorded right after the save is not computed again. In each case, both machines hash each
-file.
+only once. A digest that was recorded right after the save is not computed again. Either way, each file is hashed on
+both machines. No file is written outside the destination.
 
-`receive` works with any `Source`: a machine over SSH, a rehearsal instance, a local folder. Each file is written to a
-part in `dest/.gpuwarden/`, hashed as it arrives, and renamed only if its size and digest match the manifest. After a
-stall or a lost connection, the transfer resumes at the last byte. The parts that a killed process leaves are continued
-by the next call. Files that can't be received (invalid name, missing, changed since the manifest) are listed in the
-result with the reason; the other files are still received.
+`receive` works with any `Source`: a machine reached over SSH, a rehearsal instance, a local folder. Each file is
+written to a part file in `dest/.gpuwarden/`, hashed as it arrives, and renamed only if its size and digest match the
+manifest. After a stall or a lost connection, the transfer resumes after the last received byte. If the process is
+killed, the next call continues its part files. Files that can't be received (invalid name, missing, changed since the
+manifest) are listed in the result with the reason; the other files are still received.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream of these files in `file_bundle`'s format. A file's number is its index in `artifacts`."""
+        """Stream these files in the format of `file_bundle`. A file's number is its index in `artifacts`."""
         ...
 
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes files while sending, so the manifest needs no digests. Bundles include them."""
+    """A source whose machine hashes files while sending them. The manifest then needs no digests."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Pass a file's bytes from `offset` to `take` in a worker thread. `take` is not called after a cancellation.
 
-        Returns the file's hex sha256 if the machine computed it while sending, which requires that `offset` is 0 and
-        the artifact has no digest. Raises the same errors as `read`, and `BadReply` if the file no longer matches the
+        Returns the file's hex sha256 if `offset` is 0 and the artifact has no digest, because the machine then computes
+        the digest while sending. Raises the same errors as `read`, and `BadReply` if the file no longer matches the
         artifact.
         """
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """Return hex sha256 digests, by path, that the machine computes for this call. Changed files are omitted."""
+        """Hash files on the machine, and return their hex sha256 digests by path. Changed files are omitted."""
         ...
 
 
@@ -134,8 +134,8 @@ class Problem(Frozen):
 class Received(Frozen):
     """The result of a transfer.
 
-    `bytes_sent` were transferred; `bytes_resumed` were found in parts, and `bytes_skipped` in finished files. `retries`
-    is the number of reopened connections.
+    `bytes_sent` counts the bytes that were transferred, `bytes_resumed` those found in part files, and `bytes_skipped`
+    those of files that were already complete. `retries` counts reopened connections.
     """
 
     files: tuple[ReceivedFile, ...]
@@ -151,7 +151,7 @@ class Received(Frozen):
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with digests computed during the transfer. Files that were not received may lack one."""
+        """Return the manifest with digests computed during the transfer. Files that were not received may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
         files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in manifest.files)
         return manifest.model_copy(update={"files": tuple(files)})
@@ -172,8 +172,8 @@ async def receive(
     """Copy every file of `manifest` to `dest` and compare digests.
 
     If `owner` is given, `dest` must be new, empty, or already claimed by this owner. Raises `Unreachable` if a file
-    fails `tries` times in a row without receiving a new byte. Received bytes are kept, and the next call continues.
-    Raises `BadRequest` if there is too little space or too few inodes, or if `dest` contains another owner's files, and
+    fails `tries` times in a row without a new byte. Received bytes are kept, and the next call continues after them.
+    Raises `BadRequest` if there are too few free bytes or inodes, or if `dest` contains another owner's files, and
     `Conflict` if another process is receiving files into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
@@ -308,7 +308,7 @@ class _Receiver:
             self.retries += 1
             return not unpacker.ended
         except (BadReply, NotFound):
-            pass  # missing files are then requested one by one, so that the reason is reported
+            pass  # missing files are then requested one by one, and those requests report the reason
         return False
 
     def _publish(self, entries: Sequence[Entry]) -> None:
@@ -351,7 +351,7 @@ class _Receiver:
             self.refused[artifact.path] = f"the file can't be written on this machine: {problem.strerror or problem}"
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
-        """Receive the part and compare its digest. A resumed part with a wrong digest is received again once."""
+        """Receive a file and compare its digest. If a resumed part has a wrong digest, receive the file once more."""
         resumed = part.offset
         await self._stream(artifact, part)
         if resumed and not await self._matches(artifact, part):
@@ -371,11 +371,11 @@ class _Receiver:
             raise BadReply(
                 f"{artifact.path} no longer matches the digest that was recorded right after its save, "
                 "although its timestamps are unchanged",
-                "The machine's disk or memory corrupts files: use an earlier checkpoint, and rent another machine.",
+                "The machine's disk or memory corrupts data. Use an earlier checkpoint, and rent another machine.",
             )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
-        """Return whether the part's digest equals the machine's, if the machine has one."""
+        """Return whether the part's digest equals the machine's. True if the source provides no digests."""
         await self._learn([artifact])
         digest = self.digests.get(artifact.path)
         return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True
@@ -403,13 +403,13 @@ class _Receiver:
             try:
                 await self._stream_once(artifact, part)
                 if part.offset < artifact.size:
-                    raise BadReply(f"{artifact.path} is shorter on the machine than the manifest specifies")
+                    raise BadReply(f"{artifact.path} is shorter on the machine than in the manifest")
             except (Unreachable, TimeoutError) as lost:
                 failures = 1 if part.offset > before else failures + 1
                 self.retries += 1
                 if failures >= self.tries:
                     raise Unreachable(
-                        f"{artifact.path} stopped after {part.offset:,} of {artifact.size:,} bytes: "
+                        f"the transfer of {artifact.path} stopped after {part.offset:,} of {artifact.size:,} bytes: "
                         f"{str(lost) or f'no data for {self.stall_s:g} s'}",
                         "Pull again to continue: the received bytes are kept.",
                     ) from lost
@@ -430,7 +430,7 @@ class _Receiver:
                 self._report(artifact)
 
     async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
-        """Receive the part in a worker thread, and check its progress every `LOOK_S` seconds."""
+        """Receive the rest of a file in a worker thread, and check the progress at least every `LOOK_S` seconds."""
         begun, sent = part.offset, 0
 
         def count() -> None:

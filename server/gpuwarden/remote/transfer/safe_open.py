@@ -1,4 +1,4 @@
-"""Open local files that are to be sent. Only regular files are opened, and links are not followed."""
+"""Open local files for sending. Only regular files are opened, and links are not followed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_regular(path: Path, identity: Identity | None = None) -> BufferedReader
 
 
 def read_regular(path: Path, limit: int, identity: Identity) -> bytes:
-    """Return at most `limit` bytes of a file. Faster than `open_regular`, with the same errors."""
+    """Return at most `limit` bytes of a file. This is faster than `open_regular` and raises the same errors."""
     fd = _opened(path, identity)
     try:
         content = piece = os.read(fd, limit)
@@ -53,5 +53,5 @@ def _opened(path: Path, identity: Identity | None) -> int:
         raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     if identity not in {None, identity_of(info)}:
         os.close(fd)
-        raise BadRequest(f"{path} was replaced after it was listed", "Send it again when no process is replacing it.")
+        raise BadRequest(f"{path} was replaced after it was listed", "Send it again once no process replaces it.")
     return fd

@@ -1,9 +1,9 @@
-"""Push files to a machine with a POSIX shell and `sha256sum`, but without Python. The runner itself is sent this way.
+"""Push files to a machine that has a POSIX shell and `sha256sum` but no Python. The runner itself is sent this way.
 
-A file is written to `.NAME.DIGEST.part` in its final folder. If the connection is lost, the next push appends to the
-part. The digest in the name prevents a push of another version from appending to it. The machine confirms each piece
-before the next one is sent. The size of pieces grows with the bytes transferred over the connection, so a lost
-connection loses only a small share of them.
+A file is written to `.NAME.DIGEST.part` in its final folder. If the connection is lost, the next push appends to this
+part file. The digest in the name prevents a push of another version from appending to it. The machine confirms each
+piece before the next piece is sent. Pieces grow with the number of bytes transferred over the connection, so only a
+small share must be sent again after a lost connection.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ mkdir -p -- "${1%/*}" || exit 73
 if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
 """.strip()
 
-# $1 part, $2 offset: append pieces, unless another process wrote to the part. A piece is a line with its size,
-# its bytes and a newline. It is confirmed by a line with the new size of the part.
+# $1 part, $2 offset: append pieces, unless another process wrote to the part. A piece is a line with a size, then that
+# many bytes and a newline. The reply to a piece is a line with the new size of the part.
 _APPEND = r"""
 umask 077
 : >> "$1" || exit 74
@@ -91,12 +91,11 @@ mv -f -- "$2" "$1"
 async def put(machine: Ssh, path: str, content: bytes) -> None:
     """Write one small file atomically, readable only by its owner.
 
-    An existing file is skipped, because its name contains its digest. Raises `BadRequest` if the machine can't write
-    it, for example if the disk is full.
+    An existing file of the same size is skipped, because its name contains its digest. Raises `BadRequest` if the
+    machine can't write the file, for example because the disk is full.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-    # A connection that is lost repeatedly may never transfer all files at once, so files that have arrived are not
-    # sent again.
+    # A connection may break before all files are sent, so the next attempt skips the files that have arrived.
     if len(content) > PIECE:
         seen = await machine.run(["/bin/sh", "-c", _THERE, "sh", path, str(len(content))], timeout_s=PUT_S)
         if seen.code == 0:
@@ -112,7 +111,7 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
 
 @dataclass
 class ShellPush:
-    """The state of one push, and the transfer of its files. `lost` waits before the next try, or raises an error."""
+    """One push through the shell. `lost` waits before the next try, or raises an error after too many failures."""
 
     machine: Ssh
     folder: str
@@ -161,7 +160,7 @@ class ShellPush:
                     return
                 if wrong:
                     raise BadReply(
-                        f"{entry.path} changed while it was sent", "Send it again once no process writes to it."
+                        f"{entry.path} changed while it was being sent", "Send it again once no process writes to it."
                     )
                 wrong = True
             except Unreachable as lost:
@@ -200,17 +199,18 @@ class ShellPush:
                     piece = await to_thread.run_sync(file.read, size)
                     if len(piece) < size:
                         raise BadReply(
-                            f"{entry.path} changed while it was sent", "Send it again once no process writes to it."
+                            f"{entry.path} changed while it was being sent",
+                            "Send it again once no process writes to it.",
                         )
                     self.counts.sent += size
                     self.counts.name = entry.name
                     answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
                     at += size
                     if answer.strip() != b"%d" % at:
-                        raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
+                        raise Unreachable(f"an earlier push of {entry.name} is still in progress", "Push again.")
         except CommandFailed as failed:
             if failed.exit_code == 75:
-                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
+                raise Unreachable(f"an earlier push of {entry.name} is still in progress", "Push again.") from failed
             check_ran(Ran(failed.exit_code, b"", failed.err), target)
         finally:
             session.close()

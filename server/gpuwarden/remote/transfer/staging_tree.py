@@ -1,7 +1,7 @@
 """Write small files to a staging folder under their final names, then move them to the destination. All calls block.
 
-A folder that is new in the destination is moved with one rename instead of one for each file. If a process is killed
-before the move, the tree remains. The next call uses only files in it that have the right digest.
+A folder that is new in the destination is moved with one rename instead of one rename per file. If a process is killed
+before the move, the staged files remain. The next call uses only those that have the right digest.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move files of this manifest that a killed process left here to their targets, without verification.
+        """Move the files of this manifest that a killed process left here to their targets. Delete all other files.
 
-        Other files are deleted. Raises `BadRequest` if the tree is a symbolic link, because its target may contain
-        unrelated files.
+        Only the sizes are compared; the caller verifies the digests. Raises `BadRequest` if the tree is a symbolic
+        link, because the link's target may contain unrelated files.
         """
         if self.path.is_symlink():
-            raise BadRequest(f"{self.path} is a symbolic link, and files in its target are not used", "Remove it.")
+            raise BadRequest(
+                f"{self.path} is a symbolic link; gpuwarden does not use files behind links", "Remove the link."
+            )
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
@@ -42,7 +44,7 @@ class Tree:
                 try:
                     left.replace(target(name))
                 except (UnsafeName, OSError):
-                    continue  # the file is received again, which reports the reason
+                    continue  # the file is received again, and an error then reports the reason
         shutil.rmtree(self.path)
 
     def place(self, name: str) -> str:
@@ -74,7 +76,7 @@ class Tree:
 
 
 def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
-    """Move a folder's content into another. Yields each changed folder, and a path that could not be moved or ""."""
+    """Move a folder's content into another. Yield each changed folder, with a path that could not be moved or ""."""
     yield dest, ""
     with os.scandir(source) as entries:
         for entry in entries:

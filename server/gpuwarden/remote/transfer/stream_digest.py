@@ -1,5 +1,5 @@
-"""Receive a file that is hashed while it is sent. Its bytes are followed by one line with the machine's digest and file
-times.
+"""Receive a file that the machine hashes while sending it. One line with the digest and the file's times follows the
+bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Seal:
             self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
 
     def digest(self) -> str:
-        """Return the machine's digest in hex. Raises `BadReply` if that line is missing or the artifact changed."""
+        """Return the machine's digest in hex. Raises `BadReply` for a missing or invalid line, or a changed file."""
         try:
             said = json.loads(self.line) if self.left == 0 else {}
             seen = Artifact.model_validate({"path": self.artifact.path, **said})

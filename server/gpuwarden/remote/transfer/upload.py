@@ -1,4 +1,4 @@
-"""Push files to a machine. Interrupted transfers are resumed. Files are renamed only after their digest is verified."""
+"""Push files to a machine. Interrupted transfers resume. A file gets its final name once its digest is verified."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SPARE_INODES = 64
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push. `bytes_sent` were transferred; `bytes_resumed` and `bytes_skipped` were already on the
-    machine.
+    """The result of a push. `bytes_sent` counts the bytes that were transferred; `bytes_resumed` and `bytes_skipped`
+    count those that were already on the machine, in part files and in complete files.
     """
 
     files: int
@@ -55,7 +55,7 @@ async def push(
     files are sent one by one through the machine's shell.
 
     Raises `BadRequest` if a name or file can't be sent or the machine has too little space, and `Unreachable` after
-    `tries` consecutive failures without progress. Bytes that were sent are kept, and the next call continues.
+    `tries` consecutive failures without progress. Bytes that arrived are kept, and the next call continues after them.
     """
     machine.link.begin()
     try:
@@ -134,7 +134,7 @@ class _Push:
         await push.run(entries)
 
     async def lost(self, lost: Unreachable, name: str, failures: int) -> int:
-        """Wait before the next try. Raises `Unreachable` after `tries` failures."""
+        """Wait before the next try. Return the new number of failures. Raises `Unreachable` after `tries` failures."""
         self.counts.retries += 1
         if failures + 1 >= self.tries:
             raise Unreachable(f"{name} could not be sent: {lost.message}", "Push again to continue.") from lost
@@ -148,11 +148,11 @@ class _Push:
     def _check_room(self, free: int | None, inodes: int | None, *, files: int) -> None:
         if free is not None and free < self.total + SPARE_BYTES:
             raise BadRequest(
-                f"{self.folder} on the machine has {free // 1024:,} KiB free; the files need {self.total // 1024:,}",
-                "Free some space there, or choose another run root; nothing was sent.",
+                f"{self.folder} on the machine has {free // 1024:,} KiB free, but needs {self.total // 1024:,} KiB",
+                "Free space there, or choose another run root. Nothing was sent.",
             )
         if inodes and inodes < files + SPARE_INODES:
             raise BadRequest(
                 f"{self.folder} on the machine has {inodes:,} free inodes, but the transfer needs {files:,}",
-                "Run `df -i` and remove caches with many small files there, or choose another run root.",
+                "Run `df -i` there and remove caches with many small files, or choose another run root.",
             )

@@ -15,7 +15,7 @@ The other requests are lines of JSON:
 - `{"ask": [[name, size, key], ...]}`: reply `{"have": [[same, part], ...]}`: whether a file of that size exists, and
   the number of bytes in its part.
 - `{"digest": [name, ...]}`: reply `{"sha256": [hex, ...]}`; a digest is empty if the name is not a regular file.
-- `{"part": [name, size, key, offset]}`, and pieces: `D n` with n bytes, `Z n` for a hole, and `E sha256` at the end.
+- `{"part": [name, size, key, offset]}`, followed by pieces: `D n` and n bytes, `Z n` for a hole, `E sha256` at the end.
   The part is renamed if its digest is right, and otherwise deleted.
 
 `{"done": files, "bytes": n, "bad": [number, ...]}` regularly confirms finished work. After a failure, the last line is
@@ -76,7 +76,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- stdin
 
     def fill(self) -> None:
-        """Read more input. Finished work is confirmed before waiting for input."""
+        """Read more input. Confirm finished work before waiting."""
         if self.low == self.high:
             self.low = self.high = 0
         elif self.high == len(self.data):
@@ -119,7 +119,7 @@ class Agent:
                 self.low = end + 1
                 return found
             if self.high - self.low > MAX_LINE:
-                raise ValueError("a line without end")
+                raise ValueError("a line is too long")
             waiting = self.high - self.low
             self.fill()
             seen = self.low + waiting
@@ -229,7 +229,7 @@ class Agent:
             raise
 
     def part(self, name: str, size: int, key: str, offset: int) -> None:
-        """Receive one file, or the bytes after `offset`, piece by piece."""
+        """Receive one file piece by piece, starting at `offset`."""
         last = self.enter(name)
         part = self.part_of(last, key)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.at)
@@ -281,7 +281,7 @@ class Agent:
         return [size_of(last, self.at) == size, max(size_of(self.part_of(last, key), self.at), 0)]
 
     def digest(self, name: str) -> str:
-        """Return a file's hex digest; empty if it is not a regular file."""
+        """Return a file's hex digest; empty if the name is not a regular file."""
         last = self.enter(name)
         if size_of(last, self.at) < 0:
             return ""
@@ -292,7 +292,7 @@ class Agent:
             os.close(fd)
 
     def sync(self) -> None:
-        """Sync the written files: a few one by one, many with one `os.sync`."""
+        """Sync the written files: one by one if there are at most `MANY`, otherwise with one `os.sync`."""
         if len(self.written) > MANY:
             os.sync()
         else:
@@ -348,7 +348,7 @@ def size_of(name: str, at: int) -> int:
 
 
 def hashed(fd: int) -> Any:
-    """Hash an open file, up to its end. Prints `{}` after each GiB to show progress."""
+    """Hash an open file to its end, and return the hash object. Print `{}` after each GiB to show progress."""
     sha, buffer, count = hashlib.sha256(), memoryview(bytearray(1 << 18)), 0
     while True:
         got = os.readv(fd, [buffer])
@@ -369,7 +369,7 @@ def write(fd: int, data: Any) -> None:
 
 
 def main(root: str) -> None:
-    """Serve until stdin closes; report a failure in the last line."""
+    """Serve requests until stdin closes. Report a failure in the last output line."""
     os.umask(0o077)
     os.set_blocking(0, False)
     error = ""

@@ -1,13 +1,14 @@
 """Push files as one stream to an agent on the machine (`upload_agent`), which confirms them. All calls block.
 
-Each side reads every byte once: this side hashes a file while sending it, and the agent while writing it. The file is
-renamed on the machine if both digests are equal. A file that may already exist on the machine is compared first.
+Each side reads every byte once: this side hashes a file while sending it, and the agent while writing it. If both
+digests are equal, the agent renames the part file. If a file may already exist on the machine, its digest there is
+compared first.
 
 If the connection is lost, bytes that were sent but not confirmed must be sent again. Their number is therefore limited
-to a share of the bytes transferred over the connection: an eighth at first, for a fast start with high latency, and a
-fortieth after a connection was lost.
+to a share of the bytes transferred over the connection: an eighth at first, for a fast start despite high latency, and
+a fortieth after a connection was lost.
 
-Small files are sent in batches, and are read and hashed during the login.
+Small files are sent in batches, and are read during the login.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
 HASH_BYTES_S: Final = 20e6
-"""The lowest hash rate, in bytes per second, for which the sender waits. A network disk may be slower."""
+"""The lowest expected hash rate on the machine, in bytes per second. It limits the wait for a digest."""
 END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -155,7 +156,7 @@ class UploadStream:
     # ---------------------------------------------------------------------------------------------- present files
 
     def _present(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Record the files that already exist with the right digest. Return the sizes of parts, by name."""
+        """Record the files that already exist with the right digest. Return the sizes of part files by name."""
         offsets: dict[str, int] = {}
         same: list[Row] = []
         for some in _chunks(rows, ASK):
@@ -261,7 +262,7 @@ class UploadStream:
 
     @property
     def _ahead(self) -> int:
-        """Return the number of bytes that may be unconfirmed."""
+        """Return the limit on unconfirmed bytes."""
         if self.counts.retries:
             return min(max(AHEAD, self._carried // SHARE), MAX_AHEAD)
         return min(max(4 * AHEAD, self._carried // TRUSTING_SHARE), MAX_AHEAD)
@@ -299,9 +300,10 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------ confirmations
 
     def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
-        """Return the next reply that has the key `kind`. Confirmations before it are counted.
+        """Return the next reply that has the key `kind`, and count the confirmations that arrive before it.
 
-        Any other line restarts the timeout, but the total wait is limited to the time needed to hash `size` bytes.
+        Any other line restarts the timeout. The total wait is limited to the timeout plus the time to hash `size`
+        bytes.
         """
         patience_s = max(self.stall_s, patience_s)
         end = time.monotonic() + patience_s
@@ -344,7 +346,7 @@ class UploadStream:
                     "Check free space, inodes and permissions there.",
                 )
             if "busy" in answer:
-                raise Unreachable(f"an earlier push to {self.folder} was still writing", "Push again.")
+                raise Unreachable(f"an earlier push to {self.folder} is still in progress", "Push again.")
             if "done" in answer:
                 self._confirm(int(answer["done"]), int(answer["bytes"]), {int(n) for n in answer["bad"]})
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -372,11 +374,11 @@ def _invalid(text: bytes) -> BadReply:
 
 
 def _changed(entry: Row) -> BadReply:
-    return BadReply(f"{entry.path} changed while it was sent", "Send it again once no process writes to it.")
+    return BadReply(f"{entry.path} changed while it was being sent", "Send it again once no process writes to it.")
 
 
 def _list(value: object, size: int) -> list[Any]:
-    """Return `value` if it is a list of this length. Raises `BadReply` otherwise."""
+    """Return `value`. Raises `BadReply` if it is not a list of this length."""
     if not isinstance(value, list) or len(value) != size:
         raise _invalid(str(value)[:80].encode())
     return value

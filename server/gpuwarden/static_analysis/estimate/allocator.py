@@ -21,7 +21,7 @@ _ALONE: Final = 10 * MIB
 
 
 class CardFull(Exception):
-    """The card has no room for another segment, even after all unused ones were freed."""
+    """The card has no room for another segment, even after all unused segments were freed."""
 
 
 class Block:

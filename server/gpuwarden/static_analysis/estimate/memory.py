@@ -35,8 +35,8 @@ _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.
 logit.
 """
 _LOGITS_HALF: Final = 0.55
-"""The lowest ratio for 16-bit logits: a script's own loss may keep the logits in that type (`cross_entropy` of torch
-computes in it), while transformers converts them to 32 bits (`ForCausalLMLoss`).
+"""The lowest ratio for 16-bit logits: a script's own loss may keep the logits in 16 bits (torch's `cross_entropy`
+computes in that type), while transformers converts them to 32 bits (`ForCausalLMLoss`).
 """
 _WIDENED: Final = 1.7
 """The highest ratio with a quantized base: peft converts tables and norms to 32 bits, so that all activations between
@@ -142,7 +142,7 @@ def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
 
 def compared(runs: Sequence[Measured]) -> str:
     """Return the last part of a derivation: the number of measured runs that the estimate was compared with."""
-    return f"; compared with {len(runs)} measured runs, to {max(m.date for m in runs)}" if runs else ""
+    return f"; compared with {len(runs)} measured runs up to {max(m.date for m in runs)}" if runs else ""
 
 
 def _derivation(run: Run) -> str:

@@ -66,7 +66,7 @@ def parts_of(run: Run) -> Parts:
     trained = run.trained
     stored, kind = _weight_bytes(run), 4.0 if run.weights == "float32" else 2.0
     if run.method != "full":
-        kind = 4.0 if run.weights == "float32" else 3.0  # since 0.12, peft keeps adapters in 32 bits; others use 16
+        kind = 4.0 if run.weights == "float32" else 3.0  # peft 0.12 and later keep adapters in 32 bits; others use 16
     states = STATES.get(run.optimizer, 2.0) * trained * (4.0 if "8bit" in run.optimizer or run.master_weights else kind)
     states += trained * 4.0 if run.master_weights else 0.0
     head = shape.vocabulary * shape.width

@@ -100,7 +100,7 @@ def _published(
     if shape is None:
         raise ValueError(f"the shape of {entry['model']} can't be read")
     given: dict[str, Any] = {name: value for name, value in entry.items() if name in _AS_GIVEN}
-    foreach = entry.get("foreach", True)  # by default, as most trainers used foreach AdamW at that time
+    foreach = entry.get("foreach", True)  # the default, because most trainers used foreach AdamW then
     run = Run(
         params=round(shape.parameters),
         shape=shape,

@@ -39,7 +39,7 @@ class Sizes(Frozen):
     layers: tuple[tuple[int, ...], ...]
 
     def of(self, layers: int) -> list[int]:
-        """Return the total parameter size in bytes of a model with `layers` layers."""
+        """Return the size in bytes of each parameter of a model with `layers` layers."""
         middle = len(self.layers) // 2
         repeated = (self.layers[middle],) * (layers - len(self.layers))
         inner = (*self.layers[:middle], *repeated, *self.layers[middle:])

@@ -35,7 +35,7 @@ ADAPTED_MODULES: Final = {
 
 
 class Interval(Frozen):
-    """An interval of plausible values, with the unit and the way in which it was computed."""
+    """An interval of plausible values, with its unit and its derivation."""
 
     low: float
     high: float
@@ -151,7 +151,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
-    # The length in the configuration, or else the largest length in a call, such as a call of the tokenizer.
+    # The length in the configuration, or else the largest length in a call, such as a call to the tokenizer.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     optimizer, layerwise = optimizer_of(uses.setting("optim"))

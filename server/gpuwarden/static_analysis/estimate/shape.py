@@ -1,4 +1,4 @@
-"""Read a model's shape, from which memory and operations are computed, from its config.json."""
+"""Read a model's shape from its config.json. Memory and operations are computed from the shape."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Shape(Frozen):
     @property
     def linear_weights(self) -> float:
         """Return the number of weights in all layers, without the token tables. A pair's decoder has a second attention
-        in each layer.
+        block in each layer.
         """
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
         return self.blocks * self.layer_weights + crossed

@@ -1,4 +1,4 @@
-"""Count the operations in a training step, and convert them to seconds from a card's speed and utilization.
+"""Count the operations in a training step, and convert them to seconds with a card's speed and utilization.
 
 A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to the operations for attention. A step
 consists of a forward pass and a backward pass, which counts as one or two passes; recomputation adds one pass. The

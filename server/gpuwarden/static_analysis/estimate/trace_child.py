@@ -1,4 +1,5 @@
-"""Trace training steps of a model without weights. Reads tasks as JSON from stdin, and prints one JSON result per task.
+"""Trace training steps of a model without weights. The program reads tasks as JSON from stdin and prints one JSON
+result per task.
 
 The installed version of transformers builds the architecture with a few layers under torch's FakeTensorMode, so no
 memory is allocated and no kernel runs. The result lists each tensor that a step allocates and frees, in order and by

@@ -60,9 +60,9 @@ class Traced:
         limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
         peaks = self.peaks(limit)
         low, high = ends(peaks)
-        how = f"traced with {self.traces[0].by}: {min(p.allocated for p in peaks) / GB:.3g} GB of tensors at least, "
+        how = f"traced with {self.traces[0].by}: at least {min(p.allocated for p in peaks) / GB:.3g} GB of tensors, "
         how += (
-            f"{max(p.reserved for p in peaks) / GB:.3g} GB with the allocator's blocks at most, and the card's context"
+            f"at most {max(p.reserved for p in peaks) / GB:.3g} GB with the allocator's blocks, and the card's context"
         )
         return Interval(
             low=low / GB + _CONTEXT_GB[0], high=high / GB + _CONTEXT_GB[1], unit="GB", how=how, level="traced"
@@ -81,18 +81,18 @@ def unproven(run: Run) -> str:
     """
     shape = run.shape
     named = {
-        "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
-        "its task": run.task != "sft" or run.unsure or run.trained_share < 1,
+        "this architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
+        "this task": run.task != "sft" or run.unsure or run.trained_share < 1,
         "rows of different lengths": run.padded,
         "quantized weights": run.method == "qlora" or run.quantized is not None,
         "trained embeddings that are also the head": run.trains_embeddings and shape is not None and shape.tied,
-        "its optimizer": run.optimizer != "adamw" or run.layerwise or run.master_weights,
+        "this optimizer": run.optimizer != "adamw" or run.layerwise or run.master_weights,
         "several GPUs or offloading": run.zero > 0 or run.gpus > 1 or bool(run.offload),
         "a compiled model": run.compiled,
         "eager attention": run.attention == "eager",
         "an unknown batch or length": run.batch is None or run.length is None,
-        "a run that may not use checkpointing": run.checkpointing is not True,
-        "the type of its weights": run.weights != "half",
+        "a run that is not known to use checkpointing": run.checkpointing is not True,
+        "this type of weights": run.weights != "half",
         "a loss that the script defines": run.own_loss,
     }
     setting = next((name for name, missing in named.items() if missing), "")
@@ -135,11 +135,11 @@ def trace(run: Run, config: Mapping[str, Any], child: Sequence[str] = CHILD, sec
     if len(answers) < len(tasks):
         raise NotTraced(f"the trace did not finish: {why}")
     if unable := next((str(a["unable"]) for a in answers if "unable" in a), ""):
-        raise NotTraced(f"its architecture can't be traced: {unable}")
+        raise NotTraced(f"the architecture can't be traced: {unable}")
     try:
         traces = tuple(Trace.model_validate(answer) for answer in answers)
     except ValidationError as why_not:
         raise NotTraced("the trace is not valid") from why_not
     if not all(found.repeats or found.depth == run.form.layers for found in traces):
-        raise NotTraced("its layers differ from each other")
+        raise NotTraced("the layers differ from each other")
     return Traced(run, traces)

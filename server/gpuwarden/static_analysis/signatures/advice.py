@@ -2,25 +2,28 @@
 
 ARGUMENTS: dict[str, str] = {
     "max_seq_length": "max_length",
-    "max_prompt_length": "nothing: prompts are no longer truncated; filter out long prompts first",
-    "dataset_batch_size": "nothing",
-    "overwrite_output_dir": "nothing",
     "warmup_ratio": "warmup_steps with a fraction below 1",
     "group_by_length": 'train_sampling_strategy="group_by_length"',
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "save_safetensors": "nothing: safetensors is the only format",
     "push_to_hub_model_id": "hub_model_id",
     "push_to_hub_organization": "hub_model_id, including the owner",
     "push_to_hub_token": "hub_token",
     "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "use_mps_device": "nothing",
-    "fp16_backend": "nothing",
     "tokenizer": "processing_class",
     "evaluation_strategy": "eval_strategy",
     "dataset_text_field": "dataset_text_field in the config",
     "packing": "packing in the config",
     "gpus": "devices",
+}
+# Arguments without a replacement, and the reason if it helps.
+DROPPED: dict[str, str] = {
+    "max_prompt_length": "prompts are no longer truncated, so filter out long prompts first",
+    "dataset_batch_size": "",
+    "overwrite_output_dir": "",
+    "save_safetensors": "safetensors is the only format",
+    "use_mps_device": "",
+    "fp16_backend": "",
 }
 NAMES: dict[str, str] = {
     "trl.PPOTrainer": "GRPOTrainer or RLOOTrainer",

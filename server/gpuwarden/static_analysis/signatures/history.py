@@ -130,7 +130,7 @@ def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
 def accepted_ever(qualified: str) -> frozenset[str] | None:
     """Return every argument that a class or function, or one of its bases, has in any release.
 
-    None if one version of the definition accepts any argument, or if a base has no table.
+    Return None if one version of the definition accepts any argument, or if a base has no table.
     """
     names: set[str] = set()
     forms = 0
@@ -186,12 +186,12 @@ def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, in
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is closest to a misspelt name, or an empty string if none is close."""
+    """Return the known name that is closest to a misspelled name, or an empty string if none is close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _NEAR)), "")
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """Return the known name that a misspelt name almost certainly stands for, or an empty string if none is close
+    """Return the known name that a misspelled name almost certainly stands for, or an empty string if none is close
     enough.
     """
     return next(iter(difflib.get_close_matches(name, list(known), 1, _MISSPELT)), "")

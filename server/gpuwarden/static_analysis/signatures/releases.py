@@ -110,7 +110,7 @@ def _versions(package: str, condition: SpecifierSet) -> list[Version]:
 
 
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
-    """Yield the packages with their conditions; None for one that is installed from a URL."""
+    """Yield the packages with their conditions; None for a package that is installed from a URL."""
     for text in requirements:
         try:
             found = Requirement(text)

@@ -1,4 +1,5 @@
-"""Resolve names and signatures in the releases that a job uses, through imports and Python's order of inheritance.
+"""Resolve names and signatures in the releases that a job uses, through imports and in Python's method resolution
+order.
 
 An unknown name is never reported as missing: `None` means that a name or a signature can't be checked.
 """
@@ -41,7 +42,7 @@ class Signature:
 
 
 class Installed:
-    """The releases of one environment, each by its index in its table, and the classes that the script defines."""
+    """The releases of one environment, as indices into the tables, and the classes that the script defines."""
 
     def __init__(self, places: Mapping[str, int], own: Mapping[str, Definition] | None = None) -> None:
         self.places = places
@@ -87,7 +88,7 @@ class Installed:
         return known.names(owner, self.places[package_of(owner)]) if known and package_of(owner) in self.places else []
 
     def definition(self, qualified: str) -> tuple[str, Definition] | None:
-        """Return the definition behind a dotted name, with its own qualified name."""
+        """Return the definition to which a dotted name refers, with the definition's own qualified name."""
         qualified = canonical(qualified)
         for _ in range(_HOPS):
             if qualified in self.own:
@@ -123,7 +124,7 @@ class Installed:
         return _signature([d for d in reversed(order) if d.kind == "d"])
 
     def order(self, qualified: str, depth: int = 0) -> list[Definition] | None:
-        """Return a class and its bases in the order in which Python looks them up; None if a base is unknown."""
+        """Return a class and its bases in Python's method resolution order; None if a base is unknown."""
         keys = self._linear(qualified, depth)
         if keys is None:
             return None

@@ -7,7 +7,7 @@ ranges of releases, `[first release, last release, value]`; a release is given b
 - `names`: module -> name -> the qualified name that it refers to, 0 if the module defines it
 - `definitions`: qualified name -> the number of a variant `[kind, bases, parameters, open, renames]`
 - `parameters`: `[name, default, accepted values or their enum, whether others are rejected]`
-- `requires`: package -> which of its versions a release requires
+- `requires`: package -> the versions of that package that a release requires
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Definition:
     """A class or function as defined by its own source, without inherited parts.
 
     `kind` is `f` (function), `i` (class with its own `__init__`), `d` (dataclass), `e` (enum) or `p` (other class).
-    `open`: it accepts arguments that its source does not name. `renames`: deprecated arguments with the name to use.
+    `open`: it accepts arguments that its source does not name. `renames`: deprecated arguments with the names to use
+    instead.
     """
 
     kind: str
@@ -110,7 +111,7 @@ class Table:
         return merged
 
     def defined_as(self, name: str) -> list[str]:
-        """Return the qualified names of the classes and functions of a name, the shortest path first."""
+        """Return the qualified names of the classes and functions with a name, the shortest path first."""
         found = [key for key in self._content["definitions"] if key.endswith(f".{name}")]
         return sorted(found, key=lambda key: (key.count("."), key))
 
@@ -153,7 +154,7 @@ def packages() -> frozenset[str]:
 
 
 def canonical(qualified: str) -> str:
-    """Return a dotted name as it is in the tables: pytorch_lightning became lightning.pytorch."""
+    """Return a dotted name as the tables spell it; pytorch_lightning, for example, becomes lightning.pytorch."""
     root, dot, rest = qualified.partition(".")
     return _ALIASES.get(root, root) + dot + rest
 
@@ -166,7 +167,7 @@ def package_of(qualified: str) -> str:
 
 
 def version(text: str) -> Version | None:
-    """Return the parsed version; None for an invalid one."""
+    """Return the parsed version; None if the text is not a valid version."""
     from packaging.version import InvalidVersion, Version
 
     try:

@@ -1,4 +1,4 @@
-"""Objects in pictures: check their boxes, and compute the average precision of a model."""
+"""Object detection: check the boxes, and compute a model's average precision."""
 
 import contextlib
 import io
@@ -21,7 +21,10 @@ def categories(rows: Any) -> list[Any]:
 
 
 def check_boxes(rows: Any, source: str, *, clip: bool) -> None:
-    """Raise Stop at the first box that is empty or, unless boxes are clipped, extends beyond its picture."""
+    """Raise Stop at the first invalid box in the first 500 rows.
+
+    A box is invalid if it is empty or, unless boxes are clipped, extends beyond its picture.
+    """
     for index in range(min(len(rows), 500)):
         row = rows[index]
         width, height = row["image"].size
@@ -39,7 +42,7 @@ def check_boxes(rows: Any, source: str, *, clip: bool) -> None:
 
 
 def true_objects(rows: Any, names: list[str], field: str) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return every object in the rows, and the height and width of each picture."""
+    """Return every object in the rows, with its box clipped to the picture, and each picture's height and width."""
     truth, sizes = [], []
     for number, row in enumerate(rows):
         width, height = row["image"].size
@@ -100,7 +103,7 @@ def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int
 def judge(
     prediction: Any, truth: list[dict[str, Any]], sizes: list[tuple[int, int]], names: list[str]
 ) -> dict[str, float]:
-    """Return the precision of an evaluation. Its batches are in the order of the rows.
+    """Return the average precision of an evaluation, whose batches are in the order of the rows.
 
     The labels in `prediction` are not used, because accelerate truncates their tensors to the size of the last batch if
     that batch is smaller.

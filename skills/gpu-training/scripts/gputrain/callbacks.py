@@ -93,10 +93,10 @@ class Reporter:
 
 
 class Watcher:
-    """A callback that ignores the events that it doesn't define.
+    """A callback that handles only the events that it defines.
 
-    It does not inherit from TrainerCallback, because that module imports PyTorch, which would delay the report of
-    invalid settings by seconds.
+    It does not inherit from TrainerCallback, because importing that class loads PyTorch, which would delay the report
+    of invalid settings by seconds.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -133,7 +133,7 @@ class Metrics(Watcher):
 
 
 class Varying(Watcher):
-    """Warn if rewards are the same for all answers to a prompt, because the model learns nothing from them."""
+    """Warn if all answers to a prompt get the same reward, because the model then learns nothing."""
 
     def __init__(self) -> None:
         self.flat = self.logs = 0
@@ -154,7 +154,7 @@ class Varying(Watcher):
 
     def warn(self) -> None:
         """Print the warning."""
-        say("WARNING: all answers to a prompt get the same reward: nothing is learned; change --reward or the prompts")
+        say("WARNING: all answers to a prompt get equal rewards, so nothing is learned; change --reward or the prompts")
 
 
 class Interrupted(Watcher):

@@ -17,7 +17,7 @@ BASELINE = "baseline.json"
 FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
-SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file; reading a large file would take minutes
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file; reading a large file completely would take minutes
 ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments; no program reads them, because run.json has them
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
@@ -93,7 +93,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def newest(out: Path) -> Path | None:
-    """Return the newest complete checkpoint; rename incomplete ones."""
+    """Return the newest complete checkpoint, or None; rename newer incomplete ones."""
     for checkpoint in reversed(checkpoints(out)):
         if is_whole(checkpoint):
             return checkpoint
@@ -155,7 +155,7 @@ def identity(settings: Settings, method: str, data: dict[str, Any]) -> dict[str,
 
 
 def claim(out: Path, mine: dict[str, Any], made: list[str]) -> None:
-    """Claim the output folder for the run that `mine` identifies. `made` are the results that the folder contains.
+    """Claim the output folder for the run that `mine` identifies. `made` lists the results in the folder.
 
     Raises:
         Stop: the results belong to another run.
@@ -189,7 +189,7 @@ def lock(out: Path) -> None:
     """Lock this folder for one run; the kernel releases the lock when the process ends.
 
     Raises:
-        Stop: another run writes to it, or the disk is not writable.
+        Stop: another run has locked the folder, or the folder is not writable.
 
     """
     if rank() or os.name != "posix":
@@ -218,7 +218,7 @@ def need_room(out: Path, needed: int, what: str, fix: str) -> None:
 
 
 def emptied(out: Path, name: str) -> Path:
-    """Return the path to write `name` to before it is put in place. Remains of a run that was killed are deleted."""
+    """Return the temporary path for `name`; delete any leftovers of a killed run there."""
     making = out / ".saving" / name
     shutil.rmtree(making, ignore_errors=True)
     return making

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gputrain.outcome import Exit, Stop
 from gputrain.settings import Settings
 
-# (GPU memory in GB, micro-batch), for the model size that references/hardware.md gives for a card of that memory.
+# (GPU memory in GB, micro-batch), for the model size that references/hardware.md gives for a GPU with that memory.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
 OLDEST = (7, 0)
 REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # set on an emulated machine, which has no real GPU
@@ -35,7 +35,7 @@ def look(settings: Settings) -> Plan:
     """Return the plan for this machine.
 
     Raises:
-        Stop: the machine has no GPU, not the expected GPU, or a GPU that can't run PyTorch or the precision.
+        Stop: the machine has no GPU, an unexpected GPU, or a GPU that can't run PyTorch or the precision.
 
     """
     import torch
@@ -69,17 +69,17 @@ def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
     if asked == "auto":
         return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
     if asked == "fp16" and capability == (0, 0):
-        raise Stop(Exit.CONFIG, "precision fp16 needs a GPU", "leave it at auto")
+        raise Stop(Exit.CONFIG, "precision fp16 needs a GPU", "leave --precision at auto")
     if asked == "bf16" and (0, 0) < capability < AMPERE:
-        raise Stop(Exit.CONFIG, f"precision bf16 needs Ampere or newer, not {name}", "leave it at auto")
+        raise Stop(Exit.CONFIG, f"precision bf16 needs Ampere or newer, not {name}", "leave --precision at auto")
     return asked
 
 
 def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return the micro-batch and the accumulation. Their product, for all processes, is the effective batch."""
+    """Return the micro-batch and the accumulation. Their product over all processes is the effective batch."""
     if settings.batch_size % world:
         message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
-        raise Stop(Exit.CONFIG, message, "choose a multiple")
+        raise Stop(Exit.CONFIG, message, "choose a multiple of the number of processes")
     share = settings.batch_size // world
     most = settings.micro_batch or next(rows for least, rows in MICRO if memory >= least)
     micro = max(n for n in range(1, min(most, share) + 1) if share % n == 0)

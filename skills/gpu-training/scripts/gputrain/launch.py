@@ -1,7 +1,7 @@
 """Start several processes, forward signals, restart the run with a smaller micro-batch, and return one exit code.
 
-torchrun and `accelerate launch` exit with 1 for every exit code of their processes, and a signal ends them before
-their processes have saved. Therefore the first process supervises the others, and they write notes for it to a folder.
+torchrun and `accelerate launch` exit with 1 whatever the exit code of a process is, and a signal ends them before their
+processes have saved. Therefore the first process supervises the others, which write notes for it to a folder.
 """
 
 import json
@@ -27,8 +27,9 @@ SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPE
 
 
 def start_processes(settings: Settings) -> None:
-    """Start one process for each GPU if the run uses several GPUs and its processes are not running yet. Exit with
-    their exit code.
+    """Start one process for each GPU if the run uses several, and exit with their exit code.
+
+    Return if the processes are already running, or if one process is enough.
     """
     if "WORLD_SIZE" in os.environ:
         variable = SHARDING.get(settings.sharding)
@@ -90,7 +91,7 @@ def ending(code: int, codes: list[int]) -> int:
 
 
 def leave_note(name: str, value: int) -> None:
-    """Write a number to this process's note for the supervising process, if there is one."""
+    """Record a number for the supervising process, if there is one."""
     if folder := os.environ.get(NOTES, ""):
         file = Path(folder) / f"{rank()}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -125,7 +126,7 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
         "use_cpu": cpu,
     }
     if cpu:
-        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
+        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave --sharding at none")
     if sharding == "deepspeed" and find_spec("deepspeed") is None:
         fix = "add deepspeed to the dependencies in the script's header, or use fsdp2"
         raise Stop(Exit.ENVIRONMENT, "sharding deepspeed is set, but deepspeed is not installed", fix)
@@ -149,14 +150,14 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop if the processes don't train together, because each of them would write to the same folder."""
+    """Raise Stop if the processes don't train together, because all of them would write to the same folder."""
     if actual != plan.world:
         message = f"{plan.world} processes were started, but {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
 
 
 def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Restart this command once, with half the micro-batch and twice the accumulation; else raise Stop."""
+    """Restart this command once, with a smaller micro-batch and the same effective batch; otherwise raise Stop."""
     fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
     if plan.micro == 1 or os.environ.get(RESTARTED):
         raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)

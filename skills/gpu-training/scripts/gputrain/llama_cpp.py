@@ -14,7 +14,7 @@ from gputrain.outcome import Exit, Stop, say
 
 SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp with the converter and the build files
 PROGRAMS = ("cmake", "g++", "make")
-# The converter with a fixed name for a pre-tokenizer that it doesn't know.
+# Runs the converter with a given pre-tokenizer name, for tokenizers that it doesn't know.
 CONVERT_AS = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; sys.argv = sys.argv[3:]; "
     "import conversion.base as base; base.TextModel.get_vocab_base_pre = lambda self, tokenizer: name; "
@@ -42,7 +42,7 @@ class LlamaCpp:
         """Write a smaller file from an F16 file.
 
         Raises:
-            Stop: tensors have another type than `kind`, and `fallback` is false.
+            Stop: some tensors can't have the type `kind`, and `fallback` is false.
 
         """
         printed = call([str(self.quantizer), str(full), f"{file}.part", kind], f"quantization {kind}")
@@ -53,7 +53,7 @@ class LlamaCpp:
 
 
 def find_or_build(source: str, build: str, jobs: int, *, quantizes: bool) -> LlamaCpp:
-    """Return llama.cpp from the folders of its source and its build. Parts that are missing are downloaded or built."""
+    """Return llama.cpp from the folders of its source and its build. Missing parts are downloaded or built."""
     tree = Path(source) if source else download()
     if not (tree / "convert_hf_to_gguf.py").exists():
         raise Stop(Exit.CONFIG, f"{tree} does not contain convert_hf_to_gguf.py", "correct --llama-cpp")
@@ -71,7 +71,7 @@ def call(words: list[str], what: str) -> str:
     """Run a program and return its output.
 
     Raises:
-        Stop: the program is missing or failed; its last lines are printed first.
+        Stop: the program is missing or failed; the end of its output is printed first.
 
     """
     say(f"{what}: {' '.join(words[:6])}")
@@ -99,7 +99,7 @@ def need_programs() -> None:
 
 
 def download() -> Path:
-    """Return the folder of llama.cpp's source, downloaded once."""
+    """Return the folder of llama.cpp's source; download it if it is missing."""
     kept = Path.home() / ".cache" / SOURCE.replace("==", "-")
     inner = f"{SOURCE.replace('-', '_').replace('==', '-')}/vendor/llama.cpp"
     if not (kept / inner).exists():

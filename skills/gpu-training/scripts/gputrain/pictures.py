@@ -33,14 +33,14 @@ def with_pictures(rows: Any, source: str) -> Any:
     if isinstance(rows.features["image"], Image):
         return rows
     if rows.features["image"] != Value("string"):
-        raise Stop(Exit.DATA, f"{source}: the column image contains {rows.features['image']}", "give pictures or paths")
+        raise Stop(Exit.DATA, f"{source}: the column image contains {rows.features['image']}", "use pictures or paths")
     folder = Path(source).parent if "://" not in source else Path()
     rows = rows.map(lambda row: {"image": str(folder / row["image"])})
     return rows.cast_column("image", Image())
 
 
 def check_pictures(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first picture that can't be read."""
+    """Raise Stop at the first sampled picture that can't be read."""
     import PIL.Image
     from datasets import Image
 
@@ -60,11 +60,11 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
     """Return the class names: those in the settings, those in the data, or the values themselves.
 
     Raises:
-        Stop: a value is not among the names, is not a label, or looks like a typo.
+        Stop: a value is not a label, is not among the names or looks like a typo, or there is only one class.
 
     """
     if strange := [v for v in values if not isinstance(v, (int, str)) or v == ""]:
-        raise Stop(Exit.DATA, f"{source} has the label {strange[0]!r}", "labels are whole numbers or names; correct it")
+        raise Stop(Exit.DATA, f"{source} has the label {strange[0]!r}", "use whole numbers or names as labels")
     given = [name.strip() for name in settings.labels.split(",") if name.strip()]
     names = given or list(getattr(feature, "names", None) or sorted({str(v) for v in values}))
     if not given and not hasattr(feature, "names") and all(isinstance(v, int) for v in values):
@@ -81,7 +81,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
 
 
 def need_no_slip(counts: Counter[Any], source: str) -> None:
-    """Raise Stop if there is a gap below the highest number, or if a rare name is almost equal to a frequent name."""
+    """Raise Stop if there is a gap below the highest number, or if a name looks like a typo of another."""
     fix = "correct the row, or name every class with --labels"
     numbers = sorted(n for n in counts if isinstance(n, int))
     if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
@@ -136,7 +136,7 @@ class Epoch(Watcher):
 class Pictures:
     """Rows as the model reads them. The seed, the epoch and the row determine a picture's augmentation.
 
-    The state of a generator would be ahead of the checkpoint, because batches are loaded in advance.
+    A random generator's state would be ahead of the checkpoint, because batches are loaded in advance.
     """
 
     def __init__(self, rows: Any, read: Any, augment: Any | None, epoch: Epoch, seed: int) -> None:
@@ -164,5 +164,5 @@ def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | N
 def need_rows(data: Data, least: int) -> None:
     """Raise Stop if the data has fewer rows than one step needs."""
     if len(data.train) < least:
-        message = f"{len(data.train)} rows to train on are too few: one step needs {least}"
+        message = f"{len(data.train)} training rows are too few: one step needs {least}"
         raise Stop(Exit.DATA, message, "lower --batch-size, or add data")

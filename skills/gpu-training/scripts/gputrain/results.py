@@ -17,7 +17,7 @@ from gputrain.settings import Common, Settings
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
 PAUSES = (2, 8, 30)
-PUSHED = "last-checkpoint"  # folder of the repo, as the Trainer names it
+PUSHED = "last-checkpoint"  # the folder in the repo; the Trainer uses the same name
 
 
 def versions() -> dict[str, str]:
@@ -77,7 +77,7 @@ def need_push(settings: Common) -> None:
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         message = f"HF_TOKEN can't write to {settings.hub_model_id}: {text}"
-        raise Stop(Exit.ENVIRONMENT, message, "use a token with write access to it") from error
+        raise Stop(Exit.ENVIRONMENT, message, "use a token with write access to this repo") from error
 
 
 def push(settings: Common, final: Path) -> None:
@@ -113,7 +113,7 @@ def upload(settings: Common, folder: Path, **more: Any) -> None:
 
 
 def push_checkpoint(settings: Settings, checkpoint: Path) -> None:
-    """Upload a checkpoint in place of the one before. A failure does not end the run."""
+    """Upload a checkpoint that replaces the previous one in the repo. A failed upload does not end the run."""
     if not settings.hub_checkpoints:
         return
     try:
@@ -127,7 +127,7 @@ def pull_checkpoint(settings: Settings) -> None:
     """Download the checkpoint that this run pushed from another machine, if this machine has none.
 
     Raises:
-        Stop: the pushed checkpoint belongs to another run.
+        Stop: the pushed checkpoint can't be read, or belongs to another run.
 
     """
     out = Path(settings.out)

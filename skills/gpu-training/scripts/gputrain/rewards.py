@@ -18,19 +18,19 @@ from gputrain.text import TextSettings, tokens
 class GeneratingSettings(TextSettings):
     """Settings for methods that generate answers during training."""
 
-    max_completion_length: int = option(512, "tokens of an answer", least=1)
+    max_completion_length: int = option(512, "maximum tokens per answer", least=1)
     temperature: float = option(1.0, "temperature of generation", least=0.01, most=5)
 
 
 @dataclass
 class OnlineSettings(GeneratingSettings):
-    """Settings for methods that reward the answers."""
+    """Settings for methods that score generated answers with rewards."""
 
     learning_rate: float = option(1e-6, "peak learning rate; about 1e-5 with LoRA", least=0, most=1)
     reward: str = option("", "rewards, comma-separated: answer, boxed, file.py:function, or a reward model")
-    generations: int = option(8, "answers to each prompt, compared with each other", least=2)
-    steps_per_rollout: int = option(1, "optimizer steps on each set of answers", least=1)
-    beta: float = option(0.0, "weight of the distance to the reference model", least=0)
+    generations: int = option(8, "answers per prompt, which are compared with each other", least=2)
+    steps_per_rollout: int = option(1, "optimizer steps per set of answers", least=1)
+    beta: float = option(0.0, "weight of the penalty for the distance to the reference model", least=0)
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other.
@@ -86,7 +86,7 @@ def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
         file, colon, function = name.rpartition(":")
         if name in built_in:
             if name != "letters" and "answer" not in data.train.column_names:
-                raise Stop(Exit.DATA, f"reward {name} reads the column answer", "rename one with --columns old=answer")
+                raise Stop(Exit.DATA, f"reward {name} needs the column answer", "rename one with --columns old=answer")
             found.append(built_in[name])
         elif colon and file.endswith(".py"):
             found.append(function_of(Path(file), function))
@@ -96,7 +96,7 @@ def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
 
 
 def function_of(file: Path, name: str) -> Any:
-    """Return a function from a file."""
+    """Load a function from a file."""
     try:
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]

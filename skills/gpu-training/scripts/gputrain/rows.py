@@ -1,4 +1,4 @@
-"""Load the data, and check the rows before any weight is loaded."""
+"""Load the data, and check the rows before any weights are loaded."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ def load(
         settings: the settings.
         wanted: the sets of columns that the method can read; the first set that the data has is read.
         also: further columns to keep if the data has them; `ALL` keeps every column.
-        check: raises Stop for a bad row, instead of `check_rows`.
-        convert: returns a new row for each row of the data, for data in another format.
+        check: raises Stop for a bad row; replaces `check_rows`.
+        convert: converts each row of data that has another format.
 
     Raises:
         Stop: the data can't be read, is empty, or lacks columns or the split.
@@ -83,7 +83,7 @@ def digest(source: str) -> str:
 
 
 def renamed(settings: Settings, source: str, rows: Any) -> Any:
-    """Return the rows with the columns renamed as the settings ask."""
+    """Return the rows with the columns renamed according to the setting `columns`."""
     renames = pairs("columns", settings.columns)
     has = rows.column_names
     for old, new in renames.items():
@@ -96,17 +96,17 @@ def renamed(settings: Settings, source: str, rows: Any) -> Any:
 
 
 def checked(rows: Any, source: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...], check: Check) -> Any:
-    """Return the rows with the columns that the method reads."""
+    """Check the rows, and return the columns that the method reads."""
     has = set(rows.column_names)
     if {"prompt", "chosen"} <= has and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
-        has.remove("prompt")  # such a prompt repeats the first messages of the answers, from which TRL takes it
+        has.remove("prompt")  # this prompt repeats the first messages of the answers, from which TRL extracts it
     found = next((names for names in wanted if set(names) <= has), None)
     if found is None:
         needs = " or ".join(" + ".join(names) for names in wanted)
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
         fix = "rename them with --columns old=new, or convert the rows with `gpuwarden template convert`"
         if Path(source).is_dir() and "label" in needs:
-            fix = "make one subfolder of pictures for each class, all at the same depth"
+            fix = "create one subfolder of pictures for each class, all at the same depth"
         raise Stop(Exit.DATA, message, fix)
     check(rows, source, {*found, *also} & has)
     return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
@@ -124,7 +124,9 @@ def read(settings: Settings, source: str, split: str) -> Any:
         elif Path(source.partition("?")[0]).suffix in BUILDERS:
             rows = read_file_of_rows(settings, source, split)
         elif path.exists():
-            raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
+            raise Stop(
+                Exit.DATA, f"{source} has none of the extensions {', '.join(BUILDERS)}", "convert it to one of them"
+            )
         else:
             rows = read_hub(settings, source, split)
     except Stop:
@@ -202,7 +204,7 @@ def sample(rows: Any, most: int = LOOK) -> list[int]:
 
 
 def check_rows(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row with a value that the method can't train on."""
+    """Raise Stop at the first sampled row with a value that the method can't train on."""
     rows = rows.select_columns(sorted(names))
     looked, ties = sample(rows), 0
     for index in looked:
@@ -219,7 +221,7 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
 
 
 def why_no_prompt(row: Row) -> str:
-    """Return the reason why the prompt of a pair is unknown, or an empty string."""
+    """Return the reason why a pair's prompt is unknown, or an empty string."""
     chosen, rejected = row["chosen"], row["rejected"]
     inside = row.get("prompt") is None and isinstance(chosen, list) and isinstance(rejected, list)
     return "the two answers don't start with the same prompt" if inside and chosen[:1] != rejected[:1] else ""

@@ -35,11 +35,11 @@ def option(
 class Common:
     """Settings of every script. Their fields are created with `option`."""
 
-    smoke: bool = option(False, "use a tiny random model and made-up inputs, to try the script and the machine")
+    smoke: bool = option(False, "use a tiny random model and made-up inputs, to test the script and the machine")
     model: str = option("", "model: Hub id or folder")
     out: str = option("out", "output folder")
     hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
-    hub_public: bool = option(False, "create the repo public")
+    hub_public: bool = option(False, "create a public repo")
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
@@ -71,13 +71,13 @@ class Settings(Common):
     scheduler: str = option("cosine", "learning-rate schedule", choices=("cosine", "linear", "constant"))
     warmup: float = option(0.03, "share of steps used for warm-up", least=0, most=0.5)
     weight_decay: float = option(0.0, "weight decay", least=0, most=1)
-    max_grad_norm: float = option(1.0, "gradient clipping", least=0)
+    max_grad_norm: float = option(1.0, "maximum gradient norm; larger gradients are clipped", least=0)
     seed: int = option(42, "random seed, also for the data order", least=0)
     save_steps: int = option(100, "steps between checkpoints", least=1)
     eval_steps: int = option(0, "steps between evaluations; 0: at each checkpoint", least=0)
     logging_steps: int = option(10, "steps between lines of metrics", least=1)
     keep: int = option(2, "checkpoints to keep; the best and the newest are always kept", least=1)
-    precision: str = option("auto", "arithmetic", choices=("auto", "bf16", "fp16", "fp32"))
+    precision: str = option("auto", "numeric precision of training", choices=("auto", "bf16", "fp16", "fp32"))
     fast: bool = option(False, "optimizations that are known to work on this GPU")
     cpu: bool = option(False, "train without a GPU")
     expect_gpu: str = option("", "part of the GPU's name, such as H100; the run ends immediately on another GPU")
@@ -85,7 +85,7 @@ class Settings(Common):
     sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
     workers: int = option(0, "data loader workers per process", least=0, most=4)
     report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
-    callback: str = option("", "own callbacks, comma-separated: file.py:Class")
+    callback: str = option("", "your own callbacks, comma-separated: file.py:Class")
     extra: str = option("", "further arguments of the method's config class, such as neftune_noise_alpha=5")
     hub_checkpoints: bool = option(False, "push each checkpoint too; on a new machine, the run resumes from it")
     objective: str = option("eval_loss", "metric for ranking checkpoints, also written to result.json")
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def values_given(kind: type, words: list[str]) -> dict[str, Any]:
-    """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
+    """Return the values from `--config FILE`, environment variables TRAIN_NAME and flags, as they were written.
 
     Raises:
         Stop: a name is unknown.
@@ -160,10 +160,10 @@ def mention_near_misses(fields: Mapping[str, Any]) -> None:
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
-    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+    """Return checked settings from `--config FILE`, environment variables TRAIN_NAME and flags.
 
     Raises:
-        Stop: a name is unknown or a value is out of its limits; the message names the field.
+        Stop: a name is unknown, a value is out of its limits, or settings contradict each other.
 
     """
     types = get_type_hints(kind)
@@ -180,7 +180,7 @@ def read_file(path: Path) -> dict[str, Any]:
     A setting without a value keeps its default. A list becomes a comma-separated string, and a mapping becomes
     `old=new` pairs.
     """
-    fix = "correct the file, one `name: value` for each setting; --help lists them"
+    fix = "write one `name: value` line for each setting; --help lists the settings"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -203,7 +203,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def pairs(name: str, text: str) -> dict[str, str]:
-    """Return `old=new,old=new`, the value of the setting `name`, as a mapping."""
+    """Parse `old=new,old=new`, the value of the setting `name`, into a mapping."""
     parts = [part.partition("=") for part in text.split(",") if part.strip()]
     found = {old.strip(): new.strip() for old, _, new in parts}
     if not all(found) or not all(found.values()):
@@ -243,7 +243,7 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
     choices, least, most = limits["choices"], limits["least"], limits["most"]
     words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
     if choices and (unknown := next((word for word in words if word not in choices), None)):
-        raise Stop(Exit.CONFIG, f"{name} is {unknown!r}", f"choose among {', '.join(choices)}")
+        raise Stop(Exit.CONFIG, f"{name} is {unknown!r}", f"choose from {', '.join(choices)}")
     if (least is not None and not value >= least) or (most is not None and not value <= most):
         allowed = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
         raise Stop(Exit.CONFIG, f"{name} is {value:g}", f"choose a value {allowed}")

@@ -54,9 +54,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
-    """Return a smoke run's command line, and write its inputs; return any other command line unchanged.
+    """Write a smoke run's inputs and return its command line; return any other command line unchanged.
 
-    The smoke run's inputs come last, so that `--smoke` after a complete command tests that command with them.
+    The flags for these inputs come last and override earlier ones. Thus `--smoke` can be added to a complete command.
     """
     values = values_given(kind, words)
     if not convert("smoke", bool, values.get("smoke", False)):
@@ -107,7 +107,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
-    """Return the inputs for a text method: its rows, a model, and a second model as the teacher."""
+    """Return the smoke-run inputs for a text method: its rows, a model, and a second model as the teacher."""
 
     def make(folder: Path) -> None:
         model(folder / MODEL, 0)
@@ -118,7 +118,7 @@ def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path,
 
 
 def turn(role: str, content: str) -> list[dict[str, str]]:
-    """Return one message, as a list."""
+    """Return a list with one message."""
     return [{"role": role, "content": content}]
 
 
@@ -180,12 +180,12 @@ def write_detector(folder: Path) -> None:
 
 
 def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
-    """Return the inputs of a method that trains a language model."""
+    """Return the smoke-run inputs for a method that trains a language model."""
     return smoke_rows(row, write_language_model, *flags)
 
 
 def write_pictures(folder: Path) -> list[tuple[str, str, list[int]]]:
-    """Save pictures; return the name, the class and the box (x, y, width, height) of each."""
+    """Save pictures; return the name, the class and the box (x, y, width, height in pixels) of each."""
     import PIL.Image
 
     folder.mkdir()

@@ -14,30 +14,29 @@ from gputrain.settings import Settings, option
 class TextSettings(Settings):
     """Settings that all methods for training a language model share."""
 
-    max_length: int = option(2048, "tokens of a row", least=8)
-    too_long: str = option("refuse", "rows longer than that", choices=("refuse", "truncate", "drop"))
+    max_length: int = option(2048, "maximum tokens per row", least=8)
+    too_long: str = option("refuse", "treatment of rows longer than max_length", choices=("refuse", "truncate", "drop"))
     chat_template_from: str = option("", "model whose chat template is used")
     pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
     lora_dropout: float = option(0.05, "dropout of LoRA", least=0, most=0.9)
-    quantize: str = option("none", "weights under LoRA", choices=("none", "4bit"))
+    quantize: str = option("none", "quantization of the frozen weights under LoRA", choices=("none", "4bit"))
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
         super().check()
         if self.quantize != "none" and not self.lora_rank:
-            raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or quantize none")
+            raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or pass --quantize none")
         if self.quantize != "none" and self.cpu:
-            raise Stop(Exit.CONFIG, "quantize 4bit needs a GPU", "set quantize none")
+            raise Stop(Exit.CONFIG, "quantize 4bit needs a GPU", "pass --quantize none")
 
 
 def load_tokenizer(settings: TextSettings, data: Data) -> Any:
     """Return the model's tokenizer.
 
     Raises:
-        Stop: the tokenizer can't be loaded, has no padding token, or has no chat template although rows are
-        conversations.
+        Stop: the tokenizer can't be loaded, has no padding token, or lacks the chat template that conversations need.
 
     """
     from transformers import AutoTokenizer
@@ -50,7 +49,9 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
         raise why_not_loaded(settings.model, error) from error
     if settings.pad_token:
         if settings.pad_token not in tokenizer.get_vocab():
-            raise Stop(Exit.CONFIG, f"pad_token {settings.pad_token!r} is not in the vocabulary", "choose one that is")
+            raise Stop(
+                Exit.CONFIG, f"pad_token {settings.pad_token!r} is not in the vocabulary", "choose a known token"
+            )
         tokenizer.pad_token = settings.pad_token
     if tokenizer.pad_token is None:
         special = [t for t in tokenizer.get_added_vocab() if "pad" in t.lower() or "reserved" in t.lower()]

@@ -89,7 +89,7 @@ def extra_arguments(settings: Settings, given: dict[str, Any]) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, text in pairs("extra", settings.extra).items():
         if name in given:
-            raise Stop(Exit.CONFIG, f"extra has {name}, which other settings decide", "see --help for these settings")
+            raise Stop(Exit.CONFIG, f"extra has {name}, which another setting controls", "use that setting; see --help")
         try:
             found[name] = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
         except (ValueError, SyntaxError):
@@ -98,7 +98,7 @@ def extra_arguments(settings: Settings, given: dict[str, Any]) -> dict[str, Any]
 
 
 def save_whole(trainer: Any, settings: Settings) -> None:
-    """Make the trainer's checkpoints atomic: written elsewhere, synced, renamed, and only then rotated.
+    """Make the trainer's checkpoints atomic: write elsewhere, sync, rename, and only then delete old ones.
 
     The Trainer writes directly into checkpoint-N. If the process is killed during a save, an incomplete folder remains
     there, and the next start fails although older checkpoints are complete.
@@ -114,7 +114,7 @@ def save_whole(trainer: Any, settings: Settings) -> None:
         best = trainer.state.best_global_step
         best_path = str(out / f"checkpoint-{best}") if best else None
         if best_path != str(out / name) and not Path(best_path or "").is_dir():
-            best_path = None  # nothing was saved at the best step
+            best_path = None  # no checkpoint was saved at the best step
         if args.should_save:
             shutil.rmtree(making, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -126,11 +126,11 @@ def save_whole(trainer: Any, settings: Settings) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
-            # The Trainer records the path of the best checkpoint in the temporary folder, which is renamed here.
+            # The Trainer recorded the best checkpoint's path in the temporary folder; record its final path instead.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             if settings.hub_checkpoints:
-                shutil.copyfile(out / RUN, making / name / RUN)  # names the run that may resume from it
+                shutil.copyfile(out / RUN, making / name / RUN)  # identifies the run that may resume from it
             put_in_place(making / name, out / name)
             rotate_checkpoints(
                 str(out), save_total_limit=settings.keep, best_model_checkpoint=best_path, use_mtime=False
@@ -163,7 +163,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
             load(checkpoint, *model)
             return
         if settings.sharding != "none":
-            message = f"the weights in {checkpoint} have different names than the model's and can't be loaded"
+            message = f"the weight names in {checkpoint} differ from the model's, so the weights can't be loaded"
             raise Stop(Exit.ENVIRONMENT, message, "resume with --sharding none")
         kind = next(target.parameters()).dtype
         target.load_state_dict(type(target).from_pretrained(checkpoint, dtype=kind).state_dict())
@@ -173,13 +173,13 @@ def load_whole(trainer: Any, settings: Settings) -> None:
 
 
 def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
-    """Attach the callbacks; check the processes and the disk."""
+    """Check the processes and the disk, make saving and loading reliable, and attach the callbacks."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
     weights = sum(p.numel() * p.element_size() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     say(f"model: {sum(p.numel() for p in parameters):,} parameters, {trained:,} of them trained")
-    # Each trained weight has two moments; the checkpoint that is being written needs room too.
+    # The optimizer has two moments per trained weight; the checkpoint that is being written needs space too.
     needed, what = (settings.keep + 2) * (weights + 8 * trained), f"{settings.keep + 2} checkpoints"
     need_room(Path(settings.out), needed, what, "lower --keep, or train with LoRA")
     save_whole(trainer, settings)
@@ -232,7 +232,7 @@ def train(
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
-        trainer.accelerator.wait_for_everyone()  # when the first process exits, the others are stopped
+        trainer.accelerator.wait_for_everyone()  # the first process that exits stops the others
         raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "run the same command again")
     metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -250,12 +250,12 @@ def train(
 
 
 def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
-    """Train, and return the Trainer's figures."""
+    """Train, and return the Trainer's metrics."""
     return dict(trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics)
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """If the checkpoint has all steps, load it and return True. Resuming from it would train one more step."""
+    """Return True, with the checkpoint loaded, if it has all steps. Resuming from it would train one more step."""
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -277,7 +277,7 @@ def peak_memory() -> float | None:
 def run(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
-    """Run one method with the command line's settings; return the exit code and report it to the supervisor."""
+    """Run one method with the command line's settings; return the exit code and record it for the supervisor."""
     code = 1
     try:
         code = attempt(kind, method, load, build, smoke)

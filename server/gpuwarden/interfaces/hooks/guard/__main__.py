@@ -1,6 +1,7 @@
 """`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's format.
 
-A plugin's hook passes no CONFIG: the guard reads its file next to the ledger, and writes it first if it is missing.
+A plugin's hook passes no CONFIG: the guard reads its file next to the ledger, and first writes the file if it is
+missing.
 With `--place` instead of CONFIG, the guard only rewrites that file.
 
 Any error here blocks the call. Claude Code, Codex and Cursor block a call on exit code 2; on any other code, such as 1
@@ -66,15 +67,15 @@ def placed() -> str:
 
 
 def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
-    """Read a call from standard input. Return the reason to block it or None, a hint, and whether the client asks the
-    user.
+    """Read a call from standard input. Return the reason to block it (None to allow it), a hint, and whether the client
+    asks the user.
 
-    Codex and Gemini treat a question as permission, and Cursor asks about commands and servers only. Any exception
-    propagates.
+    Codex and Gemini treat a question as permission, and Cursor asks only about shell commands and calls to MCP servers.
+    Any exception propagates.
     """
     text = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        return f"the call is longer than {MOST_BYTES} bytes, too long to check", HINT, False
+        return f"the call is longer than {MOST_BYTES} bytes, which is too long to check", HINT, False
     event: Any = json.loads(text.decode("utf-8", "replace"))
     if not isinstance(event, dict):
         return "the call has an unknown format", HINT, False

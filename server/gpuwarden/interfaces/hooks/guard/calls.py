@@ -21,7 +21,7 @@ class Rules:
     """Protected paths, and the patterns to search for.
 
     `home` and live run folders are protected against removal, `files` against any change. `settings` contains the
-    clients' files that install this guard; only the guard's entry in them is protected. `typing` is explained at
+    clients' files that install this guard; only the guard's entry in them is protected. For `typing`, see
     `Judge.typing`.
     """
 
@@ -94,7 +94,7 @@ def _judged(event: Mapping[str, Any], given: Mapping[str, Any], judge: Judge) ->
 
 def _server(event: Mapping[str, Any], tool: str) -> str:
     """Return the name, the URL or the start command of the tool's MCP server; empty for other tools."""
-    if isinstance(context := event.get("mcp_context"), Mapping):  # Gemini's
+    if isinstance(context := event.get("mcp_context"), Mapping):  # only in Gemini's calls
         return str(context.get("server_name") or context.get("url") or "unknown").lower()
     if tool.startswith("mcp__"):
         return tool.split("__")[1].lower()

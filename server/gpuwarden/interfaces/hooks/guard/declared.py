@@ -1,6 +1,6 @@
-"""Merge the declarations of the providers with those of the clouds table.
+"""Merge the declarations of the providers with those in `clouds.toml`.
 
-This module imports every provider. For this reason, the guard's process never imports it.
+This module imports every provider. Therefore the guard's process never imports this module.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ _PATCH_ENDS: Final = re.compile(
     r"|\b0+\W{1,6}path\W{1,6}(?:\w+/){0,3}(?:replicas|parallelism)\b"
     r"|\bactiveDeadlineSeconds\b|\bNoExecute\b|\bgpuwarden\.dev(?:/|~1)(?:job|attempt|token|run-folder)\b"
 )
-"""Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
+"""Match patches that stop an object or hide it from gpuwarden: a merge patch in JSON or YAML, or a list of operations
+with `path` and `value` in either order.
 
-A new time limit can stop a running object. If gpuwarden's label or annotations are removed from an object, gpuwarden
-treats the object as deleted.
+A new `activeDeadlineSeconds` can stop a running object. If gpuwarden's label or annotations are removed from an object,
+gpuwarden treats the object as deleted.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",

@@ -15,7 +15,7 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""Maximum number of bytes that are read from a file to determine the content of a copy of it."""
+"""Maximum size in bytes of a file that is read to determine the content of its copy."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
@@ -25,8 +25,8 @@ VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"
 
 
 class Drafts:
-    """Files that one call has written so far. `printed` is the known output by path, `texts` is all shell text in the
-    call.
+    """The files that one call has written so far. `printed` maps paths to the known output written there, and `texts`
+    contains all shell text in the call.
     """
 
     def __init__(self, files: Files, budget: Budget) -> None:

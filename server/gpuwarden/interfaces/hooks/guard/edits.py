@@ -1,4 +1,4 @@
-"""Check a tool that edits files: the file, and the text that it removes and adds."""
+"""Check edits and patches of files: the file, and the text that is removed and added."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def edited(path: str, given: Mapping[str, Any], judge: Judge) -> str | None:
 
 
 def patched(patch: str, judge: Judge) -> str | None:
-    """Return the reason to block a patch because of its files or the text that it removes and adds."""
+    """Return the reason to block a patch because of its files, or because of the text that it removes and adds."""
     for section in re.split(r"^(?=\*\*\* (?:Update|Add|Delete) File: )", patch, flags=re.MULTILINE)[1:]:
         head, _, body = section.partition("\n")
         path = judge.files.path(head.partition(": ")[2].strip())

@@ -46,7 +46,7 @@ REMOTE: Final = re.compile(r"^(?:[\w.-]+@)?[\w.\[\]-]{2,}:(?!//)|^rsync://")
 
 @dataclass
 class Files:
-    """Check removals and changes of files, with paths relative to a folder.
+    """Check removals and changes of files, with paths relative to the folder `cwd`.
 
     `home` and `runs` are protected against removal, and `files` against any change. `settings` are the clients'
     settings files, which install this guard.
@@ -86,7 +86,7 @@ class Files:
         return (self.cwd if found[1] == "+" else other if found[1] else home) + text[found.end() :]
 
     def ask(self, why: str) -> None:
-        """Record that the user has to be asked; only the first reason is kept."""
+        """Record the reason to ask the user. Only the first reason is kept."""
         self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
@@ -104,7 +104,7 @@ class Files:
                 return f"{place} contains gpuwarden's state or policy, or guard settings; only the user may remove it"
             if self.runs and any(found.values()) and not _scratch(place):
                 self.ask(
-                    "the path to remove is unknown until the command runs, and may contain a job that has not ended"
+                    "the path to remove is unknown until the command runs, and may contain a live job's run folder"
                 )
         return None
 

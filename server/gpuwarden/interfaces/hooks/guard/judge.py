@@ -58,7 +58,7 @@ MOST_WRAPPERS = 15
 
 @dataclass
 class Judge:
-    """Check the commands that one call would run. It tracks the variables, aliases, drafts and folder that they set."""
+    """Check the commands that one call would run, and track the variables, aliases, drafts and folder that they set."""
 
     patterns: Patterns
     files: Files
@@ -73,8 +73,9 @@ class Judge:
         self.drafts = Drafts(self.files, self.budget)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
-        """Return the reason to block shell text; None allows it. `far` means that it runs on another machine. Raises
-        TooMuch.
+        """Return the reason to block shell text, or None to allow it. `far`: the text runs on another machine.
+
+        Raises TooMuch.
         """
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deeply to check")
@@ -126,9 +127,7 @@ class Judge:
         raise TooMuch("the command has too many nested wrappers to check")
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
-        """Return the words of the program that is run by the first word; None if the first word does not run another
-        program.
-        """
+        """Return the words of the program that the first word runs; None if it runs no other program."""
         if ASSIGNMENT.fullmatch(words[0]):
             variable, _, value = words[0].partition("=")
             assigned[variable] = value
@@ -230,7 +229,7 @@ class Judge:
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
-        """Return the reason to block code because of a command in its strings that runs a program or deletes files."""
+        """Return the reason to block code because one of its strings is a command that has to be blocked."""
         before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
@@ -271,7 +270,7 @@ class Judge:
         return self._any(command.stdin, depth, far=True)
 
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return the reason to block a program whose command is in the arguments of another program."""
+        """Return the reason to block a program that another program runs from its arguments."""
         if name in {"find", "fd", "fdfind"}:
             found = printed([name, *args], (), self.files.cwd)
             names = [b for a, b in pairwise(args) if a in {"-name", "-iname"}] or ["**"]
@@ -354,6 +353,6 @@ class Judge:
         return settings.names_kept(text) or any(end in text for end in ends)
 
     def spoken(self, text: str) -> str | None:
-        """Return the reason to block text that is not shell."""
+        """Return the reason to block text that is not shell code."""
         self.budget.spend(len(text) // 8)
         return spoken(text, self.patterns)

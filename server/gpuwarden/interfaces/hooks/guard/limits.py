@@ -1,4 +1,4 @@
-"""Limit the guard's work per call. A call that exceeds a limit is blocked, because a call is allowed if its guard
+"""Limit the guard's work per call. A call that exceeds a limit is blocked, because a client allows a call if the guard
 hangs.
 """
 
@@ -51,7 +51,7 @@ class Budget:
 
 
 def parsed(data: bytes) -> Tree:
-    """Parse shell code. Raises TooMuch if this takes too many steps; the limit does not depend on machine speed."""
+    """Parse shell code. Raises TooMuch after too many steps, regardless of the machine's speed."""
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     looks = count(1)
     # The grammar may crash on characters beyond U+FFFF, because it looks them up outside the C library's tables.
@@ -65,7 +65,7 @@ def parsed(data: bytes) -> Tree:
 
 
 def _two_for_one(beyond: re.Match[bytes]) -> bytes:
-    """Replace a character beyond U+FFFF by two characters of two bytes each, so that the length in bytes stays the
+    """Replace a character beyond U+FFFF with two characters of two bytes each, so that the length in bytes stays the
     same.
     """
     code = ord(beyond[0].decode()) - 0x10000
@@ -93,7 +93,8 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return the text without apparent here-document bodies, and the line numbers where these here-documents start.
+    """Return the text without apparent here-document bodies, and the numbers of its lines on which these here-documents
+    start.
 
     Bodies that the shell expands are kept.
     """

@@ -1,4 +1,4 @@
-"""The guard's patterns, compiled from the declarations of the providers and of the cloud table."""
+"""The guard's patterns, compiled from the declarations of the providers and in `clouds.toml`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 MOST_ARGUMENTS = 300
-"""Maximum number of words that are searched after a program's name. Users type fewer words."""
+"""Maximum number of words that are searched after a program's name. Real commands have fewer words."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
-# Names that are also English words or keywords: in code they are matched only at the start of a command.
+# Names that are also English words or keywords. In code, they are matched only at the start of a command.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
@@ -137,7 +137,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the command that a program runs on the rented machine, or None if it does not run one there."""
+        """Return the command that a program runs on the rented machine; None if it runs none there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:
@@ -160,7 +160,7 @@ class Patterns:
 
     @cached_property
     def request(self) -> re.Pattern[str]:
-        """Match the parts of a request's URL or body that stop or delete a resource."""
+        """Match the parts of a request's URL or body that ask to stop or delete a resource."""
         return re.compile("(?i)" + "|".join((r"\bDELETE\b", r"\bterminate\b", r"\bdestroy\b", *self.requests)))
 
     @cached_property
@@ -170,7 +170,7 @@ class Patterns:
 
     @cached_property
     def library(self) -> re.Pattern[str]:
-        """Match calls of a platform's library that stop or delete a resource."""
+        """Match calls to a platform's library that stop or delete a resource."""
         return re.compile("|".join(self.code) or "(?!)")
 
     def command_in_code(self, text: str) -> str | None:

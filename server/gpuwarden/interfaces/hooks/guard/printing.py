@@ -57,7 +57,7 @@ def as_written(text: str) -> str:
 
 
 def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
-    """Return the output of a command that runs in a folder."""
+    """Return the predicted output of a command that runs in `folder`."""
     name = name_of(words[0]) if words else ""
     args = list(words[1:])
     if name == "printf" and args:
@@ -77,7 +77,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
 
 
 def _formatted(args: Sequence[str]) -> str:
-    """Return the output of `printf`: its format, repeated until its arguments are used up."""
+    """Return the output of `printf`: its format, repeated until all arguments are used."""
     said = args[0].replace("\\n", "\n").replace("\\t", "\t")
     between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
     places = len(between) - 1

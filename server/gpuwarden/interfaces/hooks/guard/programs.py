@@ -66,7 +66,7 @@ def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
     if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):
         return None
     if method == "DELETE" or patterns.request.search(text):
-        return f"this `{name}` asks a platform to stop or delete a resource"
+        return f"the `{name}` command asks a platform to stop or delete a resource"
     return None
 
 

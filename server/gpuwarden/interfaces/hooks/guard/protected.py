@@ -27,7 +27,7 @@ def rules_from(config: str, client: str) -> Rules:
 
 
 def live_runs(home: str) -> tuple[str, ...]:
-    """Return the run folders of live jobs from the ledger; none if it can't be read."""
+    """Return the run folders of live jobs from the ledger; none if the ledger can't be read."""
     with contextlib.suppress(sqlite3.Error, OSError, ValueError, TypeError):
         uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=2)) as db:

@@ -58,7 +58,7 @@ def is_pattern(place: str) -> bool:
 
 
 def touches(place: str, kept: str) -> Reach:
-    """Return the certainty that a path is the protected one, a parent folder of it, or a path inside it."""
+    """Return the certainty that a path is the protected path `kept`, a parent folder of it, or inside it."""
     place = place.rstrip("/")
     if not is_pattern(place):
         near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
@@ -76,7 +76,7 @@ def touches(place: str, kept: str) -> Reach:
 
 
 def is_in(place: str, kept: str) -> Reach:
-    """Return the certainty that a path is the protected one, is inside it, or starts with its name and a hyphen."""
+    """Return the certainty that a path is the protected path `kept`, is inside it, or starts with it and a hyphen."""
     if not is_pattern(place):
         return Reach.SURELY if place == kept or place.startswith((kept + "-", kept + "/")) else Reach.NEVER
     found = touches(place, kept)
@@ -88,5 +88,5 @@ def is_in(place: str, kept: str) -> Reach:
 
 
 def around(place: str, kept: str) -> bool:
-    """Return whether a path is certainly a parent folder of the protected one."""
+    """Return whether a path is certainly a parent folder of the protected path `kept`."""
     return touches(place, kept) is Reach.SURELY and is_in(place, kept) is Reach.NEVER

@@ -1,4 +1,4 @@
-"""Protect the settings reserved for the user: gpuwarden's variables, and the guard's entry in client configuration."""
+"""Protect the settings reserved for the user: gpuwarden's variables, and the guard's entry in a client's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
     r"|[A-Z_]+_URL|REHEARSAL_CLOCK)"
 )
-"""Variables that relocate the ledger, the policy or a platform, set the time, or override a policy value."""
+"""Variables that change the location of the ledger or the policy, a platform's address, the time, or a policy value."""
 PLUGIN: Final = re.compile(r"gpuwarden@[\w-]+")
 """The plugin that installs this guard, in a client's list of enabled plugins."""
 _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"})
@@ -70,7 +70,7 @@ def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]
         found = DECIDES.search(word) if "GPUWARDEN_" in word else None
         if found is None:
             continue
-        # The variable begins the word, or an option's value (`-eNAME=`, `--env=NAME=`).
+        # The variable is at the start of the word or of an option's value (`-eNAME=`, `--env=NAME=`).
         begins = re.fullmatch(r"|-e|--?[\w-]+=", word[: found.start()])
         if drops or (begins and word[found.end() : found.end() + 1] in {"=", "+"}):
             return f"only the user may set {found[0]}"
@@ -103,14 +103,16 @@ def is_client_file(path: str) -> bool:
 
 
 def watched(path: str) -> bool:
-    """Return whether text written to a file has to be checked, because it is client configuration or a shell startup
-    file.
+    """Return whether text written to a file has to be checked, because the file is a client's configuration or a shell
+    startup file.
     """
     return is_client_file(path) or _STARTUP.search(path) is not None
 
 
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
-    """Return the facts that must not change: the guard's name, disabled hooks, gpuwarden's variables and values."""
+    """Return the facts that an edit must not change: whether the guard is named, whether hooks are disabled, and
+    gpuwarden's variables with their values.
+    """
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
     return named, _OFF.search(text) is not None, frozenset(_SET.findall(text))
 
@@ -150,7 +152,7 @@ def names_kept(text: str) -> bool:
 
 
 def may_be_off(text: str) -> bool:
-    """Return whether text contains the setting that disables hooks, and its value is unknown."""
+    """Return whether text contains the setting that disables hooks with a value other than false."""
     return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
 
 

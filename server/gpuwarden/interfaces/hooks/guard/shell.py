@@ -1,4 +1,4 @@
-"""Read shell text into simple commands with tree-sitter-bash.
+"""Split shell text into simple commands with tree-sitter-bash.
 
 The parser knows only the syntax; `words` resolves the value of each word. The tree is walked without recursion.
 """
@@ -22,7 +22,7 @@ MOST_ROUNDS: Final = 40
 """
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell. When a subshell ends, its changes of the working directory are undone."""
+"""Nodes that run in a subshell. When a subshell ends, its changes to the working directory are undone."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
@@ -41,7 +41,7 @@ class Feed:
 
 @dataclass
 class Command:
-    """A simple command. `fed`: its standard input is a pipe, a file or literal text."""
+    """A simple command. `fed`: the standard input is a pipe, a file or literal text."""
 
     words: list[str] = field(default_factory=list)
     assigned: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ Part = tuple["Node | tuple[str, str]", Feed]
 
 
 class Reader(Words):
-    """Read shell text command by command. Assignments change `values`; the key `name()` contains a function's body."""
+    """Reads shell text command by command. Assignments change `values`; its key `name()` holds a function's body."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
@@ -118,7 +118,7 @@ class Reader(Words):
         return [*((child, feed) for child in inner), *back]
 
     def _own(self, node: Node) -> dict[str, str]:
-        """Return the variables that are set for this command only: `A=1 command`."""
+        """Return the variables that are set for this command only, as in `A=1 command`."""
         given = dict(self._assignment(c) for c in node.named_children if c.type == "variable_assignment")
         return {name: value for name, value in given.items() if name not in self.values}
 
@@ -163,7 +163,7 @@ class Reader(Words):
         return (self.raw(name).partition("[")[0] if name is not None else "", said)
 
     def _read(self, command: Command) -> None:
-        """Set the variables of `read` from its input; the last one gets the rest of each line."""
+        """Set the variables of `read` from its input. The last variable gets the rest of each line."""
         names = [w for w in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", w)] or ["REPLY"]
         rows = [line.split(None, len(names) - 1) for text in command.stdin for line in text.splitlines()]
         for at, name in enumerate(names):
@@ -212,7 +212,8 @@ class Reader(Words):
     def _redirected(self, node: Node, feed: Feed) -> tuple[list[Part], Command]:
         """Return the parts of a statement with redirections, and the redirections that belong to no simple command.
 
-        The parser attaches the redirection of `a && b > FILE` to both commands; the shell applies it to the last one.
+        The parser attaches the redirection of `a && b > FILE` to both commands, but the shell applies it only to the
+        last command.
         """
         if node.type == "function_definition":
             return self._function(node)

@@ -25,7 +25,7 @@ MOST_STRIPPED = 500
 
 
 class Words:
-    """A parsed command text and its words. `values` are the variables. `broken`: the text has syntax errors."""
+    """A parsed command text and its words. `values` are the variables. `broken` means that it has syntax errors."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget) -> None:
         text = as_written(text).replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "")
@@ -54,7 +54,7 @@ class Words:
         return self._text(node.start_byte, node.end_byte)
 
     def fields(self, node: Node, depth: int = 0) -> list[str]:
-        """Return the words that one word of the text expands to; an unquoted variable may expand to several."""
+        """Return the words to which one word of the text expands. An unquoted variable may expand to several words."""
         self.deeper(depth)
         kind = node.type
         if kind in {"simple_expansion", "expansion", "command_substitution"}:
@@ -101,7 +101,7 @@ class Words:
         return whole[1:-1] if len(whole) > 1 and whole[0] == whole[-1] == '"' else whole.strip('"')
 
     def _value(self, node: Node, depth: int) -> str:
-        """Return the value of `$X`, `${X:-word}` or `$(...)`; if the value is unknown, UNKNOWN and the source text."""
+        """Return the value of `$X`, `${X:-word}` or `$(...)`; for an unknown value, UNKNOWN and the source text."""
         self.deeper(depth)
         raw = self.raw(node)
         if node.type == "command_substitution":
@@ -115,7 +115,7 @@ class Words:
         if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
             return " ".join(self.fields(node.named_children[-1], depth + 1))
         if name is None or name[1][0] in "@*#?$!-0123456789":
-            return raw  # arguments of a function or a script are replaced when it is called
+            return raw  # the arguments of a function or a script are known only when it is called
         return among(["*"]) if name[1] in _NUMBERS else UNKNOWN + raw
 
     def expanded(self, node: Node, depth: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Find the files that a program writes, and the content that it writes there."""
+"""Find the files that a program writes, and the sources of their content."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 @dataclass(frozen=True)
 class Write:
-    """A target and the files that are copied to it.
+    """A file or folder that a program writes, and the files that are copied to it.
 
-    `fed`: the text comes from standard input; `said`: the text comes from the arguments.
+    `fed`: the text comes from standard input. `said`: the text comes from the arguments.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Write:
 
 
 def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
-    """Yield the files that a program writes, except its standard output."""
+    """Yield the files that a program writes, other than its standard output."""
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)
@@ -72,8 +72,8 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
 
 
 def _copied(name: str, args: Sequence[str], plain: Sequence[str]) -> Iterator[Write]:
-    """Yield the possible targets of copies: the last word if it is a file, or each source's name in it if it is a
-    folder.
+    """Yield the possible targets of a copy: the last word, in case it is a file, and each source's name in it, in case
+    it is a folder.
     """
     sources, target = list(plain[:-1]), plain[-1] if plain else ""
     for option, value in pairwise([*args, ""]):

@@ -64,7 +64,7 @@ def _since(connection: HTTPConnection) -> Place | None:
 class EventStream(StreamingResponse):
     """The server-sent events of a job. The subscription lasts as long as the response.
 
-    It begins before the response, so that a refusal has its own status even if many streams are opened at once.
+    It begins before the response, so that a refused request gets an error status even if many streams open at once.
     """
 
     def __init__(self, live: Live, request: Request) -> None:
@@ -91,7 +91,7 @@ async def _lines(one: Subscriber) -> AsyncIterator[str]:
 
 
 def _sse(event: Json) -> str:
-    """Return one event. JSON escapes line breaks, so the content can't start another event."""
+    """Return one server-sent event. JSON escapes line breaks, so the content can't start another event."""
     mark = f"id: {event['id']}\n" if "id" in event else ""
     return f"{mark}event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 

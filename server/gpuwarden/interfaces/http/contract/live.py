@@ -1,6 +1,6 @@
 """Follow jobs: poll the ledger for events, and the metric store for points and alerts, at most four times a second.
 
-One task polls for all subscribers and detects what any process writes, including this one, the watch and commands. The
+One task polls for all subscribers and detects the writes of every process: this one, the watch and commands. The
 queue of a slow subscriber holds only the newest point of each metric, and at most MAX_WAITING events. Further events
 remain in storage until the subscriber reads them, so a slow connection loses no events.
 """
@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place | None:
-        """Return the position that a client sends back; None for any other text."""
+        """Parse the position that a client sends back. Return None for any other text."""
         seq, dot, alert = text.partition(".")
         if dot and all(part.isascii() and part.isdigit() and len(part) < 16 for part in (seq, alert)):
             return cls(int(seq), int(alert))
@@ -109,7 +109,7 @@ class Live:
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job: its current state first, then changes.
+        """Subscribe to a job. The first event is its current state; its changes follow.
 
         `since` replays the events after a position. Raises NotFound, or NoCapacity if too many streams are open in
         total or for `who`.
@@ -151,7 +151,7 @@ class Live:
                 await self.look()
             except WardenError as error:  # a temporary disk failure does not end the streams
                 logger.warning("events could not be read: %s", error.message)
-                self._seen = (-1, -1)  # read again what this poll did not read
+                self._seen = (-1, -1)  # the next poll reads everything again
             await anyio.sleep(EVERY_S)
 
     async def look(self) -> None:
@@ -180,7 +180,7 @@ class Live:
                         body = {n: named(v, 300) if isinstance(v, str) else v for n, v in alert.fields.items()}
                         shown = {"type": "alert", "id": str(one.place), "alert": alert.type, "at": alert.at}
                         one.put({**shown, "body": body})
-                    # The queue may have been emptied during the query, so its length doesn't show that more are stored.
+                    # The queue may have been emptied during the query, so it can't show whether more alerts are stored.
                     one.behind = one.behind or len(alerts) == room
 
 

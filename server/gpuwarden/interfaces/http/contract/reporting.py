@@ -1,7 +1,7 @@
 """POST /api/training/local/metrics and POST /api/alerts/trigger: reports from jobs.
 
-The response is sent after the commit, so every acknowledged post is stored. A repeated post gets the same response and
-changes nothing. The key identifies the job; a body that names another job is refused.
+The response is sent after the commit, so every acknowledged post is stored. A repeated post changes nothing, and its
+response counts its points as `known`. The key identifies the job; a body that names another job is refused.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from gpuwarden.metrics.points import (
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
 """Seconds after the end of a job during which it may still report, because a lost connection may have delayed its
-spool.
+reports.
 """
 LOOK_S: Final = 60.0
-"""Seconds between two checks whether a job may still report."""
+"""Seconds between two checks of whether a job may still report."""
 LARGE: Final = 64 << 10
 """Size in bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000

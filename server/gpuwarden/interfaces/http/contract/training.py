@@ -26,13 +26,13 @@ from gpuwarden.lifecycle.submission.submit import submit
 CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 LOG_BYTES: Final = 2_000
 FIRST_LOOK_S: Final = 30.0
-"""Seconds for which a status request from a job waits for the first poll of that job."""
+"""Seconds that a job's status request waits for the first poll of that job."""
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # Otherwise, the watch could not get the lock of a job that continuously requests its status.
+    # Polls are shared, because the watch could not get the lock of a job that continuously requests its own status.
     looks = Looks(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:

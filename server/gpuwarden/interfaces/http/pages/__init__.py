@@ -1,4 +1,4 @@
-"""The web page with running jobs, open questions and billing. It is rendered here and updated by small scripts."""
+"""The web pages for jobs, open questions, billing and platforms. The server renders them; small scripts update them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpuwarden.interfaces.http.serving import Serving
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes for the page."""
-    # Jinja and the templates are imported only if the page is served.
+    """Return the routes of the pages."""
+    # Jinja and the templates are imported only if the pages are served.
     from gpuwarden.interfaces.http.pages.approving import approving_routes
     from gpuwarden.interfaces.http.pages.reading import reading_routes
 

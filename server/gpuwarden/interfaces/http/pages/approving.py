@@ -1,8 +1,8 @@
-"""Routes for approvals on a web page, with the same facts as at a terminal.
+"""Routes for approvals on a web page, which shows the same facts as a terminal.
 
 A passkey or a code from a terminal confirms an approval. Only a browser session can call these routes, from a page of
 this server. A session alone can't approve, and tokens have no access. The signature covers the digest of the facts that
-were shown; every challenge works once.
+were shown; each challenge can be used only once.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ApprovalPages:
         if not facts["open"]:
             raise Conflict("this request was already answered")
         if not facts["digest"] or body.get("digest") != facts["digest"]:
-            raise Refused("the facts changed since they were shown", AGAIN)
+            raise Refused("the facts have changed since they were shown", AGAIN)
         made = self.challenges.make(principal_of(request).id, ticket, facts["digest"])
         return JSONResponse({"ok": True, "options": approval_options(site, made, known)})
 
@@ -162,9 +162,9 @@ class ApprovalPages:
             raise Refused("the policy does not allow codes on the page", approval(ticket))
         facts = await self._facts(ticket)
         if not facts["open"] or facts["blocked"]:
-            raise Conflict("this request can't be approved by a code")
+            raise Conflict("this request can't be approved with a code")
         if not facts["digest"] or body.get("digest") != facts["digest"]:
-            raise Refused("the facts changed since they were shown", AGAIN)
+            raise Refused("the facts have changed since they were shown", AGAIN)
         session, code = principal_of(request).id, str(body.get("code", ""))[:100]
         made = await use_code(self.ctx, ticket, facts["digest"], session, code)
         with acting_as(person_of(made.actor)):  # the user who approved at the terminal
@@ -189,7 +189,7 @@ class ApprovalPages:
         issued, facts = open_spending(self.ctx, ticket), await self._facts(ticket)
         allowed_here = CHANNEL in self.ctx.policy.approval.channels
         if facts["digest"] != seen or not facts["open"] or not allowed_here:
-            raise Refused("the facts changed since they were shown", AGAIN)
+            raise Refused("the facts have changed since they were shown", AGAIN)
         grant_spending(self.ctx, issued, CHANNEL, by)
         return JSONResponse({"ok": True, "message": LAUNCHED if issued.data.job else SUBMIT_AGAIN})
 
@@ -204,7 +204,7 @@ class ApprovalPages:
         return JSONResponse(clean(self.ctx, {"ok": True, "message": message, "under_way": under_way}))
 
     async def passkeys(self, _request: Request) -> Response:
-        """Return the page with the registered passkeys and the form for a terminal's code."""
+        """Return the page with the registered passkeys and the form for a code from a terminal."""
         rows = [
             {"name": one.name, "site": one.site, "since": local(one.registered_at, "%Y-%m-%d %H:%M")}
             for one in passkeys(self.ctx)
@@ -229,4 +229,4 @@ class ApprovalPages:
         made = self.challenges.take(principal_of(request).id, permit.subject)
         register(self.ctx, permit, registered(site, made, body.get("credential")))
         name = permit.subject.removeprefix("passkey/")
-        return JSONResponse({"ok": True, "message": f"The passkey {name} can now approve."})
+        return JSONResponse({"ok": True, "message": f"You can now approve with the passkey {name}."})

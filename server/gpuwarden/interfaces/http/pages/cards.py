@@ -1,4 +1,4 @@
-"""Build cards for one job or for all machines, which clients show inside a conversation (MCP Apps, SEP-1865).
+"""Build the cards that clients show inside a conversation: one job, or all machines (MCP Apps, SEP-1865).
 
 A card is a document without data, made from the page's templates, with inline style and scripts. The tool's result
 contains the view, and the script writes the view into the document as text. A card can't load or request any other
@@ -71,7 +71,7 @@ FIELDS: Final = {
     "meters": ("cost",),
     "lists": ("rungs", "alerts", "diagnoses", "steps", "clocks", "store"),
 }
-"""Parts of a job's page that its card shows."""
+"""The parts of a job's view that its card shows."""
 
 
 @cache
@@ -124,7 +124,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
-    """Return the view of all machines. The meter counts the machines that are or may be billed."""
+    """Return the view of all machines. The meter shows the cost of the machines that are or may be billed."""
     reply = warned(reply.model_copy(), notices(ctx), in_commands)
     rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
@@ -138,8 +138,8 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
         "texts": {
             "message": shown(reply.message),
             "rate": usd_per_hour(rate) if billing else "",
-            "hidden": f"excluding {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
-            "over": f"and {counted(over, 'machine')} more" if over > 0 else "",
+            "hidden": f"excluding {counted(hidden, 'machine')} with an unknown cost or price" if hidden else "",
+            "over": f"{counted(over, 'machine')} not shown" if over > 0 else "",
             "looked": f"updated {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
         },
         "meters": {"total": {"amount": sum(row.cost_usd or 0.0 for row in billing), "rate": rate}},
@@ -154,9 +154,7 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
 
 
 def _short(row: Row) -> Row:
-    """Return a row without links and log lines, and with strings of limited length, because a card is not a page of the
-    server.
-    """
+    """Return a row without links and log lines, which a card can't show, and with strings of limited length."""
     left_out = {"href", "lines"}
     return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
 

@@ -1,4 +1,4 @@
-"""Curves of a job's metrics for the page: at most a few thousand points, and non-finite values separately.
+"""Curves of a job's metrics for the pages: at most a few thousand points, with the non-finite values listed separately.
 
 The points come from the metric store, to which the job posts them. If a job has posted none, the few loss values that
 its runner keeps are used.
@@ -71,7 +71,7 @@ def curve_of(
     points: int = POINTS,
     between: tuple[float, float] | None = None,
 ) -> Curve:
-    """Return one curve in at most `points` points, or the part of it between two positions."""
+    """Return one curve with at most `points` points, or the part of it between two positions."""
     curve = store.downsampled(job_id, metric, points, between)
     if curve.total or metric != LOSS:
         return curve

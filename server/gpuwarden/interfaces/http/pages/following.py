@@ -1,5 +1,4 @@
-"""Streams that update open pages. A stream sends the full view of a page whenever the view differs from the previous
-one.
+"""Streams that update open pages. A stream sends the full view of a page whenever the view changes.
 
 One task builds each view once for all windows that show a page. It does so soon after a change in the ledger or the
 metric store, and every few seconds for data that is not recorded there, such as a log. A slow window skips views but
@@ -43,7 +42,7 @@ MAX_STREAMS: Final = 200
 A page without a stream polls instead.
 """
 MAX_EACH: Final = 20
-"""Maximum number of streams for one session or token, so that it can't use up the streams of all others."""
+"""Maximum number of streams for one session or token, so that it can't use up the streams of the others."""
 
 
 @dataclass
@@ -129,7 +128,7 @@ class Following:
             if not board.readers:
                 self._boards.pop(path, None)
             self._readers[who] -= 1
-            self._readers += Counter()  # removes entries without streams
+            self._readers += Counter()  # removes the entries without streams
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

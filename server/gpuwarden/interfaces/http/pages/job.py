@@ -177,7 +177,7 @@ def _looked(seen: Checked | None, error: WardenError | None) -> str:
 def rung_row(step: Step) -> Row:
     """Return one step of the verification.
 
-    Its text describes the evidence, such as the number of files, bytes and the time.
+    Its text describes the evidence, such as the number of files, their size and the time.
     """
     parts = []
     if step.files is not None:
@@ -201,7 +201,7 @@ def rung_row(step: Step) -> Row:
 
 
 def _store(reply: CheckReply) -> list[Row]:
-    """Return the files in the job's artifact store, or nothing while the machine itself can be read."""
+    """Return the files in the job's artifact store; no rows while the machine itself can be read."""
     if (store := reply.artifact_store) is None:
         return []
     what = f"{counted(store.files, 'file')}, {size(store.bytes)}" if store.files else ""
@@ -238,9 +238,9 @@ def _used(free: int | None, total: int | None) -> int | None:
 
 
 def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: bool = False) -> Row | None:
-    """Return one gauge, or None if the machine does not report it.
+    """Return one gauge, or None if the machine does not report the value.
 
-    Full memory or a full disk is highlighted, a busy GPU is not.
+    Full memory or a full disk is highlighted; a busy GPU is not.
     """
     if used is None:
         return None

@@ -1,8 +1,7 @@
-"""Poll machines for the page and for jobs' status requests: one poll per target at a time, every few seconds.
+"""Poll machines for the pages and for jobs' status requests: one poll per target at a time, every few seconds.
 
 A browser sends a request every two seconds, and several windows may be open. All of them get the result of the last
-poll. If a poll is due, it runs in the background; only a request without an earlier result waits for it, for a short
-time.
+poll. A due poll runs in the background; a request without an earlier result waits for it for a short time.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def money_view(ctx: Context, days: int) -> View:
         "texts": {
             "total": usd(by["day"].total_usd),
             "since": local(since, "%Y-%m-%d"),
-            "unknown": f"the cost of {counted(unknown, 'job')} is unknown and not in this sum" if unknown else "",
+            "unknown": f"the cost of {counted(unknown, 'job')} is unknown and not included" if unknown else "",
             "more": f"and {len(jobs) - JOBS:,} more" if len(jobs) > JOBS else "",
         },
         "chart": _columns(by["day"], since, days),

@@ -16,7 +16,7 @@ ROWS = 50
 
 
 def now_view(reply: StatusReply) -> View:
-    """Return the view of the start page. Each meter has an amount and an hourly rate at which the page advances it."""
+    """Return the view of the start page. The page advances the amount of each meter at its hourly rate."""
     spent, alike = reply.spending, (*reply.running, *reply.ended)
     cap = spent.per_day_cap_usd
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
@@ -125,7 +125,7 @@ def account_row(account: AccountReply) -> Row:
 
 
 def jobs_view(reply: JobsReply) -> View:
-    """Return one page of all jobs."""
+    """Return the view of one page of the list of all jobs."""
     return {
         "lists": {"jobs": [job_row(line) for line in reply.jobs]},
         "texts": {"message": shown(reply.message), "count": counted(len(reply.jobs), "job")},

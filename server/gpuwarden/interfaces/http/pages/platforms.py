@@ -36,7 +36,7 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
         "name": name,
         "title": profile.title,
         "kind": profile.kind,
-        "stops": ", ".join(profile.meter.stops_on) or ("nothing bills" if not profile.meter.metered else "unknown"),
+        "stops": ", ".join(profile.meter.stops_on) or ("nothing is billed" if not profile.meter.metered else "unknown"),
         "note": profile.meter.note,
         "tiers": [tier_row(tier) for tier in profile.storage],
         "clocks": [clock_row(clock) for clock in profile.danger_clocks],
@@ -76,9 +76,9 @@ def clock_row(clock: DangerClock) -> Row:
 
 
 def running_clocks(ctx: Context) -> list[Row]:
-    """Return the dates on which platforms will act on rented machines, the next one first.
+    """Return the times at which platforms will act on rented machines, earliest first.
 
-    They include the date on which an account's balance runs out, according to the last poll.
+    They include the time at which an account's balance runs out, according to the last poll.
     """
     found = [(funds.clock, "", funds.platform) for funds in known_funds(ctx) if funds.clock is not None]
     for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):

@@ -46,7 +46,7 @@ STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, J
 LARGEST: Final = 1e15
 """Upper limit for numbers in a URL. Steps, bytes and seconds are always lower."""
 SHARE: Final = 20.0
-"""A view is reused for this many times as long as it took to build."""
+"""A view is reused for this multiple of the time that it took to build."""
 MAX_RUNS: Final = 6
 """Maximum number of runs in one chart."""
 
@@ -127,7 +127,7 @@ class Pages:
         return JSONResponse(await self._now())
 
     async def now_events(self, request: Request) -> Response:
-        """GET the view of the start page as a stream of changes."""
+        """GET the view of the start page as a stream of updates."""
         return self.following.stream(request, self._now)
 
     async def _now(self) -> View:
@@ -193,7 +193,7 @@ class Pages:
         return JSONResponse(await self._job_with_metrics(request.path_params["job_id"]))
 
     async def job_events(self, request: Request) -> Response:
-        """GET the view of a job as a stream of changes."""
+        """GET the view of a job as a stream of updates."""
         job_id = request.path_params["job_id"]
         read_job(self.ctx.ledger, job_id)  # raises for an unknown job
         return self.following.stream(request, lambda: self._job_with_metrics(job_id))
@@ -209,7 +209,7 @@ class Pages:
         return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
 
     async def curve(self, request: Request) -> Response:
-        """GET one curve, or its part between two steps or times."""
+        """GET one curve, or the part of it between two steps or times."""
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)
         await self.looks.job(job_id).newest()

@@ -1,4 +1,4 @@
-"""Render the page: fill templates with escaped values, and format values as readable text.
+"""Render the pages: fill templates with escaped values, and format values as readable text.
 
 A view is a dictionary of strings, lists of rows, and numbers. The first response renders it as HTML. Later responses
 send it as JSON, and the page's script writes the strings into the same elements. Both show the same content, and no
@@ -68,7 +68,7 @@ def first_command(steps: Sequence[NextStep]) -> str:
 
 
 def clean(ctx: Context, view: View) -> View:
-    """Return a view from which the secrets of this process and its jobs are removed."""
+    """Return a view without the secrets of this process and its jobs."""
     found: View = scrubbed(view, ctx.hidden(view))
     return found
 

@@ -30,7 +30,7 @@ HEADERS: Final = {
 
 @cache
 def files() -> dict[str, tuple[bytes, str, str]]:
-    """Return the content, the type and the digest of each file by its path. Other paths are not served."""
+    """Return the content, the type and the digest of each file, keyed by its path. Other paths are not served."""
     folder = HERE / "static"
     found = {}
     for path in sorted(folder.rglob("*")):

@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Challenge:
-    """A challenge that an authenticator signs. It has random bytes and the digest of the facts shown to the user."""
+    """A challenge that an authenticator signs. It contains random bytes and a digest of the facts shown to the user."""
 
     bytes: bytes
     about: str
@@ -143,7 +143,7 @@ def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> 
 
 
 def signed_by(site: Site, challenge: Challenge, credential: object, known: list[Passkey]) -> tuple[Passkey, int]:
-    """Return the passkey that signed a challenge, and its new counter. Raises Refused."""
+    """Return the passkey that signed a challenge, and its new signature counter. Raises Refused."""
     from webauthn import verify_authentication_response
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers.exceptions import WebAuthnException

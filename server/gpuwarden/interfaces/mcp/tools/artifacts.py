@@ -1,6 +1,6 @@
 """Tools for a job's outputs: pull_artifacts and verify_checkpoint."""
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +78,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def _address(ctx: Context, what: str) -> str:
-    """Return an address on the Hub unchanged, anything else as a path of this machine.
+    """Return an address on the Hub unchanged, and anything else as a path on this machine.
 
     Over HTTP, only paths below the working directory and pulled copies are allowed, because the report lists files, and
     a token with the scope read does not imply an account on this machine.

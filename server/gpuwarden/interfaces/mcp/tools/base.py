@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
-    """Return a reply as short text and as structured content, without tokens and the user's secrets."""
+    """Return a reply as short text and as structured content, without tokens or the user's secrets."""
     reply = worded(warned(reply, notices(ctx), in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)

@@ -1,6 +1,6 @@
 """Tools for the Hugging Face Hub: hub_repo_details and dataset_search."""
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer

@@ -1,6 +1,6 @@
 """Tools for jobs and their machines: submit_job, check_job, cancel_job and list_instances."""
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def check_job(
         job_id: JobId,
-        log_cursor: Annotated[int | None, Field(description="Log from this byte; omit for its end", ge=0)] = None,
+        log_cursor: Annotated[int | None, Field(description="Log from this byte; omit for the end", ge=0)] = None,
         log_bytes: Annotated[int, Field(description="Bytes of log to return", ge=0, le=16_000)] = 2_000,
         until: Annotated[Until | None, Field(description="Wait up to 45 s for this event")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
@@ -78,7 +78,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         offers_for: Annotated[str | None, Field(description="GPU to price on every platform")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.InstancesReply]:
-        """List every rented machine, ours or not: state, billing, cost, job. An unreadable one is unknown, not gone."""
+        """List every rented machine, ours or not: state, billing, cost, job. Unreadable means unknown, not gone."""
         from gpuwarden.lifecycle.monitoring.inventory import list_instances
         from gpuwarden.lifecycle.offers import offers
 
@@ -125,15 +125,15 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             dict[str, list[str]] | None, Field(description="Fan-out over combinations of --name=value")
         ] = None,
         seeds: Annotated[int, Field(description="Fan-out over --seed=0 to n-1", ge=0, le=1_000)] = 0,
-        max_machines: Annotated[int, Field(description="Of a fan-out, at a time", ge=1, le=256)] = 1,
+        max_machines: Annotated[int, Field(description="Fan-out machines at once", ge=1, le=256)] = 1,
         dry_run: Annotated[bool, Field(description="Only check")] = False,
-        rehearse: Annotated[bool, Field(description="Run its first step here")] = False,
+        rehearse: Annotated[bool, Field(description="Run the first step here")] = False,
         receipt: Annotated[str | None, Field(description="From the check; pass it alone to launch")] = None,
     ) -> Annotated[CallToolResult, results.SubmitReply]:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
         receipt; a call with only that receipt launches, once. Returns at once; follow with check_job.
         """
-        # The parameters that are fields of the spec; an omitted one gets the spec's default.
+        # The parameters that are fields of the spec; an omitted parameter gets the spec's default.
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }
@@ -147,7 +147,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             reply = results.submitted(found) if isinstance(found, Submission) else results.fanned_out(found)
             return answer(ctx, reply)
         if platform is None:
-            raise BadRequest("platform is missing", "Name one, or launch with only a receipt.")
+            raise BadRequest("platform is missing", "Name a platform, or launch with only a receipt.")
         file = ""
         if script is not None and script.startswith(TEMPLATES):
             given["script"] = trainer(script.removeprefix(TEMPLATES)).text

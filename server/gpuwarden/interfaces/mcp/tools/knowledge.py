@@ -1,6 +1,6 @@
 """Register the tool search_references, the resource templates and the prompts."""
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from typing import Annotated, Any
 
 import anyio
@@ -62,7 +62,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:
-        """Return a shipped training script or, for a model and a dataset of the Hub, the matching arguments."""
+        """Return a shipped training script or, for a model and a dataset on the Hub, the matching arguments."""
         try:
             if not (model or dataset):
                 return template_page(await anyio.to_thread.run_sync(trainer, name))

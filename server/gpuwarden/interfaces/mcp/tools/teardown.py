@@ -1,6 +1,6 @@
 """The tool teardown_request, and the question that it may ask the user in the client."""
 
-# No `from __future__ import annotations` here, because the SDK evaluates annotations of tools defined in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from typing import Annotated, Any, Final
 
 from mcp.server.auth.middleware.auth_context import get_access_token
@@ -111,6 +111,6 @@ def question(view: TeardownView) -> str:
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
-        f"It bills {usd_per_hour(price)} and had cost about {usd(cost)}. {dying}{copies}. "
+        f"It bills {usd_per_hour(price)} and cost about {usd(cost)} up to this request. {dying}{copies}. "
         f"Ticket {record.id}, facts {(record.digest or '')[7:19]}."
     )

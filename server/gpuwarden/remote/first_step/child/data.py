@@ -85,7 +85,7 @@ def _config(path: str, configs: Dict[str, Any], name: Optional[str]) -> Dict[str
 def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, Any], given: Dict[str, Any]) -> Any:
     splits = config["splits"]
     made_up = any(s.get("made_up") for s in splits.values())
-    record.replaced(f"dataset {path}", f"{ROWS} rows from the Hub" if not made_up else "rows made from its columns",
+    record.replaced(f"dataset {path}", f"{ROWS} rows from the Hub" if not made_up else "rows created from its columns",
                     made_up=made_up)  # fmt: skip
 
     def one(name: str) -> Any:

@@ -75,7 +75,7 @@ def patch_loader(record: Record, module: ModuleType) -> None:
 
     def init(self: Any, *args: Any, **given: Any) -> None:
         if given.get("num_workers"):
-            record.replaced("workers of the DataLoader", "this process")
+            record.replaced("DataLoader workers", "this process")
             given["num_workers"] = 0
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
                 given.pop(name, None)

@@ -1,7 +1,7 @@
-"""Record the errors that a script catches and ignores, because their effects would otherwise stay unnoticed.
+"""Record the errors that a script catches and ignores, because their effects would otherwise go unnoticed.
 
 Only handlers that catch all exceptions are watched, and only if they contain nothing but calls, for example to print,
-log or exit. A caught error is a fault of the script if the code is wrong, or if the code that failed had to save
+log or exit. A caught error is a fault of the script if the code is wrong, or if the failed code was supposed to save
 something.
 """
 
@@ -31,8 +31,8 @@ def watch(tree: ast.Module) -> ast.Module:
 def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[[], None]]:
     """Return the functions that a watched script calls.
 
-    `wrong`: whether the error shows that the script's code is wrong. `blamed`: whether only the script can have caused
-    the error.
+    `wrong` returns whether an error shows that the script's code is wrong. `blamed` returns whether only the script can
+    have caused the error.
     """
 
     def noting(counts: Judge) -> Callable[[], None]:

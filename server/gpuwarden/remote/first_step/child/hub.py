@@ -114,6 +114,6 @@ def plain_loading(record: Record, given: Dict[str, Any]) -> Dict[str, Any]:
     for name in ("device_map", "max_memory", "tp_plan", "revision"):
         kept.pop(name, None)
     if str(kept.get("attn_implementation", "")).startswith(("flash", "kernels")):
-        record.replaced("flash attention", "torch's own")
+        record.replaced("flash attention", "PyTorch's attention")
         kept["attn_implementation"] = "sdpa"
     return kept

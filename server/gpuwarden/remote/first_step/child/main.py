@@ -125,7 +125,7 @@ def rehearse(record: Record) -> Dict[str, Any]:
         bounded = handlers.watch(loops.shorten(tree))
         exec(compile(bounded, script, "exec"), vars(own))  # noqa: S102 - it runs in the sandbox
     except Enough:
-        return {"outcome": "passed", "why": "the training loop has no known length and was stopped after some steps"}
+        return {"outcome": "passed", "why": "the training loop has an unknown length and was stopped after some steps"}
     except SystemExit as error:
         if error.code not in (None, 0) and not record.caught:
             return judge(record, error, script)
@@ -140,7 +140,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
     if record.unfit:
         return {"outcome": "stopped", "why": record.unfit, "message": record.unfit}
     if not record.steps and "step" not in record.reached:
-        why = "the script ended, and no optimizer step was detected"
+        why = "the script ended, but no optimizer step was detected"
         return {"outcome": "stopped", "why": why, "message": why}
     if record.frozen:
         said = "the script trained a model in which no parameter requires a gradient"
@@ -177,7 +177,10 @@ def substitute(record: Record) -> None:
             try:
                 patch(record, module)
             except Exception as error:
-                record.unfit = f"the substitutes don't support this {module.__name__}: {type(error).__name__}: {error}"
+                record.unfit = (
+                    f"the substitutes don't support the installed version of {module.__name__}: "
+                    f"{type(error).__name__}: {error}"
+                )
 
         return apply
 

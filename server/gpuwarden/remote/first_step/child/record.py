@@ -13,7 +13,7 @@ _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "r
 
 
 class Stopped(BaseException):
-    """A substitute can't continue. Not an `Exception`, because libraries would treat that as a network failure."""
+    """A substitute can't continue. Not an `Exception`, because libraries would treat one as a network failure."""
 
 
 class Enough(BaseException):
@@ -54,7 +54,7 @@ class Record:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether a number in the script is valid only for the real model, which would explain an error.
+        """Return whether the script contains a number that fits only the real model, which would explain an error.
 
         Such a number is the index of a layer or head that the small model does not have, or the real width times 1, 2,
         1/2 or 1/4.
@@ -77,7 +77,7 @@ class Record:
 
 
 def model_files(work: str) -> List[str]:
-    """List the files in the script's working folder, largest first. Only a limited number of files is searched."""
+    """List the files in the script's working folder, largest first. The number of files examined is limited."""
     found: List[Tuple[int, str]] = []
     for folder, folders, files in os.walk(work):
         folders[:] = sorted(f for f in folders if not f.startswith("."))[:200]

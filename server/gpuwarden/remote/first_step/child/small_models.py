@@ -1,4 +1,4 @@
-"""Shrink Hub models: a small model has the same architecture, but few and narrow layers and random weights.
+"""Shrink Hub models. A small model has the same architecture, but few and narrow layers and random weights.
 
 The real `from_pretrained` then loads these weights, so that the library checks the arguments, dtypes and heads.
 """

@@ -19,7 +19,7 @@ _OFF: Dict[str, Any] = {
 
 
 def patch_arguments(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.training_args`: disable the settings of a trainer that need a GPU or a network."""
+    """Patch `transformers.training_args`: disable trainer settings that need a GPU or a network."""
     kind = module.TrainingArguments
     original = kind.__post_init__
 
@@ -47,7 +47,7 @@ def patch_arguments(record: Record, module: ModuleType) -> None:
 
 
 def patch_trainer(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.trainer`."""
+    """Patch `transformers.trainer`: train one step, resume from the checkpoint, and evaluate only a few rows."""
     kind = module.Trainer
     train, evaluate = kind.train, kind.evaluate
 
@@ -93,7 +93,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
     def new_evaluate(self: Any, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         whole = self.eval_dataset
-        self.eval_dataset = few(whole, self.args)  # `eval_dataset` is not changed, because scripts use its length
+        self.eval_dataset = few(whole, self.args)  # restored afterwards, because scripts use its length
         try:
             return evaluate(self, eval_dataset, *args, **given)
         finally:
@@ -133,7 +133,7 @@ def checkpoints(folder: str) -> List[str]:
 
 
 def patch_lightning(record: Record, module: ModuleType) -> None:
-    """Patch `Trainer` of Lightning."""
+    """Patch Lightning's `Trainer`: run one batch on the CPU."""
     kind = module.Trainer
     init = kind.__init__
 

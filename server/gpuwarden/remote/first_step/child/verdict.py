@@ -51,14 +51,14 @@ def certain(record: Record, error: BaseException) -> bool:
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that ignored an error. It is never certain, because the author expected errors."""
+    """Return the outcome of a script that ignored an error. `certain` is false: the author expected errors."""
     found = judge(record, error, script)
     return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
 
 def is_wrong(record: Record, error: BaseException) -> bool:
     """Return whether a caught error shows that the script's code, not its data, is wrong."""
-    thing = getattr(error, "obj", None)  # since Python 3.10
+    thing = getattr(error, "obj", None)  # available since Python 3.10
     of_no_value = isinstance(error, AttributeError) and thing is not None and type(thing).__module__ != "builtins"
     return not isinstance(error, ImportError) and (certain(record, error) or of_no_value)
 

@@ -1,4 +1,4 @@
-// A card in a conversation. It initializes with its host and writes the view of a tool's answer, using view.js above.
+// A card in a conversation. It connects to its host and writes the view of a tool's result, using view.js above.
 // It requests no tool, message or link from its host, so a card can't approve, start or end anything.
 
 const host = window.parent;
@@ -6,13 +6,13 @@ const main = document.querySelector("main");
 const plain = document.querySelector("[data-plain]");
 const wait = document.querySelector("[data-wait]");
 const GREETING = "greeting";
-const FRESH_S = 600; // meters of an older view stop: the machine may be gone
+const FRESH_S = 600; // the meters of an older view stop, because the machine may be gone
 const REQUESTS = new Set(["ping", "ui/resource-teardown"]);
 let ageing = 0;
 let size = "";
 
 function send(message) {
-  // The host's origin is unknown here, so no data of a job is ever sent.
+  // The host's origin is unknown here, so job data is never sent.
   host.postMessage({ jsonrpc: "2.0", ...message }, "*");
 }
 
@@ -65,7 +65,7 @@ addEventListener("message", (event) => {
     send({ id: message.id, ...answer });
   } else if (message.method === "ui/notifications/tool-result") show(message.params);
   else if (message.method === "ui/notifications/host-context-changed") look(message.params);
-  else if (message.method === "ui/notifications/tool-cancelled") wait.textContent = "The call was cancelled.";
+  else if (message.method === "ui/notifications/tool-cancelled") wait.textContent = "The call was canceled.";
 });
 
 send({

@@ -1,4 +1,4 @@
-// Curves of several runs on one axis. The server sends a few thousand points; a zoom requests its part again.
+// Curves of several runs on one axis. The server sends a few thousand points; a zoom requests the visible part again.
 
 const section = document.querySelector("[data-curves]");
 const holder = section.querySelector("[data-plot]");
@@ -16,7 +16,7 @@ let curves = [];
 let part = null; // the zoomed range of steps
 
 function color(name) {
-  // A canvas needs the computed color, as the value of a variable may be a light-dark() pair.
+  // A canvas needs the computed color, because the value of a variable may be a light-dark() pair.
   const probe = document.createElement("i");
   probe.className = `probe ${name}`;
   section.append(probe);

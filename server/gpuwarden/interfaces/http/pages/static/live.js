@@ -1,11 +1,11 @@
-// Updates a page: follows the stream of its views, or requests its view every few seconds.
+// Update a page: follow the stream of its views, or request its view every few seconds.
 
 import { apply } from "./view.js";
 
 const body = document.body;
 const address = body.dataset.live;
 
-// A visible page follows one stream of its views; without a stream it polls. A hidden page does neither.
+// A visible page follows the stream of its views, or polls if it has no stream. A hidden page does neither.
 const RETRY_STREAM_MS = 30_000;
 const connection = document.querySelector("[data-connection]");
 let failures = 0;

@@ -30,7 +30,7 @@ function ranges(word) {
     const text = node.data.toLowerCase();
     for (let at = text.indexOf(word); at >= 0 && found.length < 5000; at = text.indexOf(word, at + word.length)) {
       const range = new Range();
-      // Lower-case text has another length in a few languages; the marks are then shifted.
+      // In a few languages, lowercase text has a different length, which shifts the marks.
       range.setStart(node, Math.min(at, node.length));
       range.setEnd(node, Math.min(at + word.length, node.length));
       found.push(range);

@@ -1,4 +1,4 @@
-// Approve the shown facts by a passkey's signature or a terminal's code, and register a passkey.
+// Approve the displayed facts with a passkey or with a code from a terminal, and register passkeys.
 
 const outcome = document.querySelector("[data-outcome]");
 
@@ -56,7 +56,7 @@ function answered() {
   follow();
 }
 
-// Billing counts as running until it is confirmed stopped.
+// Poll the teardown until it ends, because the machine is billed until billing is confirmed stopped.
 async function follow() {
   if (!decide.dataset.approve.startsWith("/approve/t")) return;
   const found = await fetch(`${decide.dataset.approve}/state.json`, { cache: "no-store" }).then((answer) => answer.json()).catch(() => null);

@@ -2,9 +2,9 @@
 "use strict";
 (function () {
   const kinds = ["", "light", "dark"];
-  const names = { "": "as the system", light: "light", dark: "dark" };
+  const names = { "": "system", light: "light", dark: "dark" };
   let chosen = "";
-  try { chosen = localStorage.getItem("theme") || ""; } catch { /* storage may be off */ }
+  try { chosen = localStorage.getItem("theme") || ""; } catch { /* storage may be disabled */ }
   function apply() {
     if (chosen) document.documentElement.dataset.theme = chosen;
     else delete document.documentElement.dataset.theme;

@@ -1,4 +1,4 @@
-// Writes a view into a page or a card, in place. Texts are written as text, never as markup; unchanged elements are not touched.
+// Write a view into a page or a card, in place: values as text, never as markup. Unchanged elements stay untouched.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
