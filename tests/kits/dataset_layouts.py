@@ -130,7 +130,9 @@ SEEN = (
     Layout("Kyleyee/arithmetic-grpo", "grpo", {"prompt": M, "ground_truth": S}, ""),
     Layout("beyoru/MultiTurn_GRPO", "grpo", {"prompt": M, "answer": S}, ""),
     Layout("jdineen/grpo", "sft", same(S, "prompt", "completion"), ""),
-    Layout("AI-MO/NuminaMath-CoT", "grpo", {**same(S, "source", "problem", "solution"), "messages": M}, "problem=prompt"),
+    Layout(
+        "AI-MO/NuminaMath-CoT", "grpo", {**same(S, "source", "problem", "solution"), "messages": M}, "problem=prompt"
+    ),
     Layout("openai/gsm8k", "sft", same(S, "question", "answer"), "question=prompt,answer=completion"),
 )
 UNSEEN = (
