@@ -149,6 +149,13 @@ def test_a_lazy_import_of_a_shipped_module_is_analyzed() -> None:
     assert "peft" in facts.third_party and not facts.uses.unseen
 
 
+def test_functions_of_the_shipped_package_that_a_script_does_not_reach_are_left_out() -> None:
+    facts = read_script(whole_script("from gputrain.smoke import write_detector\n\nwrite_detector('m')\n"))
+    assert "transformers" in facts.third_party and not {"peft", "PIL"} & set(facts.third_party)
+    facts = read_script(whole_script("from gputrain.smoke import smoke_pictures as made\n\nmade(None, None)\n"))
+    assert "PIL" in facts.third_party, "through a function that it calls"
+
+
 def test_names_that_the_package_has_too_keep_the_script_s_meaning() -> None:
     script = "from gputrain.training import run\nfrom transformers import AutoModel\nMODEL = 'Qwen/Qwen3-0.6B'\n"
     uses = read_script(whole_script(script + "AutoModel.from_pretrained(MODEL)\n")).uses

@@ -58,7 +58,6 @@ FIT = [
     Data("trl-lib/Capybara", "sft", {"source": TEXT, "messages": TURNS, "num_turns": WHOLE}),
     Data("HuggingFaceH4/ultrachat_200k", "sft", {"prompt": TEXT, "prompt_id": TEXT, "messages": TALK}),
     Data("roneneldan/TinyStories", "cpt", {"text": TEXT}),
-    Data("philschmid/guanaco-sharegpt-style", "sft", {"conversations": SHARED}),
     Data("argilla/dpo-mix-7k", "dpo", {"dataset": TEXT, "chosen": TALK, "rejected": TALK}),
     Data("Anthropic/hh-rlhf", "reward", {"chosen": TEXT, "rejected": TEXT}),
     Data("trl-lib/kto-mix-14k", "kto", {"prompt": TALK, "completion": TALK, "label": YES}),
@@ -88,6 +87,7 @@ WRONG = [
     Data("openbmb/UltraFeedback", "dpo", {"chosen": WHOLE, "rejected": WHOLE, "prompt": TEXT}, "chosen"),
     Data("rafaelpadilla/coco2017", "object_detection", {"image": PICTURE, "objects": WHOLE}, "objects"),
     Data("mteb/stsb", "sentence_embedding", {"sentence1": TEXT, "sentence2": TEXT, "score": TEXT}, "score"),
+    Data("philschmid/guanaco-sharegpt-style", "sft", {"conversations": SHARED}, "conversations"),
 ]
 UNTOLD = [
     Data("nobody/rows-without-values", "sft", {"messages": {"_type": "Value", "dtype": "null"}}, "messages"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bench.__main__ import main
 
-from merge_and_gguf import SOURCE
+from gputrain.llama_cpp import SOURCE
 from paths import ROOT
 from real_parts import need
 

@@ -695,7 +695,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_another_machine_pushed(trainers:
     )
     with hub_server(tmp_path / "hub") as hub:
         words = [*trainers.small("sft", trainers.data("sft"), steps=4, every=2), "--hub-model-id", "rehearsal/tuned"]
-        words += ["--hub-checkpoints", "true", "--extra", "neftune_noise_alpha=5"]
+        words += ["--hub-checkpoints", "--extra", "neftune_noise_alpha=5"]
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": HF_TOKEN}
         env |= {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
 

@@ -129,10 +129,10 @@ def _mapping(facts: SubmitFacts, fact: RepoFact, method: str, columns: Mapping[s
     wanted = _wanted(facts, method)
     if facts.uses.typed is not None:
         found = fit(columns, tuple(tuple(sorted(names)) for names in wanted))
-        template = {"name": method} if method in trainer_names() else {}
-        return (
-            f"Add --columns {found.option}." if found.option else do(Action.CONVERT_ROWS, path=fact.use.id, **template)
-        )
+        if found.option:
+            return f"Add --columns {found.option}."
+        template = method if method in trainer_names() else "METHOD"
+        return do(Action.CONVERT_ROWS, name=template, path=fact.use.id)
     for names in wanted:
         renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in columns), None) for n in names - columns.keys()}
         if renames and all(renames.values()):

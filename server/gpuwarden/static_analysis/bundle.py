@@ -149,9 +149,9 @@ def split(text: str) -> Bundle:
 def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     """Return a script's syntax tree with the code of the package before its first use.
 
-    Of the shipped package, only the modules that the script needs are added. Nodes of the package have line numbers
-    after the script's last line. Names of the package that the script defines too are changed. Raises BadRequest for
-    invalid sources.
+    Of the shipped package, only the functions and classes that the script reaches are added. Nodes of the package have
+    line numbers after the script's last line. Names of the package that the script defines too get another name. Raises
+    BadRequest for invalid sources.
     """
     if not bundle.sources:
         return tree
@@ -165,10 +165,31 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
             aliases += [_alias(a, node) for a in node.names if a.asname and a.asname != a.name]
     for module in bundle.sources if not bundle.shipped else ():
         _collect(module, bundle, order)
+    parts = [part for module in order.values() for part in module]
+    parts = _reached(parts, tree) if bundle.shipped else parts
     kept = [_Rename(set()).whole(n) for n in tree.body if not _imported(n)]
     rename = _Rename(_defined(kept))
-    parts = [rename.whole(part) for module in order.values() for part in module]
+    parts = [rename.whole(part) for part in parts]
     return ast.Module([*kept[:first], *parts, *aliases, *kept[first:]], tree.type_ignores)
+
+
+def _reached(package: list[ast.stmt], script: ast.Module) -> list[ast.stmt]:
+    """Return the package's statements without the functions and classes whose names nothing in use mentions."""
+    defined: dict[str, list[ast.stmt]] = {}
+    todo: list[ast.AST] = [script]
+    for node in package:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.setdefault(node.name, []).append(node)
+        else:
+            todo.append(node)
+    reached: set[str] = set()
+    while todo:
+        for node in ast.walk(todo.pop()):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name not in reached:
+                    reached.add(name)
+                    todo += defined.get(name, [])
+    return [n for n in package if not isinstance(n, ast.FunctionDef | ast.ClassDef) or n.name in reached]
 
 
 def _defined(body: list[ast.stmt]) -> set[str]:

@@ -15,6 +15,7 @@ import pytest
 from cli_kit import Cli
 from gpuwarden.app import open_context
 from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.guidance import Action
 from gpuwarden.core.hardware import gpu_of
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.repos import Config, Repo, Split
@@ -44,8 +45,6 @@ FILLED = [
     ("sft", CHAT, "trl-lib/tldr", {}),
     ("sft", BASE, "tatsu-lab/alpaca", {}),
     ("sft", TOKENLESS, "trl-lib/Capybara", {"chat_template_from": f"{TOKENLESS}-Instruct"}),
-    ("sft", CHAT, "rehearsal/dolly", {"columns": "response=output,context=input"}),
-    ("sft", CHAT, "rehearsal/turns", {}),
     ("qlora", CHAT, "rehearsal/one-fits", {"dataset_config": "talks"}),
     ("cpt", BASE, "Salesforce/wikitext", {}),
     ("cpt", BASE, "stanfordnlp/imdb", {}),
@@ -204,6 +203,14 @@ def test_what_can_not_work_is_refused_in_one_line_with_the_fix(
     assert "\n" not in refusal.value.message
     wording(refusal)
     wording(said, *filter(None, [fix]))
+
+
+@pytest.mark.parametrize("data", ["dolly", "turns"])
+def test_rows_in_another_format_are_to_be_converted(ctx: Context, data: str) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        filling(ctx, Wish("sft", CHAT, f"rehearsal/{data}"))
+    steps = [step.parameters for step in refusal.value.next_steps if step.action is Action.CONVERT_ROWS]
+    assert steps == [{"name": "sft", "path": f"rehearsal/{data}"}]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def upload(settings: Common, folder: Path, **more: Any) -> None:
 
 def push_checkpoint(settings: Settings, checkpoint: Path) -> None:
     """Upload a checkpoint that replaces the previous one in the repo. A failed upload does not end the run."""
-    if not settings.hub_checkpoints:
+    if not (settings.hub_checkpoints and settings.hub_model_id):
         return
     try:
         upload(settings, checkpoint, path_in_repo=PUSHED, delete_patterns="*")
@@ -131,7 +131,7 @@ def pull_checkpoint(settings: Settings) -> None:
 
     """
     out = Path(settings.out)
-    if not settings.hub_checkpoints or rank() or checkpoints(out):
+    if not (settings.hub_checkpoints and settings.hub_model_id) or rank() or checkpoints(out):
         return
     from huggingface_hub import snapshot_download
 

@@ -96,7 +96,7 @@ class Settings(Common):
         super().check()
         if not self.dataset:
             raise Stop(Exit.CONFIG, "dataset is not set", "pass --dataset FILE_URL_OR_ID")
-        if self.hub_checkpoints and not self.hub_model_id:
+        if self.hub_checkpoints and not self.hub_model_id and not self.smoke:
             raise Stop(Exit.CONFIG, "hub_checkpoints is set, but hub_model_id is not", "pass --hub-model-id owner/name")
         if not self.steps and not self.epochs:
             raise Stop(Exit.CONFIG, "steps and epochs are both 0", "pass --steps or --epochs")

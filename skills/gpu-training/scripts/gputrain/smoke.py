@@ -20,7 +20,7 @@ MODEL, DATA = "model", "data.jsonl"
 # Settings for other inputs and for the push. A smoke run overrides them, because it downloads and uploads nothing.
 LEFT_OUT = {
     "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
-    "chat_template_from": "", "hub_model_id": "", "hub_checkpoints": "false",
+    "chat_template_from": "", "hub_model_id": "",
 }  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
@@ -161,22 +161,23 @@ def write_encoder(folder: Path, seed: int) -> None:
 def write_classifier(folder: Path) -> None:
     """Save a random ViT with its processor."""
     import torch
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+    import transformers
 
     torch.manual_seed(0)
-    ViTForImageClassification(ViTConfig(image_size=SIDE, patch_size=8, **SHAPE)).save_pretrained(folder)
-    ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    config = transformers.ViTConfig(image_size=SIDE, patch_size=8, **SHAPE)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
 
 
 def write_detector(folder: Path) -> None:
     """Save a random YOLOS with its processor."""
     import torch
-    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+    import transformers
 
     torch.manual_seed(0)
-    config = YolosConfig(image_size=[SIDE, SIDE], num_detection_tokens=6, patch_size=8, **SHAPE)
-    YolosForObjectDetection(config).save_pretrained(folder)
-    YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pad=False).save_pretrained(folder)
+    config = transformers.YolosConfig(image_size=[SIDE, SIDE], num_detection_tokens=6, patch_size=8, **SHAPE)
+    transformers.YolosForObjectDetection(config).save_pretrained(folder)
+    transformers.YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pad=False).save_pretrained(folder)
 
 
 def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
