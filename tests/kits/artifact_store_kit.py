@@ -16,7 +16,7 @@ import pytest
 
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
-from gpuwarden.lifecycle.artifacts import kept_list
+from gpuwarden.lifecycle.artifacts import store_contents
 from gpuwarden.lifecycle.artifacts.pull import PullResult
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.remote.runner.keep_report import keep_key, sign_report
@@ -81,7 +81,7 @@ class Kit(SelfStopHouse):
     def equip(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shelf = Shelf()
         self.ctx.env = {"GPUWARDEN_STORE_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY": "b" * 9}
-        monkeypatch.setattr(kept_list, "open_store", lambda ctx, address: self.shelf)
+        monkeypatch.setattr(store_contents, "open_store", lambda ctx, address: self.shelf)
         monkeypatch.setattr("gpuwarden.lifecycle.artifacts.store_copy.open_store", lambda ctx, address: self.shelf)
 
     def key(self, job: str, path: str) -> str:

@@ -26,7 +26,7 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
 from gpuwarden.hub.store_bucket import BucketReader
 from gpuwarden.interfaces.cli.approval import ask
-from gpuwarden.lifecycle.artifacts import kept_store
+from gpuwarden.lifecycle.artifacts import store_copy
 from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.artifacts.store_contents import read_store, unsettled
@@ -253,9 +253,9 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
     async def nothing(*given: object) -> Manifest:
         return Manifest(taken_at=3.0, files=())
 
-    monkeypatch.setattr(kept_store, "store_limit", lambda files: 0.0)
-    monkeypatch.setattr(kept_store, "machine_digests", nothing)
-    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
+    monkeypatch.setattr(store_copy, "store_limit", lambda files: 0.0)
+    monkeypatch.setattr(store_copy, "machine_digests", nothing)
+    monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
     ctx: Any = SimpleNamespace(home=tmp_path)
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
     found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
@@ -279,8 +279,8 @@ async def test_a_manifest_of_too_much_is_invalid(
     async def nothing(*given: object) -> Manifest:
         return Manifest(taken_at=3.0, files=())
 
-    monkeypatch.setattr(kept_store, "machine_digests", nothing)
-    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(manifest=content))
+    monkeypatch.setattr(store_copy, "machine_digests", nothing)
+    monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(manifest=content))
     ctx: Any = SimpleNamespace(home=tmp_path)
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
     assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
@@ -337,7 +337,7 @@ async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
         async def reach(self) -> None:
             asked.append("it")
 
-    monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: Listed())
+    monkeypatch.setattr(store_copy, "open_store", lambda ctx, address: Listed())
     for keep, code in (("s3://stranger/x", "PF-STORE-002"), (f"{KEEP}-b", "PF-STORE-002"), (f"{KEEP}/llama", "")):
         before = len(asked)
         with pytest.raises(Refused) as refusal:
@@ -355,7 +355,7 @@ async def test_whoever_approves_the_spending_is_told_where_the_outputs_go(
     env = {f"GPUWARDEN_STORE_AWS_{name}": "x" * 9 for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
     ctx = house(tmp_path, env)
     ctx.policy = Policy(rehearsal_caps=Caps())
-    monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: SimpleNamespace(reach=reach))
+    monkeypatch.setattr(store_copy, "open_store", lambda ctx, address: SimpleNamespace(reach=reach))
     checked = await submit(ctx, training(tmp_path / "said", artifact_store=KEEP))
     assert checked.receipt is not None
     person = Typed("yes")

@@ -532,7 +532,7 @@ def lost(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) 
     return Lost(tmp_path / "home", processes, monkeypatch)
 
 
-async def test_a_relaunch_resumes_from_what_only_the_kept_store_has(lost: Lost) -> None:
+async def test_a_relaunch_resumes_from_what_only_the_artifact_store_has(lost: Lost) -> None:
     job = await lost.running(artifact_store=KEEP)
     lost.keeps(job, end=False)
     lost.takes()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.remote.first_step import kept
+from gpuwarden.remote.first_step import pruning
 from gpuwarden.remote.first_step.environment import environment_for
 from gpuwarden.remote.first_step.pruning import RUN, mark_ready, mark_used, prune_environments, prune_runs
 from gpuwarden.remote.first_step.start import Limits, Order, rehearse
@@ -40,8 +40,8 @@ def made(folder: Path, name: str, days: float, size: int = 10) -> Path:
         ([1, 2, 3], [10, 10, 10], []),
         ([29.9, 30.1], [10, 10], ["1"]),
         ([1, 2, 3, 4, 5, 6, 7, 8], [10] * 8, ["6", "7"]),
-        ([1, 2, 3], [kept.MOST_BYTES - 5, 5, 1], ["2"]),
-        ([0.01, 0.02], [kept.MOST_BYTES + 1, 1], []),  # a rehearsal may run in them
+        ([1, 2, 3], [pruning.MOST_BYTES - 5, 5, 1], ["2"]),
+        ([0.01, 0.02], [pruning.MOST_BYTES + 1, 1], []),  # a rehearsal may run in them
     ],
 )
 def test_environments_stay_within_number_bytes_and_days(

@@ -159,7 +159,7 @@ def hand(tmp_path: Path) -> Hand:
 
 
 @pytest.mark.parametrize("way", ["answers", "silent", "comes", "failed"])
-def test_the_kept_store_has_the_last_word_before_a_stop(
+def test_the_artifact_store_has_the_last_word_before_a_stop(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A store that does not answer keeps no machine on; somebody who comes meanwhile does."""
@@ -309,7 +309,7 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
     assert hand.due()
 
 
-def test_an_upload_to_a_kept_store_keeps_it_on_while_it_goes_on(hand: Hand) -> None:
+def test_an_upload_to_an_artifact_store_keeps_it_on_while_it_goes_on(hand: Hand) -> None:
     hand.sees("succeeded")
     lock = self_stop.take_lock(hand.folder, "keep.lock")
     for _ in range(5):

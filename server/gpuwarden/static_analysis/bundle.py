@@ -184,8 +184,8 @@ def _reached(package: list[ast.stmt], script: ast.Module) -> list[ast.stmt]:
             todo.append(node)
     reached: set[str] = set()
     while todo:
-        for node in ast.walk(todo.pop()):
-            match node:
+        for inner in ast.walk(todo.pop()):
+            match inner:
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name not in reached:
                     reached.add(name)
                     todo += defined.get(name, [])
