@@ -81,7 +81,8 @@ def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
     if settings.fast:
         say(f"fast on {plan.device}: {'nothing applies' if plan.capability < AMPERE else 'fused optimizer, tf32'}"
             f"{', compile' if 'torch_compile' in given else ''}")  # fmt: skip
-    return given | extra_arguments(settings, given)
+    given |= extra_arguments(settings, given)
+    return given
 
 
 def extra_arguments(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def machine_row(row: InstanceReply) -> Row:
     return {
         "key": f"{row.platform} {row.instance_id}",
         "state": {True: "billing", False: "off", None: "unknown"}[row.billing],
-        "bills": {True: "bills", False: "does not bill", None: "may bill"}[row.billing],
+        "bills": {True: "billed", False: "not billed", None: "may be billed"}[row.billing],
         "name": shown(row.platform if row.ours else f"{row.platform}, not rented here"),
         "id": shown(row.instance_id or "id unknown"),
         "job": row.job_id or "",

@@ -72,7 +72,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
             "to_come": _to_come(reply, line),
             "ending": row["ending"],
             "cost": usd(line.cost_usd, line.estimated),
-            "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else stays or "not billing",
+            "rate": f"billed {usd_per_hour(line.price_usd_per_hour)}" if line.billing else stays or "not billed",
             "worst": usd(job.worst_cost) if job.worst_cost is not None else "unknown",
             "looked": _looked(seen, error),
             "control": "Resume this job" if job.state is Job.PAUSED else "Pause this job",

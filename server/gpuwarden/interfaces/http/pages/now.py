@@ -22,7 +22,7 @@ def now_view(reply: StatusReply) -> View:
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
     billing = [line for line in alike if line.billing]
     title = [f"{len(reply.waiting)} waiting"] if reply.waiting else []
-    title += [f"{len(billing)} billing"] if billing else []
+    title += [f"{len(billing)} billed"] if billing else []
     return {
         "at": reply.at,
         "meters": {
@@ -73,7 +73,7 @@ def job_row(line: JobLineReply) -> Row:
         "since": local(line.since, "%m-%d %H:%M"),
         "progress": " · ".join(progress_parts(line)),
         "percent": "" if share is None else f"{min(100.0, 100 * share):.1f}",
-        "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "",
+        "rate": f"billed {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "",
         "cost": usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else "",
         "clock": f"{local(clock.at, '%m-%d %H:%M')} {shown(clock.effect)}" if clock else "",
         "ending": shown(" · ".join(ending_of(line.ending))) if line.ending else "",
@@ -103,7 +103,7 @@ def other_row(other: InstanceReply) -> Row:
         "key": f"{other.platform} {other.instance_id}",
         "state": "unknown" if other.billing is None else "billing",
         "name": f"{shown(other.platform)} {shown(other.instance_id or 'id unknown')}",
-        "bills": "may bill" if other.billing is None else "bills",
+        "bills": "may be billed" if other.billing is None else "billed",
         "rate": usd_per_hour(other.price_usd_per_hour),
         "text": shown(other.note),
     }
