@@ -350,7 +350,7 @@ async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None
         return await processes.start(argv, env=base_env(place), cwd="/")
     except OSError as error:
         raise Unreachable(
-            f"the runner can't be started: {error}", "Check whether the machine is out of processes or memory."
+            f"the runner can't be started: {error}", "Check the machine's process limit and its memory."
         ) from error
 
 

@@ -90,7 +90,7 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """The named object does not exist; every place where it could be was searched."""
+    """The named object does not exist; all possible places were searched."""
 
     code = "not_found"
 

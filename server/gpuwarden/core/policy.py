@@ -109,8 +109,8 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When alerts are raised, and which channels receive them in addition to the ledger and the terminal. A variable
-    can only lead to earlier alerts.
+    """When alerts are raised, and which channels receive them in addition to the ledger and the terminal. An
+    environment variable can only make alerts earlier.
 
     `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` receives JSON that
     is signed with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming

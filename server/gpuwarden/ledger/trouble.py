@@ -15,10 +15,11 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """An integrity problem of a ledger. `parameters` depends on `code`.
+    """An integrity problem with a ledger. `parameters` depends on `code`.
 
-    `moved`: another file or no file is at the path. `truncated`: the last event has the number `found`, but an event
-    with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded event.
+    `moved`: the file at the path is missing or is a different file. `truncated`: the last event has the number `found`,
+    but an event with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the
+    recorded event.
     `lost`: the ledger is empty or new, but its folder contains files of earlier jobs, which `beside` lists. `read_only`
     and `behind`: the ledger can't be written to, for the reason `why`; with `behind`, the newest events may be missing.
     """

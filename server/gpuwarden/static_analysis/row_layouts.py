@@ -108,7 +108,7 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
         if not all(n in columns and usable(n, columns[n]) for n in names):
             continue
         if len({bool(_ROLES.match(columns[n])) for n in _PARTS.intersection(names) if columns[n]}) > 1:
-            continue  # TRL can't append an answer that is a list of messages to a prompt that is text
+            continue  # TRL can't append a list of messages to a plain-text prompt
         talks = any(_ROLES.match(columns[n]) for n in names)
         larger = (w for w in wanted if set(w) > set(names) and set(w) - set(names) <= _INFORMATIVE)
         for more in () if talks else larger:

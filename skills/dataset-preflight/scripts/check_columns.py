@@ -104,7 +104,7 @@ def main():
                 if form is None:
                     return unfit(asked.method, columns)
             elif set(row) != columns:
-                faults.setdefault("other columns than in the first row", []).append(line or count)
+                faults.setdefault("its columns differ from those of the first row", []).append(line or count)
                 continue
             for fault in row_faults(row, form, asked.method):
                 faults.setdefault(fault, []).append(line or count)

@@ -23,6 +23,8 @@ Rows: `text`. Texts are joined and cut into blocks of max_length tokens, so no r
 
     uv run cpt.py --model Qwen/Qwen3-0.6B --dataset texts.parquet --steps 2000
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -39,6 +41,7 @@ from gputrain.smoke import smoke_text
 from gputrain.text import TextSettings, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("text",),)
 ALSO = ()
 
@@ -49,6 +52,11 @@ class CptSettings(TextSettings):
 
     lora_rank: int = option(0, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     weight_decay: float = option(0.1, "weight decay", least=0, most=1)
+
+
+def read(settings: CptSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
 
 
 def build(settings: CptSettings, plan: Plan, data: Data) -> Any:
@@ -75,9 +83,9 @@ def build(settings: CptSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"text": text}
 
 
 if __name__ == "__main__":
-    sys.exit(run(CptSettings, "cpt", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))
+    sys.exit(run(CptSettings, "cpt", read, build, smoke_text(example)))

@@ -23,6 +23,8 @@ Rows: `prompt`. The teacher scores each token of the student's answers; both nee
 
     uv run distill.py --model Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset questions.jsonl --steps 200
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -41,6 +43,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import dtype_of, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("prompt",),)
 ALSO = ()
 
@@ -73,6 +76,11 @@ def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
         raise Stop(Exit.CONFIG, message, "use a teacher of the same family")
 
 
+def read(settings: DistillSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
+
+
 def build(settings: DistillSettings, plan: Plan, data: Data) -> Any:
     """Return the trainer."""
     tokenizer = load_tokenizer(settings, data)
@@ -103,7 +111,7 @@ def build(settings: DistillSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"prompt": turn("user", text)}
 
 
@@ -112,7 +120,7 @@ if __name__ == "__main__":
         run(
             DistillSettings,
             "distill",
-            lambda settings: load(settings, WANTED, ALSO),
+            read,
             build,
             smoke_text(example, "--teacher", "{}/teacher", "--max-completion-length", "8"),
         )

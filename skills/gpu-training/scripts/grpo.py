@@ -23,6 +23,8 @@ Rows: `prompt`, and the columns that the rewards read, such as `answer`.
 
     uv run grpo.py --model Qwen/Qwen3-0.6B --dataset questions.jsonl --reward answer --steps 200
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -39,6 +41,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("prompt",),)
 ALSO = (ALL, "answer")
 
@@ -46,6 +49,11 @@ ALSO = (ALL, "answer")
 @dataclass
 class GrpoSettings(OnlineSettings):
     """Group relative policy optimization."""
+
+
+def read(settings: GrpoSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
 
 
 def build(settings: GrpoSettings, plan: Plan, data: Data) -> Any:
@@ -68,7 +76,7 @@ def build(settings: GrpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"prompt": turn("user", text), "answer": text[0]}
 
 
@@ -77,7 +85,7 @@ if __name__ == "__main__":
         run(
             GrpoSettings,
             "grpo",
-            lambda settings: load(settings, WANTED, ALSO),
+            read,
             build,
             smoke_text(example, "--reward", "letters", "--generations", "2", "--max-completion-length", "8"),
         )

@@ -24,6 +24,8 @@ subfolder for each class also works.
 
     uv run image_classification.py --model google/vit-base-patch16-224 --dataset pictures --epochs 3
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -51,6 +53,7 @@ from gputrain.settings import option
 from gputrain.smoke import smoke_pictures, write_classifier
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read.
 WANTED = (("image", "label"),)
 
 
@@ -69,6 +72,11 @@ def accuracy(prediction: Any) -> dict[str, float]:
     said, true = prediction.predictions.argmax(-1), prediction.label_ids
     shares = [float((said[true == c] == c).mean()) for c in np.unique(true)]
     return {"accuracy": float((said == true).mean()), "balanced_accuracy": float(np.mean(shares))}
+
+
+def read(settings: ClassificationSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, (), check_pictures)
 
 
 def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
@@ -108,7 +116,7 @@ def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"image": picture, "label": color}
 
 
@@ -117,7 +125,7 @@ if __name__ == "__main__":
         run(
             ClassificationSettings,
             "image_classification",
-            lambda s: load(s, WANTED, (), check_pictures),
+            read,
             build,
             smoke_pictures(example, write_classifier),
         )

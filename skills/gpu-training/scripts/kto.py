@@ -23,6 +23,8 @@ Rows: `prompt` + `completion` + `label` (true or false).
 
     uv run kto.py --model Qwen/Qwen3-0.6B --dataset marked.jsonl --steps 500
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -40,6 +42,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("prompt", "completion", "label"),)
 ALSO = ()
 
@@ -52,6 +55,11 @@ class KtoSettings(TextSettings):
     beta: float = option(0.1, "how closely to follow the reference model", least=0)
     desirable_weight: float = option(1.0, "weight of good answers", least=0)
     undesirable_weight: float = option(1.0, "weight of bad answers", least=0)
+
+
+def read(settings: KtoSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
 
 
 def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
@@ -88,9 +96,9 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"prompt": turn("user", text), "completion": turn("assistant", text[::-1]), "label": index % 2 == 0}
 
 
 if __name__ == "__main__":
-    sys.exit(run(KtoSettings, "kto", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))
+    sys.exit(run(KtoSettings, "kto", read, build, smoke_text(example)))

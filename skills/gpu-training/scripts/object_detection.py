@@ -26,6 +26,8 @@ with pictures next to one *annotations*.json, also works. Mean average precision
 
     uv run object_detection.py --model PekingU/rtdetr_v2_r18vd --dataset pictures --epochs 10
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -54,6 +56,7 @@ from gputrain.settings import option
 from gputrain.smoke import smoke_pictures, write_detector
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read.
 WANTED = (("image", "objects"),)
 
 
@@ -64,6 +67,11 @@ class DetectionSettings(PictureSettings):
     objective: str = option("eval_map", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
     boxes: str = option("refuse", "boxes that extend beyond their picture", choices=("refuse", "clip"))
+
+
+def read(settings: DetectionSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, (), check_pictures)
 
 
 def build(settings: DetectionSettings, plan: Plan, data: Data) -> Any:
@@ -126,7 +134,7 @@ def build(settings: DetectionSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"image": picture, "objects": {"bbox": [box], "category": [color]}}
 
 
@@ -135,7 +143,7 @@ if __name__ == "__main__":
         run(
             DetectionSettings,
             "object_detection",
-            lambda s: load(s, WANTED, (), check_pictures),
+            read,
             build,
             smoke_pictures(example, write_detector),
         )

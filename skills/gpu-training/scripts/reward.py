@@ -23,6 +23,8 @@ Rows: `chosen` + `rejected`, with or without `prompt`. A head with one output is
 
     uv run reward.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -39,6 +41,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 ALSO = ()
 
@@ -48,6 +51,11 @@ class RewardSettings(TextSettings):
     """Reward modeling."""
 
     learning_rate: float = option(1e-4, "peak learning rate", least=0, most=1)
+
+
+def read(settings: RewardSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
 
 
 def build(settings: RewardSettings, plan: Plan, data: Data) -> Any:
@@ -71,9 +79,9 @@ def build(settings: RewardSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
 
 
 if __name__ == "__main__":
-    sys.exit(run(RewardSettings, "reward", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))
+    sys.exit(run(RewardSettings, "reward", read, build, smoke_text(example)))

@@ -22,6 +22,8 @@ pairs, the other rows of the micro-batch serve as negatives, so a larger micro_b
 
     uv run sentence_embedding.py --model sentence-transformers/all-MiniLM-L6-v2 --dataset pairs.jsonl --steps 500
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -38,6 +40,7 @@ from gputrain.settings import Settings, option
 from gputrain.smoke import smoke_rows, write_encoder
 from gputrain.training import arguments, run
 
+# Sets of columns that the method can read.
 WANTED = (("anchor", "positive", "negative"), ("anchor", "positive"), ("sentence1", "sentence2", "score"))
 
 
@@ -80,6 +83,11 @@ def check_lengths(settings: EmbeddingSettings, tokenizer: Any, data: Data) -> No
         raise Stop(Exit.DATA, message, f"pass --max-length {most}, or --too-long truncate")
 
 
+def read(settings: EmbeddingSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, (), check)
+
+
 def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
     """Return the trainer."""
     scored = "score" in data.train.column_names
@@ -119,7 +127,7 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"anchor": text, "positive": text[::2]}
 
 
@@ -128,7 +136,7 @@ if __name__ == "__main__":
         run(
             EmbeddingSettings,
             "sentence_embedding",
-            lambda s: load(s, WANTED, (), check),
+            read,
             build,
             smoke_rows(example, write_encoder),
         )

@@ -23,6 +23,8 @@ Rows: `messages`, or `prompt` + `completion`, or `text`, each with or without `t
 
     uv run sft.py --model Qwen/Qwen3-0.6B --dataset data.jsonl --steps 500
 
+The folder `gputrain` next to this script has the code that all trainers share.
+
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
 7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
 key of `--config FILE` and an environment variable TRAIN_NAME.
@@ -40,7 +42,7 @@ from gputrain.smoke import smoke_text, turn
 from gputrain.text import TextSettings, check_lengths, has_flash_attention, load_model, load_tokenizer, lora
 from gputrain.training import arguments, run
 
-# For rows in another format, call `load(..., convert=FUNCTION)` with a function that converts one row.
+# Sets of columns that the method can read, and columns that it uses if they exist.
 WANTED = (("messages",), ("prompt", "completion"), ("text",))
 ALSO = ("tools",)
 
@@ -51,6 +53,11 @@ class SftSettings(TextSettings):
 
     learning_rate: float = option(1e-4, "peak learning rate; about 2e-5 for full fine-tuning", least=0, most=1)
     loss_on: str = option("default", "tokens to learn", choices=("default", "assistant", "completion", "all"))
+
+
+def read(settings: SftSettings) -> Data:
+    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    return load(settings, WANTED, ALSO)
 
 
 def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
@@ -85,9 +92,9 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run."""
+    """Return a row for a smoke run, which `read` reads."""
     return {"messages": turn("user", text) + turn("assistant", text[::-1])}
 
 
 if __name__ == "__main__":
-    sys.exit(run(SftSettings, "sft", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))
+    sys.exit(run(SftSettings, "sft", read, build, smoke_text(example)))

@@ -100,7 +100,7 @@ class _Watch(Protocol):
 
 @dataclass
 class _Checked:
-    """A range of bytes whose CRC is computed, for a span of the format or for a digest."""
+    """A range of bytes whose CRC is computed, to check a span with a stored CRC or to compute a digest."""
 
     start: int
     end: int

@@ -33,7 +33,7 @@ STOP_S: Final = 5
 """Time in seconds for open requests to finish when the server stops."""
 WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
 WATCH_PAUSE_S: Final = 5.0
-"""Seconds between two checks that the watch is running."""
+"""Seconds between checks of whether the watch is still running."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Objects that all routes share: the use cases, the authorities that authenticate requests, and the settings."""
+"""Objects that all routes share: the context, the authorities that authenticate requests, and the settings."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _NEXT: Final[dict[Cause, str]] = {
     Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
     Cause.LIMIT: "Verify a part of it or use a lower level; at a terminal, the user can allow more time and bytes.",
     Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write a manifest at save time.",
-    Cause.CHANGING: "Retry once no process writes to it.",
+    Cause.CHANGING: "Retry when no process is writing to it.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
 """Advice to the user for each cause. No tool or command can perform these steps."""

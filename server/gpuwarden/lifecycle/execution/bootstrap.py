@@ -68,7 +68,8 @@ def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
 
 
 async def pin_host_key(ctx: Context, place: Place) -> Place:
-    """Return the user's machine with its host key pinned: the key in known_hosts, or else that of the first contact.
+    """Return the user's machine with its host key pinned: the key in known_hosts, or else the key that the machine
+    presented on first contact.
 
     The local machine has no host key. Raises HostKeyChanged if the key differs from the pinned one, and the backend's
     errors if the machine can't be reached.

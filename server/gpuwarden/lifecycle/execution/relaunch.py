@@ -40,8 +40,8 @@ STORE_PATIENCE_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Relaunch:
-    """A relaunch within the budget: the copy to resume from, the maximum cost, and the remaining budget after it, in
-    USD.
+    """A relaunch within the budget: the copy to resume from, the maximum cost, and the budget that would be left, both
+    in USD.
     """
 
     copy: Pulled

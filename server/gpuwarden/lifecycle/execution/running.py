@@ -339,7 +339,7 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
 
 
 async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool | None:
-    """End the process of a job with a pause request, after a grace period for saving.
+    """End the process of a job whose pause was requested, after a grace period for saving.
 
     Return None if another cause ended the process, or may have ended it. The caller then ignores the pause request.
     """

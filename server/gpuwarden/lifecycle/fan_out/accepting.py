@@ -45,7 +45,7 @@ async def fan_out(
     """
     if receipt is not None and dry_run:
         raise BadRequest(
-            "a receipt requests a launch, but a dry run does not launch; nothing was done", "Omit one of them."
+            "a receipt is for a launch and can't be combined with a dry run; nothing was done", "Omit one of them."
         )
     plan = plan.model_copy(update={"base": settled(ctx, plan.base)})
     if not ctx.profile(plan.base.platform).runner:

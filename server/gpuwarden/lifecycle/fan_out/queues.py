@@ -17,7 +17,7 @@ from gpuwarden.people import acting_as
 
 
 def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
-    """Return whether a plan's cells are submitted as one array, which requires an unmetered engine with arrays."""
+    """Return whether a plan's cells are submitted as one array. Only unmetered engines with job arrays allow that."""
     profile = ctx.profile(plan.base.platform)
     if profile.kind != "engine" or profile.meter.metered:
         return False

@@ -139,7 +139,7 @@ class Signaled:
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
     """Return an observation with the step and the metrics that a part of the log contains.
 
-    The log is used only if the observation has neither, because a serverless platform has no runner that reads the log.
+    The log is used only if the observation has neither, as on serverless platforms, where no runner reads the log.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen

@@ -1,4 +1,4 @@
-"""Gather the facts for the submit rules about the script, the Hub, the price, the machine and the secrets."""
+"""Gather the facts that the submit rules need about the script, the Hub, the price, the machine and the secrets."""
 
 from __future__ import annotations
 

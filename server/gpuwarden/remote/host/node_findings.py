@@ -19,7 +19,7 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers to the requested checks, the detected problems, and the variables for every rank."""
+    """The results of the requested checks, the detected problems, and the variables for every rank."""
 
     answers: Mapping[Area, Answer]
     problems: tuple[Problem, ...]

@@ -1,4 +1,4 @@
-"""Examine checkpoints on this machine with the checkpoints archive."""
+"""Examine checkpoints on this machine by running the packed checkpoints package."""
 
 from __future__ import annotations
 

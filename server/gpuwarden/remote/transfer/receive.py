@@ -366,7 +366,7 @@ class _Receiver:
             if not untouched:
                 raise BadReply(
                     f"{artifact.path} changed on the machine after the manifest was created",
-                    "Create a new manifest once no process writes to the file.",
+                    "Create a new manifest when no process is writing to the file.",
                 )
             raise BadReply(
                 f"{artifact.path} no longer matches the digest that was recorded right after its save, "

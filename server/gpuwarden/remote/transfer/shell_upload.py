@@ -160,7 +160,8 @@ class ShellPush:
                     return
                 if wrong:
                     raise BadReply(
-                        f"{entry.path} changed while it was being sent", "Send it again once no process writes to it."
+                        f"{entry.path} changed while it was being sent",
+                        "Send it again when no process is writing to it.",
                     )
                 wrong = True
             except Unreachable as lost:
@@ -200,7 +201,7 @@ class ShellPush:
                     if len(piece) < size:
                         raise BadReply(
                             f"{entry.path} changed while it was being sent",
-                            "Send it again once no process writes to it.",
+                            "Send it again when no process is writing to it.",
                         )
                     self.counts.sent += size
                     self.counts.name = entry.name

@@ -39,6 +39,6 @@ class Seal:
         if seen is None or not seen.sha256 or (self.artifact.ctime_ns and seen.stamp != self.artifact.stamp):
             raise BadReply(
                 f"{self.artifact.path} changed on the machine after the manifest was created",
-                "Pull again once no process writes to the file.",
+                "Pull again when no process is writing to the file.",
             )
         return seen.sha256

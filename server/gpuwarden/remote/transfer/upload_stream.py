@@ -374,7 +374,7 @@ def _invalid(text: bytes) -> BadReply:
 
 
 def _changed(entry: Row) -> BadReply:
-    return BadReply(f"{entry.path} changed while it was being sent", "Send it again once no process writes to it.")
+    return BadReply(f"{entry.path} changed while it was being sent", "Send it again when no process is writing to it.")
 
 
 def _list(value: object, size: int) -> list[Any]:

@@ -30,7 +30,7 @@ class History:
 
     @property
     def gone_in(self) -> str:
-        """Return the first release in the table without the name, or an empty string if the name still exists."""
+        """Return the first release in the table that lacks the name, or an empty string if the name still exists."""
         known = table(self.package)
         if known is None or self.until is None:
             return ""

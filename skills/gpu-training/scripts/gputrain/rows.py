@@ -54,7 +54,11 @@ def load(
 
     def prepared(source: str, split: str) -> Any:
         rows = renamed(settings, source, read(settings, source, split))
-        rows = rows.map(convert, remove_columns=rows.column_names) if convert else rows
+        try:
+            rows = rows.map(convert, remove_columns=rows.column_names) if convert else rows
+        except Exception as error:
+            message = f"{source}: the function `convert` failed: {type(error).__name__}: {error}"
+            raise Stop(Exit.DATA, message, "correct the function, or the rows") from error
         return checked(rows, source, wanted, also, check or check_rows)
 
     train = prepared(settings.dataset, settings.split)

@@ -1,4 +1,4 @@
-"""Check edits and patches of files: the file, and the text that is removed and added."""
+"""Check file edits and patches: which file is changed, and which text is removed or added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard's patterns, compiled from the declarations of the providers and in `clouds.toml`."""
+"""The guard's patterns, compiled from the providers' declarations and those in `clouds.toml`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ class Patterns:
         return None
 
     def helped(self, words: Sequence[str]) -> str | None:
-        """Return the words that make a platform's script, such as `vast_job.py destroy`, stop or delete a resource."""
+        """Return the part of a command that tells a platform's script to stop or delete a resource, such as
+        `vast_job.py destroy`.
+        """
         at = next((i for i, word in enumerate(words[:20]) if word.endswith(SCRIPTS)), None)
         if (
             at is None

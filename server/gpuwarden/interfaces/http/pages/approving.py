@@ -51,7 +51,7 @@ from gpuwarden.people import acting_as, person_of
 
 CHANNEL: Final = "page"
 SUBMIT_AGAIN: Final = "Approved. Submit the job again to launch it."
-LAUNCHED: Final = "Approved. The job is launched at its next check."
+LAUNCHED: Final = "Approved. The job will be launched the next time it is checked."
 
 
 def approving_routes(serving: Serving) -> list[BaseRoute]:

@@ -66,7 +66,7 @@ def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
 
 
 def clock_row(clock: DangerClock) -> Row:
-    """Return an action that the platform takes automatically after a time."""
+    """Return an action that the platform takes automatically after a certain period."""
     after = clock.after
     return {
         "trigger": clock.trigger,
