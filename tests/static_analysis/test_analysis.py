@@ -104,13 +104,6 @@ def test_pushes_and_their_targets() -> None:
     assert asked.maybe
 
 
-def test_a_repo_that_the_script_creates_first_need_not_exist() -> None:
-    create, load = "create_repo('me/x', exist_ok=True)\n", "snapshot_download('me/x')\n"
-    head = "from huggingface_hub import create_repo, snapshot_download\n"
-    assert uses(head + create + load).repos == ()
-    assert [repo.id for repo in uses(head + load + create).repos] == ["me/x"]
-
-
 def test_a_helper_that_runs_programs_is_looked_through() -> None:
     text = "import subprocess\ndef run(cmd):\n    subprocess.run(cmd, check=True)\nrun(['make', '-j'])\nrun(['sh', '-c', 'cd x && cmake .'])\n"  # noqa: E501
     assert [s.words for s in uses(text).shells] == [("make", "-j"), ("cd", "x"), ("cmake", ".")]

@@ -180,6 +180,19 @@ def test_a_conversion_that_can_not_be_read_or_started_is_named(trainers: Trainer
     refused(trainers.run("merge_and_gguf", "/proc/nowhere", "--model", model), 6, "/proc/nowhere", "--out")
 
 
+def test_a_conversion_into_the_folder_of_its_run_leaves_the_run_resumable(trainers: Trainers) -> None:
+    from gputrain.folder import claim
+
+    out = trainers.folder / "trained"
+    (out / "final").mkdir(parents=True)
+    run = {"method": "sft", "seed": 1}
+    claim(out / "run.json", run, [])
+    (out / "baseline.json").write_text("{}")
+    claim(out / "conversion.json", {"model": "final", "base": ""}, [])
+    claim(out / "run.json", run, ["final"])
+    assert (out / "baseline.json").exists()
+
+
 def test_a_conversion_leaves_the_files_of_another_model_alone(trainers: Trainers) -> None:
     out = trainers.folder / "taken"
     (out / "gguf").mkdir(parents=True)

@@ -686,39 +686,6 @@ def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: P
         assert commit.files["adapter_model.safetensors"].xet, "the upload did not go through xet"
 
 
-@pytest.mark.prove
-def test_a_run_goes_on_from_the_checkpoint_that_another_machine_pushed(trainers: Trainers, tmp_path: Path) -> None:
-    (tmp_path / "die.py").write_text(
-        "import os\nfrom transformers import TrainerCallback\n\n\nclass Die(TrainerCallback):\n"
-        "    def on_step_end(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 3:\n            os._exit(9)\n"
-    )
-    with hub_server(tmp_path / "hub") as hub:
-        words = [*trainers.small("sft", trainers.data("sft"), steps=4, every=2), "--hub-model-id", "rehearsal/tuned"]
-        words += ["--hub-checkpoints", "--extra", "neftune_noise_alpha=5"]
-        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": HF_TOKEN}
-        env |= {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
-
-        def run(machine: str, *more: str) -> subprocess.CompletedProcess[str]:
-            flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / machine), *more]
-            return subprocess.run(flags, env=env, capture_output=True, text=True)
-
-        def pushed() -> set[str]:
-            repo = hub.store.get("model", "rehearsal/tuned")
-            commit = repo.commit_of("main") if repo else None
-            return {name.partition("/")[2] for name in (commit.files if commit else ()) if "/" in name}
-
-        died = run("first", "--callback", f"{tmp_path / 'die.py'}:Die")
-        assert died.returncode == 9, died.stderr
-        assert {"trainer_state.json", "optimizer.pt", "run.json"} <= pushed()
-        other = run("other", "--seed", "7")
-        assert other.returncode == 2 and "rehearsal/tuned" in other.stderr, other.stderr
-        done = run("second")
-        assert done.returncode == 0, done.stderr
-        assert json.loads((tmp_path / "second" / "result.json").read_text())["resumed_from"] == "checkpoint-2"
-        assert pushed() == set(), "the final model replaces the checkpoint"
-
-
 @pytest.mark.long
 @pytest.mark.prove
 def test_two_processes_train_one_model_are_told_of_signals_and_survive_lack_of_memory(

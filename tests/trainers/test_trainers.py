@@ -123,6 +123,7 @@ BOTH = ("--model", "m", "--dataset", "d")
         pytest.param(("--model", "m"), "dataset", "--dataset", id="no-dataset"),
         pytest.param(("--steps", "ten"), "'ten'", "", id="steps-in-words"),
         pytest.param(("--learning-rate", "3"), "learning_rate", "0 to 1", id="learning-rate"),
+        pytest.param(("--precision", ""), "precision", "auto", id="empty-choice"),
         pytest.param(("--too-long", "ignore"), "too_long", "refuse, truncate, drop", id="unknown-choice"),
         pytest.param((*BOTH, "--batch-size", "6", "--micro-batch", "4"), "batch_size", "micro_batch", id="batch"),
         pytest.param((*BOTH, "--hub-model-id", "mine"), "'mine'", "owner/name", id="hub-model-id"),
@@ -245,19 +246,30 @@ def test_rows_in_another_format_are_converted_by_a_function_and_limited(tmp_path
     assert {row["prompt"] for row in made.train} <= {f"a {n}" for n in range(20)}
 
 
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
 def test_a_prompt_that_answers_repeat_is_left_to_trl(tmp_path: Path) -> None:
     need("datasets", importlib.util.find_spec("datasets") is not None)
-    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    other = [said[0], {"role": "assistant", "content": "no"}]
+    said = [turn("user", "hi"), turn("assistant", "hello")]
+    other = [said[0], turn("assistant", "no")]
     file = tmp_path / "pairs.jsonl"
     settings = SftSettings(model="m", dataset=str(file), eval_fraction=0.0)
     wanted = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
     file.write_text(json.dumps({"prompt": "hi", "chosen": said, "rejected": other}) + "\n")
     assert sorted(load(settings, wanted).train.column_names) == ["chosen", "rejected"]
-    file.write_text(json.dumps({"prompt": "hi", "chosen": said[1:], "rejected": other[1:]}) + "\n")
-    with pytest.raises(Stop) as stop:
-        load(settings, wanted)
-    assert stop.value.code == Exit.DATA
+    assert load(settings, (("prompt",),)).train.column_names == ["prompt"], "a method that reads prompts only"
+    whole = {"prompt": "hi", "chosen": said, "rejected": other}
+    for row in (
+        {"prompt": "hi", "chosen": said[1:], "rejected": other[1:]},
+        {"prompt": "hi", "chosen": [turn("system", "s"), *said[1:]], "rejected": [turn("system", "s"), *other[1:]]},
+        {"prompt": "hi", "chosen": "yes", "rejected": "no"},
+    ):
+        file.write_text(json.dumps(whole) + "\n" + json.dumps(row) + "\n")
+        with pytest.raises(Stop) as stop:
+            load(settings, wanted)
+        assert stop.value.code == Exit.DATA
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,7 @@ def test_a_prompt_that_answers_repeat_is_left_to_trl(tmp_path: Path) -> None:
     [
         ("", {}),
         ("neftune_noise_alpha=5,optim=adafactor", {"neftune_noise_alpha": 5, "optim": "adafactor"}),
+        ("optim=adafactor,pin=FALSE", {"optim": "adafactor", "pin": False}),
         ("packing=true,loss_type=None", {"packing": True, "loss_type": None}),
         ("adam_epsilon=1e-6,eval_on_start=False", {"adam_epsilon": 1e-6, "eval_on_start": False}),
     ],
@@ -273,7 +286,7 @@ def test_extra_arguments_have_the_types_that_they_look_like(given: str, found: d
     assert extra_arguments(SftSettings(extra=given), {"output_dir": "out"}) == found
 
 
-@pytest.mark.parametrize("given", ["output_dir=elsewhere", "packing", "=5"])
+@pytest.mark.parametrize("given", ["output_dir=elsewhere", "hub_token=t", "packing", "=5", "a=1,a=2"])
 def test_extra_arguments_that_are_no_pair_or_are_set_otherwise_are_refused(given: str) -> None:
     with pytest.raises(Stop) as stop:
         extra_arguments(SftSettings(extra=given), {"output_dir": "out"})

@@ -146,6 +146,9 @@ def split(text: str) -> Bundle:
     return Bundle(f"{before}{after}\n", {n: "".join(f"{line}\n" for line in s) for n, s in sources.items()}, starts)
 
 
+_BY_NAME: Final = frozenset({"getattr", "vars", "globals", "eval", "exec", "__dict__", "modules"})
+
+
 def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     """Return a script's syntax tree with the code of the package before its first use.
 
@@ -166,11 +169,20 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     for module in bundle.sources if not bundle.shipped else ():
         _collect(module, bundle, order)
     parts = [part for module in order.values() for part in module]
-    parts = _reached(parts, tree) if bundle.shipped else parts
+    parts = _reached(parts, tree) if bundle.shipped and not _asks_by_name(tree) else parts
     kept = [_Rename(set()).whole(n) for n in tree.body if not _imported(n)]
     rename = _Rename(_defined(kept))
     parts = [rename.whole(part) for part in parts]
     return ast.Module([*kept[:first], *parts, *aliases, *kept[first:]], tree.type_ignores)
+
+
+def _asks_by_name(script: ast.Module) -> bool:
+    """Return whether a script may use names of the package that are only in its strings."""
+    return any(
+        isinstance(node, ast.Name | ast.Attribute)
+        and (node.id if isinstance(node, ast.Name) else node.attr) in _BY_NAME
+        for node in ast.walk(script)
+    )
 
 
 def _reached(package: list[ast.stmt], script: ast.Module) -> list[ast.stmt]:

@@ -48,10 +48,7 @@ class RepoUse:
 
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
-    """Yield every use of a repo in a program, except of one that the program created before.
-
-    `local` contains the folders that the program writes.
-    """
+    """Yield every use of a repo in a program. `local` contains the folders that the program writes."""
     uses = [*loaded_repos(program)]
     for call in trainers:
         uses += _model(call.get("model", 0), call, trains=True)
@@ -69,11 +66,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         uses += flagged_repos(program.flags, program.option)
-    created = {repo: call.line for call in program.calls if call.last == "create_repo"
-               and isinstance(repo := call.get("repo_id", 0), str)}  # fmt: skip
-    for use in uses:
-        if is_repo_id(use.id, local) and use.line <= created.get(use.id, use.line):
-            yield use
+    yield from (use for use in uses if is_repo_id(use.id, local))
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:

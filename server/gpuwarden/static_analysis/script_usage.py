@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.static_analysis.column_references import column_reads, columns_of, reads_of_some_rows, row_functions
 from gpuwarden.static_analysis.command_line import CommandLine, command_line
-from gpuwarden.static_analysis.declared_options import names_a_file
+from gpuwarden.static_analysis.declared_options import flags, names_a_file
 from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
@@ -247,6 +247,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
     values |= typed.given
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
+    given |= flags([f"--{part.strip()}" for part in typed.text("extra").split(",") if "=" in part])
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
 
 

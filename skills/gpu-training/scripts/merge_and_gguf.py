@@ -132,7 +132,7 @@ def main() -> int:
         need_push(settings)
         lock(out)
         made = [name for name in ("merged", "gguf") if (out / name).exists()]
-        claim(out, {"model": settings.model, "base": settings.base}, made)
+        claim(out / "conversion.json", {"model": settings.model, "base": settings.base}, made)
         files = write_files(settings, merge(settings, kinds), kinds)
         push(settings, out / "gguf")
         write_json(out / "result.json", {"status": "completed", "files": files})

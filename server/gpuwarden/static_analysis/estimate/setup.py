@@ -148,6 +148,8 @@ class Run(Frozen):
 def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | None = None) -> Run:
     """Read the inputs for the estimates from a script's settings."""
     causal = any("ForCausalLM" in name for name, _ in uses.imports)
+    most = _whole(uses.typed.given.get("max_rows")) if uses.typed is not None else None
+    rows = min(rows, most) if rows and most else rows
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)

@@ -22,8 +22,8 @@ ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments; no program r
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
-    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "hub_checkpoints", "objective",
-    "greater_is_better", "sharding",
+    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
+    "sharding",
 }  # fmt: skip
 
 
@@ -136,7 +136,8 @@ def completed(out: Path) -> dict[str, Any] | None:
         result = json.loads((out / RESULT).read_text())
     except (OSError, ValueError):
         return None
-    return result if result.get("status") == "completed" and (out / FINAL).is_dir() else None
+    complete = result.get("status") == "completed" and "final" in result and (out / FINAL).is_dir()
+    return result if complete else None
 
 
 def is_full(error: BaseException, out: Path) -> bool:
@@ -154,32 +155,32 @@ def identity(settings: Settings, method: str, data: dict[str, Any]) -> dict[str,
     return mine | {"method": method, "data": data, "base": base_of(settings)}
 
 
-def claim(out: Path, mine: dict[str, Any], made: list[str]) -> None:
-    """Claim the output folder for the run that `mine` identifies. `made` lists the results in the folder.
+def claim(file: Path, mine: dict[str, Any], made: list[str]) -> None:
+    """Claim the file's folder for the run that `mine` identifies. `made` lists the results in the folder.
 
     Raises:
         Stop: the results belong to another run.
 
     """
-    mine = json.loads(json.dumps(mine))
+    mine, out = json.loads(json.dumps(mine)), file.parent
     fix = "choose another --out, or move that folder away; the folder was not changed"
     try:
-        theirs = json.loads((out / RUN).read_text())
+        theirs = json.loads(file.read_text())
     except FileNotFoundError:
         if made:
             raise Stop(Exit.CONFIG, f"{out} contains {', '.join(made)} from an unknown run", fix) from None
         theirs = {}
     except ValueError:
-        raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
+        raise Stop(Exit.CONFIG, f"{file} is not readable", fix) from None
     changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
     if changed and made:
         shown = ", ".join(f"{n}: {theirs.get(n)!r} in that run, {mine.get(n)!r} now" for n in changed[:4])
         raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
     if rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
-        if changed:
+        if changed and file.name == RUN:
             (out / BASELINE).unlink(missing_ok=True)
-        write_json(out / RUN, mine)
+        write_json(file, mine)
 
 
 _LOCKS: list[int] = []

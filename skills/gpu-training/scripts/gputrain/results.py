@@ -11,13 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gputrain.folder import ARGUMENTS, FINAL, RESULT, RUN, checkpoints, emptied, put_in_place, write_json
+from gputrain.folder import ARGUMENTS, FINAL, RESULT, emptied, put_in_place, write_json
 from gputrain.outcome import Exit, Stop, rank, say
 from gputrain.settings import Common, Settings
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
 PAUSES = (2, 8, 30)
-PUSHED = "last-checkpoint"  # the folder in the repo; the Trainer uses the same name
 
 
 def versions() -> dict[str, str]:
@@ -81,7 +80,7 @@ def need_push(settings: Common) -> None:
 
 
 def push(settings: Common, final: Path) -> None:
-    """Upload the final folder, with retries, and delete the checkpoint that was pushed before.
+    """Upload the final folder, with retries.
 
     Raises:
         Stop: every attempt failed; the folder on disk is complete.
@@ -89,9 +88,12 @@ def push(settings: Common, final: Path) -> None:
     """
     if not settings.hub_model_id or rank():
         return
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=os.environ.get("HF_TOKEN", ""))
     for pause in (*PAUSES, None):
         try:
-            upload(settings, final, delete_patterns=f"{PUSHED}/*")
+            api.upload_folder(folder_path=final, repo_id=settings.hub_model_id, commit_message=f"Add {final.name}")
         except Exception as error:
             text = " ".join(str(error).split())[:200]
             if pause is None:
@@ -102,56 +104,6 @@ def push(settings: Common, final: Path) -> None:
         else:
             say(f"pushed to {settings.hub_model_id}")
             return
-
-
-def upload(settings: Common, folder: Path, **more: Any) -> None:
-    """Upload a folder in one commit."""
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=os.environ.get("HF_TOKEN", ""))
-    api.upload_folder(folder_path=folder, repo_id=settings.hub_model_id, commit_message=f"Add {folder.name}", **more)
-
-
-def push_checkpoint(settings: Settings, checkpoint: Path) -> None:
-    """Upload a checkpoint that replaces the previous one in the repo. A failed upload does not end the run."""
-    if not (settings.hub_checkpoints and settings.hub_model_id):
-        return
-    try:
-        upload(settings, checkpoint, path_in_repo=PUSHED, delete_patterns="*")
-        say(f"pushed {checkpoint.name} to {settings.hub_model_id}")
-    except Exception as error:
-        say(f"WARNING: {checkpoint.name} was not pushed: {' '.join(str(error).split())[:200]}")
-
-
-def pull_checkpoint(settings: Settings) -> None:
-    """Download the checkpoint that this run pushed from another machine, if this machine has none.
-
-    Raises:
-        Stop: the pushed checkpoint can't be read, or belongs to another run.
-
-    """
-    out = Path(settings.out)
-    if not (settings.hub_checkpoints and settings.hub_model_id) or rank() or checkpoints(out):
-        return
-    from huggingface_hub import snapshot_download
-
-    making = emptied(out, "pulled")
-    try:
-        snapshot_download(settings.hub_model_id, allow_patterns=f"{PUSHED}/*", local_dir=making,
-                          token=os.environ.get("HF_TOKEN", ""))  # fmt: skip
-        found = making / PUSHED
-        if not found.is_dir():
-            return
-        same = json.loads((found / RUN).read_text()) == json.loads((out / RUN).read_text())
-        step = json.loads((found / "trainer_state.json").read_text())["global_step"]
-    except Exception as error:
-        message = f"the checkpoint in {settings.hub_model_id} can't be read: {' '.join(str(error).split())[:200]}"
-        raise Stop(Exit.ENVIRONMENT, message, "try again, or choose another --hub-model-id") from error
-    if not same:
-        message = f"{settings.hub_model_id} has a checkpoint of a run with other settings"
-        raise Stop(Exit.CONFIG, message, "choose another --hub-model-id")
-    put_in_place(found, out / f"checkpoint-{step}")
-    say(f"downloaded checkpoint-{step} from {settings.hub_model_id}")
 
 
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:

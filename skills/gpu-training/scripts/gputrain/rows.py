@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gputrain.settings import Settings, pairs
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
 LOOK = 2000
+JOINED = {"prompt", "completion", "chosen", "rejected"}  # TRL joins a prompt and its answer
 ALL = "*"
 # Chat templates silently skip unknown roles.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
@@ -102,7 +104,8 @@ def renamed(settings: Settings, source: str, rows: Any) -> Any:
 def checked(rows: Any, source: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...], check: Check) -> Any:
     """Check the rows, and return the columns that the method reads."""
     has = set(rows.column_names)
-    if {"prompt", "chosen"} <= has and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
+    pairs_too = {"prompt", "chosen"} <= has and any("chosen" in names for names in wanted)
+    if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
         has.remove("prompt")  # this prompt repeats the first messages of the answers, from which TRL extracts it
     found = next((names for names in wanted if set(names) <= has), None)
     if found is None:
@@ -211,13 +214,18 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
     """Raise Stop at the first sampled row with a value that the method can't train on."""
     rows = rows.select_columns(sorted(names))
     looked, ties = sample(rows), 0
+    kinds: set[type] = set()
     for index in looked:
         row = rows[index]
+        kinds |= {type(value) for name, value in row.items() if name in JOINED}
         ties += "rejected" in names and row["chosen"] == row["rejected"]
         for name, value in row.items():
             if problem := why_bad(name, value) or (name == "chosen" and why_no_prompt(row)):
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
                 raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` can help")
+        if len(kinds) > 1:
+            message = f"{source}, row {index + 1}: text and messages are mixed in the prompts and answers"
+            raise Stop(Exit.DATA, message, "convert the rows with `gpuwarden template convert`")
     if ties == len(looked):
         raise Stop(Exit.DATA, f"{source}: the two answers are equal in every pair", "use pairs of different answers")
     if ties:
@@ -227,8 +235,11 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
 def why_no_prompt(row: Row) -> str:
     """Return the reason why a pair's prompt is unknown, or an empty string."""
     chosen, rejected = row["chosen"], row["rejected"]
-    inside = row.get("prompt") is None and isinstance(chosen, list) and isinstance(rejected, list)
-    return "the two answers don't start with the same prompt" if inside and chosen[:1] != rejected[:1] else ""
+    if "prompt" in row or not isinstance(chosen, list) or not isinstance(rejected, list):
+        return ""
+    same = [first for first, _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))]
+    asked = any(turn["role"] == "user" for turn in same)
+    return "" if asked else "the two answers don't start with the same prompt"
 
 
 def why_bad(name: str, value: Any) -> str:

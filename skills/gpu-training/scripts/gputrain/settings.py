@@ -87,7 +87,6 @@ class Settings(Common):
     report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
     callback: str = option("", "your own callbacks, comma-separated: file.py:Class")
     extra: str = option("", "further arguments of the method's config class, such as neftune_noise_alpha=5")
-    hub_checkpoints: bool = option(False, "push each checkpoint too; on a new machine, the run resumes from it")
     objective: str = option("eval_loss", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(False, "a higher objective is better")
 
@@ -96,8 +95,7 @@ class Settings(Common):
         super().check()
         if not self.dataset:
             raise Stop(Exit.CONFIG, "dataset is not set", "pass --dataset FILE_URL_OR_ID")
-        if self.hub_checkpoints and not self.hub_model_id and not self.smoke:
-            raise Stop(Exit.CONFIG, "hub_checkpoints is set, but hub_model_id is not", "pass --hub-model-id owner/name")
+        pairs("extra", self.extra)
         if not self.steps and not self.epochs:
             raise Stop(Exit.CONFIG, "steps and epochs are both 0", "pass --steps or --epochs")
         if self.micro_batch and self.batch_size % self.micro_batch:
@@ -206,7 +204,7 @@ def pairs(name: str, text: str) -> dict[str, str]:
     """Parse `old=new,old=new`, the value of the setting `name`, into a mapping."""
     parts = [part.partition("=") for part in text.split(",") if part.strip()]
     found = {old.strip(): new.strip() for old, _, new in parts}
-    if not all(found) or not all(found.values()):
+    if not all(found) or not all(found.values()) or len(found) < len(parts):
         raise Stop(Exit.CONFIG, f"{name} is {text!r}", "write name=value,name=value")
     return found
 
@@ -242,7 +240,7 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
     """Raise Stop if a value is not among the choices or is out of its limits."""
     choices, least, most = limits["choices"], limits["least"], limits["most"]
     words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
-    if choices and (unknown := next((word for word in words if word not in choices), None)):
+    if choices and (unknown := next((word for word in words if word not in choices), None)) is not None:
         raise Stop(Exit.CONFIG, f"{name} is {unknown!r}", f"choose from {', '.join(choices)}")
     if (least is not None and not value >= least) or (most is not None and not value <= most):
         allowed = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"

@@ -32,10 +32,12 @@ from gputrain.folder import (
 from gputrain.hardware import AMPERE, HOPPER, Plan, look
 from gputrain.launch import free_memory_retry, leave_note, need_world, start_processes
 from gputrain.outcome import Exit, Stop, complain, rank, say
-from gputrain.results import figures, need_push, pull_checkpoint, push, push_checkpoint, save_final, write_result
+from gputrain.results import figures, need_push, push, save_final, write_result
 from gputrain.rows import Data
 from gputrain.settings import Settings, pairs, read_settings
 from gputrain.smoke import Smoke, with_inputs
+
+NOT_EXTRA = ("push_to_hub", "hub_", "deepspeed", "fsdp", "auto_find_batch_size")
 
 T = TypeVar("T", bound=Settings)
 
@@ -89,11 +91,11 @@ def extra_arguments(settings: Settings, given: dict[str, Any]) -> dict[str, Any]
     """Return the arguments in the setting `extra`, with numbers and truth values converted."""
     found: dict[str, Any] = {}
     for name, text in pairs("extra", settings.extra).items():
-        if name in given:
-            raise Stop(Exit.CONFIG, f"extra has {name}, which another setting controls", "use that setting; see --help")
+        if (name in given and name != "optim") or name.startswith(NOT_EXTRA):
+            raise Stop(Exit.CONFIG, f"extra has {name}, which other settings control", "see --help for these settings")
         try:
-            found[name] = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-        except (ValueError, SyntaxError):
+            found[name] = ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+        except (ValueError, SyntaxError, TypeError):
             found[name] = text
     return found
 
@@ -130,14 +132,11 @@ def save_whole(trainer: Any, settings: Settings) -> None:
             # The Trainer recorded the best checkpoint's path in the temporary folder; record its final path instead.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
-            if settings.hub_checkpoints:
-                shutil.copyfile(out / RUN, making / name / RUN)  # identifies the run that may resume from it
             put_in_place(making / name, out / name)
             rotate_checkpoints(
                 str(out), save_total_limit=settings.keep, best_model_checkpoint=best_path, use_mtime=False
             )
             say(f"saved {name}")
-            push_checkpoint(settings, out / name)
         trainer.accelerator.wait_for_everyone()
 
     trainer._save_checkpoint = save  # noqa: SLF001
@@ -308,14 +307,13 @@ def attempt(
         out = Path(settings.out)
         lock(out)
         made = [p.name for p in (*checkpoints(out), out / FINAL) if p.exists()]
-        claim(out, identity(settings, method, data.identity), made)
+        claim(out / RUN, identity(settings, method, data.identity), made)
         if done := completed(out):
             say(f"the run is complete: {done['step']} steps, the final model is in {done['final']}")
             if settings.hub_model_id != done["settings"]["hub_model_id"]:
                 push(settings, Path(done["final"]))
             return int(Exit.OK)
         mine = True
-        pull_checkpoint(settings)
         plan = look(settings)
         say(f"plan: {json.dumps(asdict(plan))}")
         reporter, interrupted = Reporter(settings), Interrupted()
