@@ -154,6 +154,8 @@ def test_functions_of_the_shipped_package_that_a_script_does_not_reach_are_left_
     assert "transformers" in facts.third_party and not {"peft", "PIL"} & set(facts.third_party)
     facts = read_script(whole_script("from gputrain.smoke import smoke_pictures as made\n\nmade(None, None)\n"))
     assert "PIL" in facts.third_party, "through a function that it calls"
+    facts = read_script(whole_script("from gputrain import smoke\n\ngetattr(smoke, 'write_adapter')('m')\n"))
+    assert "peft" in facts.third_party, "by a name in a string"
 
 
 def test_names_that_the_package_has_too_keep_the_script_s_meaning() -> None:

@@ -169,19 +169,22 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     for module in bundle.sources if not bundle.shipped else ():
         _collect(module, bundle, order)
     parts = [part for module in order.values() for part in module]
-    parts = _reached(parts, tree) if bundle.shipped and not _asks_by_name(tree) else parts
+    parts = _reached(parts, tree) if bundle.shipped and not _asks_by_name(tree, bundle) else parts
     kept = [_Rename(set()).whole(n) for n in tree.body if not _imported(n)]
     rename = _Rename(_defined(kept))
     parts = [rename.whole(part) for part in parts]
     return ast.Module([*kept[:first], *parts, *aliases, *kept[first:]], tree.type_ignores)
 
 
-def _asks_by_name(script: ast.Module) -> bool:
-    """Return whether a script may use names of the package that are only in its strings."""
-    return any(
+def _asks_by_name(script: ast.Module, bundle: Bundle) -> bool:
+    """Return whether a script imports a module of the package, and may use names that are only in its strings."""
+    nodes = list(ast.walk(script))
+    modules = any(isinstance(node, ast.Import) and _imported(node) for node in nodes)
+    modules |= any(name in bundle.sources for node in nodes for name in _imported(node)[1:])
+    return modules and any(
         isinstance(node, ast.Name | ast.Attribute)
         and (node.id if isinstance(node, ast.Name) else node.attr) in _BY_NAME
-        for node in ast.walk(script)
+        for node in nodes
     )
 
 
