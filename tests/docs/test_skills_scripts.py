@@ -273,7 +273,7 @@ DATA = [
     ("dpo", [{"prompt": TALK, "chosen": "b", "rejected": "c"}], 1, "the last turn is assistant"),
     ("kto", [{"prompt": "a", "completion": "b", "label": True}], 0, "FITS"),
     ("kto", [{"prompt": "a", "completion": "b", "label": "good"}], 1, "not true or false"),
-    ("grpo", [{"prompt": "a", "answer": "4"}, {"prompt": "b"}], 1, "other columns"),
+    ("grpo", [{"prompt": "a", "answer": "4"}, {"prompt": "b"}], 1, "columns differ"),
 ]
 
 
