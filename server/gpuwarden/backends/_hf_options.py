@@ -78,8 +78,8 @@ class HfJobsOptions(Frozen):
     def _never(cls, schedule: str | None) -> str | None:
         if schedule is not None:
             raise ValueError(
-                "gpuwarden creates no schedules, because a schedule starts jobs without a check and a receipt for each;"
-                " the user can create one with `hf jobs scheduled run`, and gpuwarden lists it as a billing resource"
+                "gpuwarden creates no schedules, because the jobs that they start would not be checked individually;"
+                " the user can create one with `hf jobs scheduled run`, and gpuwarden lists it among what is billed"
             )
         return schedule
 

@@ -144,7 +144,7 @@ def judge(found: Findings) -> None:
     if found.tree is None:
         return
     plugins = [p for _, p in LAYOUTS.usable()]
-    found.doubts += [f"a layout could not check any folder: {s.fault}" for s in LAYOUTS.broken()]
+    found.doubts += [f"a layout plug-in can't be used, so it checked no folder: {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
             try:

@@ -15,13 +15,13 @@ from gpuwarden.rules.facts import TeardownFacts
     fix=(do(Action.VERIFY), do(Action.PULL, "again if that fails")),
 )
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
-    """The copy was loaded and found complete since it last changed.
+    """The copy has been loaded and found complete since it last changed.
 
     Why: equal digests prove that the copy equals the file, but only loading the copy proves that the file is a
-    checkpoint. A file in a format that can't be read is a warning (copied, load not proven) if its copy has the same
-    digest as the machine's file. An image, a table or a log that is broken in the same way on the machine is also a
-    warning. A file that begins like a readable format is verified regardless of its name. A file that is only in an
-    artifact store is a warning, because it was not loaded here.
+    checkpoint. A file in a format that can't be read causes only a warning (copied, load not proven) if its copy has
+    the same digest as the machine's file. So does an image, a table or a log that is broken in the same way on the
+    machine, and a file that is only in an artifact store, because it was not loaded here. A file that begins like a
+    readable format is verified regardless of its name.
 
     Example:
         pull_artifacts(job_id="j1")

@@ -76,7 +76,7 @@ def build(settings: GrpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"prompt": turn("user", text), "answer": text[0]}
 
 

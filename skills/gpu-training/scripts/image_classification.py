@@ -116,7 +116,7 @@ def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"image": picture, "label": color}
 
 

@@ -96,7 +96,7 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"prompt": turn("user", text), "completion": turn("assistant", text[::-1]), "label": index % 2 == 0}
 
 

@@ -78,7 +78,7 @@ def build(settings: OrpoSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
 
 

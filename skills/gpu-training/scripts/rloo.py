@@ -81,7 +81,7 @@ def build(settings: RlooSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"prompt": turn("user", text), "answer": text[0]}
 
 

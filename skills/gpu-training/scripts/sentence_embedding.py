@@ -127,7 +127,7 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"anchor": text, "positive": text[::2]}
 
 

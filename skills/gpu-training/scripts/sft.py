@@ -64,9 +64,9 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
     """Return the trainer."""
     tokenizer = load_tokenizer(settings, data)
     if settings.loss_on == "assistant" and "messages" not in data.train.column_names:
-        raise Stop(Exit.CONFIG, "loss_on assistant needs messages", "leave --loss-on at default")
+        raise Stop(Exit.CONFIG, "loss_on assistant needs the column messages", "leave --loss-on at default")
     if settings.loss_on == "completion" and "completion" not in data.train.column_names:
-        raise Stop(Exit.CONFIG, "loss_on completion needs prompt and completion", "use --loss-on default")
+        raise Stop(Exit.CONFIG, "loss_on completion needs the columns prompt and completion", "use --loss-on default")
     check_lengths(settings, tokenizer, data)
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer
@@ -92,7 +92,7 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
 
 
 def example(index: int, text: str) -> dict[str, Any]:
-    """Return a row for a smoke run, which `read` reads."""
+    """Return a row for a smoke run, in the format that `read` expects."""
     return {"messages": turn("user", text) + turn("assistant", text[::-1])}
 
 

@@ -36,8 +36,8 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.WAY_UNSEEN: "its route to {target} could not be checked",
     NodeCode.PACKETS_LOST: "packets of {mtu} bytes to {target} are silently dropped, but packets of {passes} bytes "
     "arrive: large collectives would hang",
-    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, but the node's interface sends {mtu}; "
-    "routers report this, and TCP adapts",
+    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, but the node's interface sends up to "
+    "{mtu} bytes; routers report this, and TCP adapts",
     NodeCode.MTU_DIFFERS: "the interfaces have different packet sizes: {sizes}",
     NodeCode.MTU_UNSEEN: "the packet sizes that reach {target} could not be checked",
     NodeCode.CLOCK_OFF: "its clock differs from the clock on {head} by {seconds:+} s (± {unsure} s)",

@@ -83,7 +83,7 @@ class Keeper:
                 copied = await self._keep(job)
             except (WardenError, OSError) as error:  # OSError: for example, the local disk is full
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
-                self.trouble[job.id] = f"its outputs are not copied yet: {known.message}"
+                self.trouble[job.id] = f"its outputs have not been copied yet: {known.message}"
             else:
                 self.trouble.pop(job.id, None)
                 if job.state is Job.RUNNING:

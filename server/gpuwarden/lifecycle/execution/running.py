@@ -199,7 +199,7 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
 
 
 async def _end_in_store(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return the end of a job as reported in its artifact store; None if the store has no final report."""
+    """Return how a job ended according to its artifact store; None if the store has no final report."""
     if not job.spec.artifact_store:
         return None
     from gpuwarden.lifecycle.artifacts.store_contents import read_store, reported_end, unsettled

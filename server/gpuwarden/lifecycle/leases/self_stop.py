@@ -40,7 +40,7 @@ STATUS: Final = "status.json"
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""Hours for which a restarted machine is assumed to be billed until its outputs are pulled."""
+"""Assumed number of billed hours between the restart of a machine and the end of the pull."""
 
 
 def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:

@@ -63,7 +63,9 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """Jobs, open questions, billed machines and spending. `unknown` contains the reasons for failed checks."""
+    """Jobs, decisions that wait for the user, billed machines and spending. `unknown` contains the reasons for failed
+    checks.
+    """
 
     at: float
     running: tuple[JobLine, ...]

@@ -1,6 +1,6 @@
-"""Check several nodes before a job runs on them. All functions are pure, and return values instead of text.
+"""Check several nodes before a job runs on them. All functions are pure and return codes, not sentences.
 
-The answer to a check is yes, no or unknown: no if a problem was detected, and unknown if a fact could not be
+The result of a check is yes, no or unknown: no if a problem was detected, and unknown if a fact could not be
 determined. Unknown never counts as passed.
 """
 
