@@ -23,7 +23,7 @@ PROTECTS = (
     "checkpoints/test_savelib", "checkpoints/test_sealing", "interfaces/cli/test_approve",
     "interfaces/http/test_approving", "interfaces/mcp/test_mcp", "ledger/",
     "lifecycle/fan_out/test_l", "lifecycle/test_", "package/test_policy", "package/test_private",
-    "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_kept",
+    "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_artifact",
     "remote/test_sandbox",
 )  # fmt: skip
 """How the paths of the modules begin, below tests/, whose tests protect money or data: ledger, kills, gates, teardown,
