@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.package_usage import PackageUse, package_use
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.survey import idle_lines
 from gpuwarden.static_analysis.three_valued import same
-from gpuwarden.static_analysis.typed_settings import TypedSettings, settings_repos, typed_settings
+from gpuwarden.static_analysis.typed_settings import TypedSettings, pairs, settings_repos, typed_settings
 from gpuwarden.static_analysis.writes import (
     LIGHTNING,
     Write,
@@ -247,7 +247,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
     values |= typed.given
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
-    given |= flags([f"--{part.strip()}" for part in typed.text("extra").split(",") if "=" in part])
+    given |= flags([f"--{name}={value}" for name, value in pairs(typed.text("extra")).items()])
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
 
 

@@ -91,8 +91,13 @@ class TypedSettings:
     @property
     def renames(self) -> dict[str, str]:
         """Return the columns that `--columns old=new,old=new` renames."""
-        pairs = (part.partition("=") for part in self.text("columns").split(",") if "=" in part)
-        return {old.strip(): new.strip() for old, _, new in pairs}
+        return pairs(self.text("columns"))
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Parse `name=value,name=value`, the form of `--columns` and `--extra`. Parts without `=` are skipped."""
+    parts = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {name.strip(): value.strip() for name, _, value in parts}
 
 
 def typed_settings(program: Program) -> TypedSettings | None:

@@ -189,6 +189,7 @@ def test_every_filling_passes_the_submit_gate_on_both_kinds_of_platform(
         pytest.param(Wish("sft", CHAT, "rehearsal/many", {"dataset_config": "fr"}), "de, en", id="config"),
         pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"split": "test"}), "train", id="split"),
         pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"columns": "a=b"}), "prompt, completion", id="column"),
+        pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"columns": "prompt"}), "old=new", id="half a rename"),
         pytest.param(Wish("grpo", CHAT, "rehearsal/no-answers"), "file.py:function", id="no answers"),
         pytest.param(Wish("sft", "openai-community/gpt2", "trl-lib/Capybara"), "", id="no chat template"),
     ],

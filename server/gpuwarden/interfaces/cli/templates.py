@@ -212,11 +212,12 @@ async def convert(
     from gpuwarden.hub.client import HubClient, HubConfig
     from gpuwarden.interfaces.results.templates import converted_reply
     from gpuwarden.lifecycle.templates.convert import Conversion, convert, need_some, preview, write_rows
+    from gpuwarden.lifecycle.templates.fill import requested_renames
     from gpuwarden.lifecycle.templates.rows import hub_rows, rows_of
     from gpuwarden.static_analysis.shipped_trainers import trainer
 
     found, done = trainer(name), Conversion()
-    renames = dict(part.partition("=")[::2] for part in columns.split(",") if part)
+    renames = requested_renames(columns)
     if file is not None:
         refuse_to_overwrite(file)
     read = rows_of(Path(source))

@@ -28,6 +28,7 @@ from gpuwarden.static_analysis.ecosystem_tables import SYNONYMS
 from gpuwarden.static_analysis.row_layouts import Fit, fit, reads
 from gpuwarden.static_analysis.shipped_trainers import ALIASES, Trainer, trainer
 from gpuwarden.static_analysis.static_eval import flags
+from gpuwarden.static_analysis.typed_settings import pairs
 
 TOKEN: Final = "HF_TOKEN"  # noqa: S105  (the name of a variable)
 _PURPOSE: Final = {
@@ -218,10 +219,17 @@ def need_a_name(repo: Repo, kind: str, name: str) -> None:
         )
 
 
+def requested_renames(text: str) -> dict[str, str]:
+    """Parse the setting `columns`, `old=new,old=new`. Raises BadRequest if it has another form."""
+    renames = pairs(text)
+    if len(renames) < len([part for part in text.split(",") if part.strip()]) or not all((*renames, *renames.values())):
+        raise BadRequest(f"columns is {line(text, 60)!r}", "Write old=new,old=new, with each column once.")
+    return renames
+
+
 def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the columns after the requested renames. Raises BadRequest for a rename of a missing column."""
-    pairs = [part.partition("=") for part in filled.settings.get("columns", "").split(",") if part]
-    renames = {old.strip(): new.strip() for old, _, new in pairs}
+    renames = requested_renames(filled.settings.get("columns", ""))
     if absent := renames.keys() - columns.keys():
         raise BadRequest(f"columns renames {line(min(absent), 60)}, which does not exist", f"It has {listed(columns)}.")
     return {renames.get(name, name): kind for name, kind in columns.items()}
@@ -248,8 +256,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
     """Return the template with its renames and, if it needs a reward, with a reward that fits the columns."""
-    asked = [part for part in filled.settings.get("columns", "").split(",") if part]
-    pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
+    renames = requested_renames(filled.settings.get("columns", "")) | fits.renames
     settings = dict(filled.settings)
     if "reward" in filled.trainer.required and settings.get("reward", "answer") in {"answer", "boxed"}:
         now = _renamed(filled, columns)
@@ -260,9 +267,11 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
                     f"{source} has no column with reference answers",
                     "Set reward to file.py:function or to a reward model, or rename a column with columns=old=answer.",
                 )
-            pairs.append(f"{other}=answer")
+            renames[other] = "answer"
         settings.setdefault("reward", "answer")
-    return replace(filled, settings=settings | ({"columns": ",".join(pairs)} if pairs else {}))
+    if renames:
+        settings["columns"] = ",".join(f"{old}={new}" for old, new in renames.items())
+    return replace(filled, settings=settings)
 
 
 # ------------------------------------------------------------------------------------------------------ model, place
