@@ -238,6 +238,7 @@ def test_first_steps_are_bounded_by_earlier_runs_and_by_the_estimate(wording: Wo
     odd = remaining(998, own, [Pace(seconds=500.0, steps=10, elapsed_s=5_000)])
     assert odd is not None and odd.low < 998 * 9 < odd.high, "what contradicts the run itself is left out"
     assert remaining(10, None) is None and remaining(-1, own) is None
+    assert remaining(10, Pace(seconds=1.0, steps=0, elapsed_s=9)) is None
 
 
 def test_an_output_layer_that_is_stored_twice_is_held_once() -> None:

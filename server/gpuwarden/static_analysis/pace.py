@@ -48,7 +48,7 @@ def remaining(
 
     `prior` is the estimate's minimum and maximum seconds per step. It is ignored once the pace is settled.
     """
-    if left < 0 or (own is None and not earlier and prior is None):
+    if left < 0:
         return None
     if own is not None and own.steps > 0 and own.settled:
         return _of(left, own.seconds * _SPREAD[0], own.seconds * _SPREAD[1], "this run's pace")
@@ -60,6 +60,8 @@ def remaining(
         bounds.append((min(paces) * _EARLIER[0], max(paces) * _EARLIER[1], "earlier runs"))
     if prior is not None:
         bounds.append((*prior, "the estimate"))
+    if not bounds:
+        return None
     low, high, basis = bounds[0]
     for least, most, name in bounds[1:]:
         if max(low, least) < min(high, most):  # a range that contradicts a more recent observation is ignored

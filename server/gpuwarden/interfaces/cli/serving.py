@@ -93,7 +93,13 @@ def token() -> None:
     show_default=True,
     help="Permissions of the token; submit can also spend within your caps. No token can approve.",
 )
-@click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 366, min_open=True),
+    default=30,
+    show_default=True,
+    help="Number of days until the token expires.",
+)
 @click.option("--person", default="", metavar="NAME", help="User on whose behalf the token acts; default: you.")
 @JSON
 @runs_async
