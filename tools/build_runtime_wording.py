@@ -82,12 +82,12 @@ def harvest() -> dict[str, list[str]]:
     return {name: [text.lower() for text in texts if len(text) >= LEAST] for name, texts in found.items()}
 
 
-def covers(messages: dict[str, list[str]], fixed: list[str], choices: list[str]) -> bool:
+def covers(messages: dict[str, list[str]], whole: dict[str, str], fixed: list[str], choices: list[str]) -> bool:
     """Return whether one program prints all fixed parts of a signature, and each alternative is printed by some
-    program.
+    program. `whole` contains the messages of each program as one text.
     """
-    whole = {name: "\n".join(texts) for name, texts in messages.items()}
-    one = any(all(part in text for part in fixed) for texts in messages.values() for text in texts)
+    may = [texts for name, texts in messages.items() if all(part in whole[name] for part in fixed)]
+    one = any(all(part in text for part in fixed) for texts in may for text in texts)
     composed = any(all(_composed(part, whole[shell]) for part in fixed) for shell in SHELLS)
     return (one or composed) and all(any(choice in text for text in whole.values()) for choice in choices)
 
@@ -103,6 +103,7 @@ def _composed(part: str, messages: str) -> bool:
 def main() -> int:
     """Print the list."""
     messages = harvest()
+    whole = {name: "\n".join(texts) for name, texts in messages.items()}
     print(HEADER)
     for gotcha in shipped().gotchas.values():
         for pattern in gotcha.signatures:
@@ -110,7 +111,7 @@ def main() -> int:
             fixed = [_PREFIX.sub("", part.lstrip()).strip(" '\":,.()").lower() for part in fixed]
             fixed = [part for part in fixed if sum(map(str.isalpha, part)) >= 3]
             choices = [part.strip().lower() for part in choices if sum(map(str.isalpha, part)) >= 3]
-            if sum(map(str.isalpha, "".join(fixed))) >= LEAST and covers(messages, fixed, choices):
+            if sum(map(str.isalpha, "".join(fixed))) >= LEAST and covers(messages, whole, fixed, choices):
                 print(gotcha.id, pattern)
     return 0
 
