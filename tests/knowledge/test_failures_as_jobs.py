@@ -260,7 +260,7 @@ async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> 
 @pytest.mark.slow
 async def test_our_own_time_limit(jobs: Jobs) -> None:
     reply = await jobs.ended(script=script("import time\ntime.sleep(60)\n"), timeout_s=1)
-    told(reply, "UNI-073", "observed: its end: the time limit of 1 s was reached")
+    told(reply, "UNI-073", "observed: the job ended: the time limit of 1 s was reached")
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ async def test_job_and_supervisor_are_gone_without_a_word(jobs: Jobs) -> None:
     for pid in (status["pid"], status["child_pid"]):
         os.kill(pid, signal.SIGKILL)
     reply = await jobs.until(job_id)
-    told(reply, "UNI-003", "observed: its end: its process is gone", sure=False)
+    told(reply, "UNI-003", "observed: the job ended: its process is gone", sure=False)
 
 
 # ------------------------------------------------------------------------------------------------- only the metrics

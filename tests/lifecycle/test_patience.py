@@ -83,7 +83,7 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
         tasks.start_soon(limits.pass_when, lambda: len(account.asked) == 2 and len(limits.open) == 1)
         found = await list_instances(w)
     assert [r.platform for r in found.rows] == ["runpod"]
-    assert found.unknown == {"vastai": f"vastai did not respond completely within {timeouts.ASK_S:g} s"}
+    assert found.unknown == {"vastai": f"vastai did not send a complete response within {timeouts.ASK_S:g} s"}
     assert len(account.asked) == 2, "each page was in time"
 
 

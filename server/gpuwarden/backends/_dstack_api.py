@@ -118,12 +118,12 @@ class Run(ResponseModel):
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Return the run's tags."""
+        """Return the run's tags; empty if it has none."""
         return self.run_spec.configuration.tags or {}
 
     @property
     def attempt(self) -> int:
-        """Return gpuwarden's attempt number."""
+        """Return the attempt number in the run's tags, or 1 if there is no valid number."""
         text = self.tags.get(ATTEMPT, "1")
         return int(text) if re.fullmatch(r"[1-9]\d{0,5}", text) else 1
 
@@ -260,7 +260,7 @@ class DstackServer:
         return (await self._ask("/api/users/get_my_user", _User, {})).username
 
     async def run_named(self, project: str, name: str) -> Run | None:
-        """Return the run that currently has this name."""
+        """Return the run that currently has this name, or None."""
         return await self._one(project, {"run_name": name})
 
     async def run_with_id(self, project: str, ident: str) -> Run | None:
@@ -299,7 +299,9 @@ class DstackServer:
         )
 
     async def apply(self, project: str, spec: Mapping[str, Any]) -> Run:
-        """Start a run. dstack rejects an active run's name. If an ended run has the name, its record is deleted."""
+        """Start a run. dstack rejects the name of an active run, and deletes the record of an ended run with the same
+        name.
+        """
         body = {"plan": {"run_spec": dict(spec), "current_resource": None}, "force": False}
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
@@ -317,7 +319,7 @@ class DstackServer:
         return await self._ask(f"/api/project/{project}/gateways/list", tuple[Gateway, ...], {})
 
     async def logs(self, project: str, run: Run, submission: str, token: str | None) -> Logs:
-        """Return one page of a log."""
+        """Return the page of a submission's log that `token` identifies; None selects the first page."""
         body: dict[str, Any] = {"run_name": run.run_spec.run_name, "job_submission_id": submission, "limit": 1000}
         return await self._ask(
             f"/api/project/{project}/logs/poll", Logs, body | ({"next_token": token} if token else {})

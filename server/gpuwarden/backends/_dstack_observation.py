@@ -22,7 +22,9 @@ _REASONS: Final[dict[str, tuple[Job, Code]]] = {
     "terminated_by_user": (Job.CANCELED, Code.STOPPED),
     "aborted_by_user": (Job.CANCELED, Code.STOPPED),
 }
-"""The job's state and reason for each of dstack's termination reasons. Any other reason is a failure with a message."""
+"""The job's state and reason for each of dstack's termination reasons. For any other reason, the job has failed, and
+dstack's message explains why.
+"""
 _BILLS: Final = frozenset({"provisioning", "pulling", "running", "terminating"})
 """States of a submission in which its machine exists."""
 

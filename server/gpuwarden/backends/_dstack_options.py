@@ -42,7 +42,7 @@ class DstackOptions(Frozen):
 
 
 def read_options(options: object) -> DstackOptions:
-    """Return a job's options. Raises BadRequest with the problem and the list of options."""
+    """Return a job's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     if isinstance(options, dict) and "region" in options:  # the name of this option on other platforms
         options = {"regions": options["region"], **{k: v for k, v in options.items() if k != "region"}}
     try:
@@ -66,7 +66,7 @@ def project_of(platform: str) -> str:
     """Return the project in a platform's name. Raises BadRequest for a name that dstack does not allow."""
     project = platform.partition("/")[2]
     if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,49}", project) is None:
-        raise BadRequest(f"{line(platform, 80)} does not name a valid dstack project", "Write dstack/PROJECT.")
+        raise BadRequest(f"{line(platform, 80)} does not name a valid dstack project", "Specify dstack/PROJECT.")
     return project
 
 
@@ -109,7 +109,7 @@ def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: 
     given = spec.env | {"GPUWARDEN_JOB": token, "GPUWARDEN_ATTEMPT": str(attempt)}
     env = {key: value.replace("$", "$$") for key, value in given.items()}  # escaped for dstack's interpolation
     whole = machine_of(asked, name)
-    # dstack interpolates ${{ ... }} in a command. Splitting it into two strings, which the shell joins, prevents that.
+    # dstack would interpolate ${{ ... }} in a command, so `${{` is split into two strings, which the shell joins.
     words = " ".join(quote(word).replace("${{", "$''{{") for word in argv)
     whole["configuration"] |= {
         "commands": [f"exec {words}"],

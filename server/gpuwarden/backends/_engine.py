@@ -17,7 +17,7 @@ from gpuwarden.core.sanitize import line
 
 
 class EngineBackend(RunnerBackend):
-    """Runs verbs and transfers files through the backend `files`.
+    """Calls the runner and transfers files through the backend that `files` returns.
 
     Subclasses supply `files` and `listed`, and start, observe and stop jobs.
     """
@@ -35,7 +35,7 @@ class EngineBackend(RunnerBackend):
         return await self.files(place).handle_of(place, token)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job with a token if the engine lists the job or its run folder has a status."""
+        """Return the job with a token if the engine lists it, or if the job's run folder contains a status."""
         try:
             handle = await self.handle_of(place, token)
             listed, seen = await self.listed(handle), await self._look([handle])
@@ -46,11 +46,11 @@ class EngineBackend(RunnerBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one of the runner's verbs on the host that has the files."""
+        """Run one of the runner's verbs on the host that has the files, and return its lines."""
         return await self.files(place).ask_lines(place, verb, run_dir, request, silence_s=silence_s)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Upload a local file to a run folder."""
+        """Write `content` to a file in a run folder."""
         await self.files(handle.place).put_file(handle, name, content)
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -63,7 +63,7 @@ class EngineBackend(RunnerBackend):
 
 
 def found(handle: Handle, status: Mapping[str, Any], listed: bool) -> Answer[Handle | None]:
-    """Return the job with a token, according to the engine's list and the poll of its run folder."""
+    """Return the job's handle if the engine lists the job or `status`, the poll of the run folder, belongs to it."""
     if status.get("folder") == "unreadable":
         return Unknown(line(status.get("why")))
     ran = status.get("folder") == "present" and status.get("token") == handle.token

@@ -79,7 +79,7 @@ class HfJobsOptions(Frozen):
         if schedule is not None:
             raise ValueError(
                 "gpuwarden creates no schedules, because the jobs that they start would not be checked individually;"
-                " the user can create one with `hf jobs scheduled run`, and gpuwarden lists it among what is billed"
+                " the user can create one with `hf jobs scheduled run`, and gpuwarden then lists it as billed"
             )
         return schedule
 
@@ -87,7 +87,7 @@ class HfJobsOptions(Frozen):
     @classmethod
     def _theirs(cls, labels: dict[str, str]) -> dict[str, str]:
         if taken := sorted(k for k in labels if k == "name" or k.startswith(OURS)):
-            raise ValueError(f"{', '.join(taken)} is reserved: gpuwarden sets it")
+            raise ValueError(f"{', '.join(taken)}: reserved for gpuwarden")
         return labels
 
     @field_validator("volumes", mode="before")
@@ -112,7 +112,7 @@ class HfJobsOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> HfJobsOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     try:
         return HfJobsOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -125,7 +125,8 @@ def read_options(spec: JobSpec) -> HfJobsOptions:
 
 
 def settle(spec: JobSpec) -> JobSpec:
-    """Return a spec whose outputs on a mounted bucket are bucket paths, because only the bucket outlives the job.
+    """Return the spec, with outputs on a mounted bucket replaced by bucket paths, because only the bucket outlives the
+    job.
 
     Raises BadRequest for invalid options, and for an output with an incomplete bucket name.
     """

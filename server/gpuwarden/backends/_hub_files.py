@@ -58,7 +58,9 @@ class HubFiles:
         return found
 
     async def _in_bucket(self, hub: HubClient, kind: str, bucket: str, inner: str, *, digests: bool) -> list[Artifact]:
-        """Return a bucket's files. The Hub lists no sha256 for them, so each is downloaded once to compute it."""
+        """Return a bucket's files. The Hub lists no sha256 for them, so each file is downloaded once to compute its
+        digest.
+        """
         found = []
         for item in await jobs.paged(hub, f"/api/buckets/{bucket}/tree", {"recursive": "true"}, missing=()):
             name, size, xet = item.get("path"), item.get("size"), item.get("xetHash")
@@ -99,25 +101,25 @@ class HubOutputs:
             return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the same files with sha256 digests. The Hub reports the digests of LFS files; the digests of other
-        files are computed here.
+        """Return the files of the repos and buckets in `paths`, with sha256 digests. The Hub reports the digests of LFS
+        files; the digests of other files are computed on this machine.
         """
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=True)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file of a repo or bucket."""
+        """Stream one file of a repo or bucket, starting at `offset`."""
         async with self._hub() as hub:
             async for chunk in download(hub, artifact.path, offset):
                 yield chunk
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return a disclosure without other files or processes, because the container runs only this job."""
+        """Return an empty disclosure, because the container runs only this job."""
         return Disclosure()
 
 
 async def download(hub: HubClient, path: str, offset: int) -> AsyncIterator[bytes]:
-    """Stream one file of a repo or bucket."""
+    """Stream one file of a repo or bucket, starting at `offset`."""
     where = HUB_PATH.fullmatch(path)
     if where is None or not where[3]:
         raise NotFound(f"{path} is not a file on the Hub", "Only paths under /hub can be read after a job has ended.")

@@ -1,6 +1,7 @@
 """Call a cluster's API server with the official client, in the namespace of the context. All calls block.
 
-Replies are read as plain JSON. A list of an unexpected kind raises BadReply and is never treated as an empty list.
+Replies are read as plain JSON. If a list is of an unexpected kind, BadReply is raised; the list is never treated as
+empty.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class KubeApi:
         return self._list(self.batch.list_namespaced_job, "JobList", JOB)
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return the pods of these jobs."""
+        """Return the pods of all jobs with gpuwarden's label."""
         return self._list(self.core.list_namespaced_pod, "PodList", JOB)
 
     def job(self, name: str) -> dict[str, Any] | None:
@@ -159,7 +160,7 @@ class KubeApi:
         return queue.model_copy(update={"open": False if closed else True if active else None, "state": state})
 
     def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Create an object. Raises Conflict if its name is taken, BadRequest if the cluster refuses it."""
+        """Create an object. Raises Conflict if its name is taken, or BadRequest if the cluster refuses it."""
         kind = str(body["kind"])
         ways = {
             "Job": lambda: self.batch.create_namespaced_job,

@@ -36,7 +36,7 @@ END_OF_REQUEST
 
 
 def array_name(token: str) -> str:
-    """Return the name of an array's job."""
+    """Return the name of the Kubernetes Job of an array."""
     return f"{manifests.stem_of(token)}-array"
 
 
@@ -45,10 +45,10 @@ def check_array(tasks: Sequence[ArrayTask]) -> None:
     check_tasks(tasks, _asked)
     if len(tasks) > MOST_TASKS:
         raise BadRequest(
-            f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split the array up."
+            f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split the array."
         )
     if sum(len(json.dumps(dict(task.secrets))) for task in tasks) > MOST_SECRETS:
-        raise BadRequest("the secrets of an array are too large for a single Kubernetes secret", "Split the array up.")
+        raise BadRequest("the secrets of an array are too large for a single Kubernetes secret", "Split the array.")
 
 
 def _asked(task: ArrayTask) -> tuple[Manifest, int]:
@@ -69,7 +69,7 @@ def array_manifest(
     tasks: Sequence[ArrayTask], token: str, runner: str, handles: Sequence[Handle], claim: Mapping[str, Any],
     *, at_once: int,
 ) -> Manifest:  # fmt: skip
-    """Return the job of an array. `runner` is the name of the runner's file in each run folder."""
+    """Return the manifest of an array's Job. `runner` is the name of the runner's file in each run folder."""
     name, mount = array_name(token), handles[0].run_dir.rpartition("/")[0]
     pod = manifests.pod_spec(tasks[0].spec, claim, mount)
     container, order = pod["containers"][0], ""

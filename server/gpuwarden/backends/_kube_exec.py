@@ -1,4 +1,4 @@
-"""Run commands in a pod with the interface of `remote.ssh.link`, so that files and the runner work as on any machine.
+"""Run commands in a pod with the interface of `remote.ssh.link`, so that file access and the runner work as over SSH.
 
 Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never completely in
 memory.
@@ -38,7 +38,7 @@ Several are needed because pods on a lost node keep terminating until the node i
 
 
 class PodChannel:
-    """One command in a pod."""
+    """The connection to one command that runs in a pod."""
 
     def __init__(self, opened: Any) -> None:
         self._opened, self._socket = opened, opened.sock
@@ -47,7 +47,7 @@ class PodChannel:
         self._ended = self._over = False
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin."""
+        """Send at most `PIECE` bytes to stdin. Return the number of bytes sent."""
         if self._status is not None:
             raise BrokenPipeError("the command has ended")
         piece = bytes(data[:PIECE])
@@ -82,7 +82,7 @@ class PodChannel:
         return self._status is not None or self._over
 
     def code(self) -> int | None:
-        """Return the exit code."""
+        """Wait until the command ends, and return its exit code. Raises ConnectionError if the connection is lost."""
         while self._status is None:
             if self._over:
                 raise ConnectionError("the cluster closed the connection before the command ended")
@@ -132,7 +132,7 @@ class PodChannel:
             self._status = found if isinstance(found, dict) else {"message": "the status is not JSON"}
 
     def _told(self, send: Any) -> None:
-        """Raise ConnectionError for errors that indicate a lost WebSocket connection."""
+        """Call `send`. Raises ConnectionError if the WebSocket connection is lost."""
         from websocket import WebSocketException
 
         try:
@@ -148,12 +148,12 @@ def claim_key(claim: dict[str, Any]) -> HostKey:
 
 
 def claim_uid(pin: str | None) -> str:
-    """Return the uid of the claim that a key identifies, or "" without a key."""
+    """Return the uid of the claim that `pin` identifies, or "" if `pin` is empty."""
     return base64.b64decode(pin.partition(" ")[2]).decode() if pin else ""
 
 
 class PodConnection:
-    """A ready pod that gives access to a claim's files. The pod is created if necessary."""
+    """A connection to the pod that gives access to a claim's files. The pod is created if necessary."""
 
     def __init__(self, api: KubeApi, mount: str, pin: str | None) -> None:
         claim = api.claim(claim_uid(pin))
@@ -162,7 +162,7 @@ class PodConnection:
         self.alive = True
 
     def open_channel(self, command: bytes) -> PodChannel:
-        """Start a command line."""
+        """Run a command line in the pod's shell, and return its channel."""
         line, rest = command, b""
         if len(command) > MOST_IN_URL:  # dd reads exactly this many bytes of stdin
             line, rest = b'eval "$(dd bs=1 count=%d 2>/dev/null)"' % len(command), command

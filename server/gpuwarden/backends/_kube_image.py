@@ -26,7 +26,7 @@ _INSTALLERS: Final = frozenset({"pip", "setuptools", "wheel", "uv"})
 
 
 def image_readiness(image: str, needs: Needs) -> Readiness:
-    """Return requirements that an image certainly does not meet. Pods start scripts with `python3`, never with uv."""
+    """Return the requirements that the image is known not to meet. Pods start scripts with `python3`, not with uv."""
     where = f"in the image {image}"
     if _WITHOUT.fullmatch(image):
         return Readiness(where=where, uv=Uv.UNUSED, no_python=True)

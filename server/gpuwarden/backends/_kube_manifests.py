@@ -1,4 +1,4 @@
-"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod that accesses the claim.
+"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the file access pod.
 
 An object's name contains the token. Its annotations repeat the token and the run folder, because another tool may use
 the same name.
@@ -35,7 +35,7 @@ SAVE_S: Final = 60
 KEPT_S: Final = 7 * 86400
 """The number of seconds for which the cluster keeps an ended job."""
 FILES_S: Final = 4 * 3600
-"""Lifetime in seconds of the pod for file access; the pod is recreated when needed."""
+"""Lifetime in seconds of the file access pod; the pod is recreated when needed."""
 INTERRUPTED: Final = 143
 """The runner's exit code after an interruption."""
 
@@ -53,7 +53,7 @@ def stem_of(token: str) -> str:
 def job_manifest(
     spec: JobSpec, token: str, attempt: int, runner: str, run_dir: str, claim: Mapping[str, Any], *, secret: bool
 ) -> Manifest:
-    """Return the job of one attempt.
+    """Return the manifest of the Job for one attempt.
 
     The cluster restarts the pod after an interruption, as often as the job allows, but not if the job itself fails.
     """
@@ -76,7 +76,7 @@ def job_manifest(
 def whole_job(
     spec: JobSpec, name: str, labels: Mapping[str, str], notes: Mapping[str, str], pod: Manifest, more: Manifest
 ) -> Manifest:
-    """Return a job that runs this pod. `more` contains the job's restart settings."""
+    """Return the manifest of a Job that runs this pod. `more` contains the Job's restart settings."""
     queue = read_options(spec).queue
     return {
         "apiVersion": "batch/v1",
@@ -97,14 +97,14 @@ def whole_job(
 
 
 def policy(action: str) -> Manifest:
-    """Return the policy that restarts an interrupted pod and applies `action` if the job itself fails."""
+    """Return the pod failure policy: restart an interrupted pod, and apply `action` if the job itself fails."""
     ends = {"containerName": MAIN, "operator": "NotIn", "values": [0, INTERRUPTED]}
     taken = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return {"rules": [taken, {"action": action, "onExitCodes": ends}]}
 
 
 def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return a job's pod, without the command."""
+    """Return the pod specification of a job, without the command."""
     options = read_options(spec)
     labels = dict(pair.split("=", 1) for pair in options.node_selector)
     if spec.gpu and spec.gpu.lower() not in ANY_GPU:
@@ -175,7 +175,7 @@ def _resources(spec: JobSpec) -> Manifest:
 
 
 def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manifest:
-    """Return a job's secret. The cluster deletes the secret together with the job."""
+    """Return the manifest of a job's secret. The cluster deletes the secret together with the job."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     return {
         "apiVersion": "v1",
@@ -187,7 +187,7 @@ def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manife
 
 
 def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod for access to the claim's files. It requests few resources and exits by itself."""
+    """Return the manifest of the file access pod, which requests few resources and exits by itself."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -217,5 +217,5 @@ def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def files_name(claim: Mapping[str, Any]) -> str:
-    """Return the name of the pod for access to a claim's files."""
+    """Return the name of a claim's file access pod."""
     return f"gpuwarden-files-{hashlib.sha256(str(claim['metadata']['uid']).encode()).hexdigest()[:10]}"

@@ -1,4 +1,4 @@
-"""The options of a Kubernetes job, and its request to the cluster. Every option is a word or a list of words."""
+"""The options of a Kubernetes job, and its request to the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
 
 IMAGE: Final = "python:3.12-slim"
-"""The image of the pod that reads and writes files, unless the claim specifies another image."""
+"""The image of the file access pod, unless the claim specifies another image."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 ROOM_S: Final = 240
 """Seconds by which the pod's time limit exceeds the job's: the time to start and to save."""
@@ -48,7 +48,7 @@ class KubernetesOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> KubernetesOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     try:
         return KubernetesOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def read_options(spec: JobSpec) -> KubernetesOptions:
 
 
 def asked_of(spec: JobSpec, namespace: str) -> Asked:
-    """Return the request to the cluster. Its queue is the namespace, or a Kueue queue in that namespace."""
+    """Return the resources to request. The queue is the Kueue queue if one is set, otherwise the namespace."""
     options = read_options(spec)
     any_type = spec.gpu is None or spec.gpu.lower() in ANY_GPU
     return Asked(

@@ -38,7 +38,7 @@ class KubeRow(Row):
     uid: str = ""
     index: int | None = None
     pods: tuple[tuple[str, str], ...] = ()
-    """The names and uids of these pods."""
+    """The name and uid of each pod that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
 def rows_of(
     jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], handles: Iterable[Handle]
 ) -> dict[str, KubeRow]:
-    """Return a mapping from each token to the row of the handle's newest attempt."""
+    """Return the row of each handle's newest attempt, by token."""
     known = {(h.token, h.run_dir) for h in handles}
     owned: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
@@ -180,7 +180,7 @@ def _state_of_index(
         return _failure("", newest), ""
     state, why = _state(job, newest)
     if newest is None and state == "PENDING" and not part_of(job, "spec").get("suspend"):
-        why = "it waits for its turn in the array"
+        why = "it is waiting for its turn in the array"
     return state, why
 
 

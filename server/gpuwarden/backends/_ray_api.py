@@ -58,7 +58,7 @@ _TAKEN: Final = frozenset(
 
 
 def submission_id(stem: str, attempt: int, run_dir: str) -> str:
-    """Return the id of an attempt in a run folder. Ray rejects a second job with the same id."""
+    """Return the submission id of an attempt. Ray rejects a second job with the same id."""
     return f"{stem}-a{attempt}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
 
 
@@ -90,7 +90,7 @@ def is_here(host: str) -> bool:
 async def ask(place: Place, method: str, path: str, body: object = None) -> tuple[int, Any]:
     """Send one request. Return the status and the parsed JSON of the reply, or its text if it is not JSON.
 
-    Raises `Unreachable` if no complete reply arrives, `AuthFailed` if the cluster requires a token.
+    Raises `Unreachable` if no complete reply arrives, or `AuthFailed` if the cluster requires a token.
     """
     import httpx2
 
@@ -130,10 +130,10 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
 
 
 def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Row]:
-    """Return the last attempt of each of these jobs, by stem. `folders` contains their run folders.
+    """Return the last attempt of each job in `folders`, by stem. `folders` maps the stem of each job to its run folder.
 
     A job belongs to gpuwarden only if both its metadata and its id match the folder, because another user could copy
-    either. All other fields of other jobs are ignored, so an invalid field can't make gpuwarden's jobs unreadable.
+    one of them. All other fields of other jobs are ignored, so an invalid field can't make gpuwarden's jobs unreadable.
     """
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
@@ -217,7 +217,8 @@ def read_limits(
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
-    """Return a cluster's Python version, read from the path of Ray on each node; None if a path has no version.
+    """Return a cluster's Python version, read from the path of Ray on each node; None if the paths show no single
+    version.
 
     Ray's dashboard does not report the version, and Ray accepts only nodes with the same version.
     """

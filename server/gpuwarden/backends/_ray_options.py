@@ -1,4 +1,4 @@
-"""Convert a job for Ray, with its options, its runtime environment from the script's header, and its entrypoint."""
+"""Convert a job for Ray: its options, its entrypoint, and the runtime environment that the script's header defines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RayOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> RayOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     try:
         return RayOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -50,7 +50,7 @@ def read_options(spec: JobSpec) -> RayOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the resources to request from Ray."""
+    """Return the resources that a job requests from Ray."""
     options = read_options(spec)
     return Asked(
         cpus=int(-(-options.cpus // 1)) if options.cpus else None,

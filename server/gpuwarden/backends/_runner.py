@@ -40,7 +40,7 @@ SHORT = 1 << 20
 
 
 class RunnerBackend:
-    """Implements the verbs that need only a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`.
+    """Implements the methods that only call the runner. Subclasses supply `name`, `ask_lines` and `handle_of`.
 
     If an engine's machines share a file system with a reachable host, the engine's backend uses a subclass for the
     files on that host, and the engine starts the staged job: see `slurm`.
@@ -144,7 +144,7 @@ class RunnerBackend:
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Run the uploaded checker on the machine, and return its findings by output. The findings are not verified."""
+        """Run the checker on the machine, after uploading it if necessary. Return its unverified findings by output."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
         request |= {"structure": level is Level.STRUCTURE, **self.mapping(handle.place)}
@@ -159,22 +159,22 @@ class RunnerBackend:
         raise AssertionError("unreachable")
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Upload a local file to a run folder."""
+        """Write `content` to a file in a run folder."""
         raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return the processes and new files that do not belong to a declared job or output."""
+        """Return the unknown processes on the machine, and the new files there that are not declared outputs."""
         request = {**launch.marked(handle.place), **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Start self-stop on the machine of a launched job, with the settings of that launch. Idempotent."""
+        """Start the self-stop timer on the machine of a launched job, with the settings of that launch. Idempotent."""
         if handle.place.self_stop_order is not None:
             order = {"self_stop": handle.place.self_stop_order.order, "attempt": attempt}
             await self.ask(handle.place, "self_stop", handle.run_dir, order)
 
     async def hold(self, handle: Handle) -> None:
-        """Disable self-stop on the machine of a job permanently."""
+        """Permanently disable self-stop on a job's machine."""
         await self.ask(handle.place, "hold", handle.run_dir, {})
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -210,7 +210,7 @@ async def parsed(raw: bytes) -> list[dict[str, Any]]:
 
 def _parsed(raw: bytes) -> list[dict[str, Any]]:
     if raw.count(b"\n") > MAX_LINES:
-        raise BadReply(f"the runner's reply has more than {MAX_LINES:,} lines", "Declare narrower outputs.")
+        raise BadReply(f"the runner's reply has more than {MAX_LINES:,} lines", "Declare outputs with fewer files.")
     return [parse(line) for line in raw.splitlines() if line.strip()]
 
 

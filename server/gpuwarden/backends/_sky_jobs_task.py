@@ -66,7 +66,7 @@ def named(name: str) -> tuple[str, int]:
 
 
 def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
-    """Return the resources section of the task. It does not make SkyPilot restart a job whose command fails."""
+    """Return the resources section of the task. With it, SkyPilot does not restart a job whose command fails."""
     asked = Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,

@@ -1,4 +1,4 @@
-"""Read a cluster's limits from `scontrol show config`, `scontrol show partition`, `sinfo` and its accounting.
+"""Read a cluster's limits from `scontrol show config`, `scontrol show partition`, `sinfo` and Slurm's accounting.
 
 The output format of these commands has not changed for many versions. Missing values are treated as unknown.
 """
@@ -67,7 +67,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
 
 @dataclass(frozen=True)
 class _Policy:
-    """The limits for a job in Slurm's accounting. All are unknown for a cluster without accounting."""
+    """The accounting limits that apply to a job. On a cluster without accounting, all of them are unknown."""
 
     accounts: tuple[str, ...] | None = None
     qos: tuple[str, ...] | None = None
@@ -77,7 +77,7 @@ class _Policy:
     def explains(self, refusal: str, asked: Asked) -> bool:
         """Return whether the known accounts, QOS or limits explain Slurm's refusal.
 
-        The text of the refusal contains no numbers.
+        If they do, they are reported instead of the refusal, whose text contains no numbers.
         """
         return any(
             text in refusal and known
@@ -212,7 +212,7 @@ def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
 
 
 def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:
-    """Return the distinct values of one column, whose cells may be lists, or None without rows."""
+    """Return the distinct values of one column, whose cells may be lists, or None if `rows` is None."""
     if rows is None:
         return None
     values = (value for row in rows for value in row[column].split(","))

@@ -60,7 +60,7 @@ def unfinished(status: Mapping[str, Any]) -> bool:
 
 
 def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[str, Any]) -> Observation:
-    """Interpret a job that ended in Slurm. The runner's last status is used if it agrees with Slurm."""
+    """Return the observation of a job that has ended. The runner's last status is used if it agrees with Slurm."""
     state, code = _ENDS[row.state]
     update |= {"ended_at": row.ended_at, "started_at": row.started_at}
     said = str(status.get("state"))

@@ -57,7 +57,7 @@ class SlurmOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> SlurmOptions:
-    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
+    """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     try:
         return SlurmOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -69,7 +69,7 @@ def read_options(spec: JobSpec) -> SlurmOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the request to Slurm. Without `walltime_s`, its time limit is the job's time limit plus `ROOM_S`."""
+    """Return the resources to request. Without `walltime_s`, the walltime is the job's time limit plus `ROOM_S`."""
     options = read_options(spec)
     walltime = options.walltime_s or (spec.timeout_s + ROOM_S if spec.timeout_s else None)
     kind, count = _gpus(spec, options)
@@ -126,7 +126,7 @@ def array_request(spec: JobSpec, attempt: int) -> object:
 
 
 def own_arguments(spec: JobSpec, name: str, run_dir: str, *, array: bool = False) -> list[str]:
-    """Return the `sbatch` arguments for gpuwarden itself: the token, the files, the warning signal and the restarts."""
+    """Return the `sbatch` arguments that gpuwarden needs: job name, files, warning signal and restarts."""
     walltime = asked_of(spec).walltime_s
     warning = min(WARNING_S, walltime // 3) if walltime else WARNING_S
     log = run_dir.replace("%", "%%") + ("/engine.%a.log" if array else "/engine.log")

@@ -1,11 +1,11 @@
 """Read the limits of Slurm's accounting: `sacctmgr show qos` and `scontrol -o show assoc_mgr`.
 
-The controller's table lists the user's associations, those of their accounts up to the root, and the usage of each
-limit. It omits a user's limits under a QOS until the user has a job in that QOS, so these limits are read from the
+The controller's table lists the associations of the user and of the user's accounts up to the root, and the usage of
+each limit. It omits a user's limits under a QOS until the user has a job in that QOS, so these limits are read from the
 database.
 
-A QOS limit replaces the association limit of the same name, and the queue's QOS takes precedence over the job's. Group
-limits apply to every account above the user's.
+A QOS limit replaces the association limit of the same name, and the queue's QOS takes precedence over the job's. The
+group limits of every account above the user's also apply.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def ceilings(
 
 
 def _chain(table: Table, account: str, queue: str) -> list[Association]:
-    """Return the user's association with an account, or the default association, and the accounts above it."""
+    """Return the user's association with `account`, or the default one if `account` is empty, and those of the accounts
+    above.
+    """
     mine = [a for a in table.associations if a.user and (a.account == account if account else a.default)]
     own = next((a for a in mine if a.partition == queue), next((a for a in mine if not a.partition), None))
     if own is None:

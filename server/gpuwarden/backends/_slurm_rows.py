@@ -1,7 +1,8 @@
 """Parse Slurm's records of jobs: rows from `squeue --json` in every version since 21.08, and lines from `sacct`.
 
 In newer versions, a state is a list with flags, a number is an object that can be unset or infinite, and an exit code
-is an object instead of a wait status. A row that can't be parsed raises BadReply, because its job may not have ended.
+is an object instead of a wait status. If a row can't be parsed, BadReply is raised, because the job may still be
+running.
 """
 
 from __future__ import annotations

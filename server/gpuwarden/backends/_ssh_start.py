@@ -34,7 +34,9 @@ MAX_ANSWER: Final = 8 << 20
 
 @dataclass(frozen=True)
 class SshStart:
-    """Starts one job on one machine. `tools` is the local folder with uv, None if the policy forbids its upload."""
+    """Chooses the interpreter for one job. `tools` is the local folder with uv, or None if the policy forbids the
+    upload.
+    """
 
     ssh: Ssh
     host: HostInfo
@@ -56,10 +58,12 @@ class SshStart:
         return readiness(needs, answer, Uv.THERE if "uv" in self.host.tools else brought), arch
 
     async def interpreter(self, spec: JobSpec) -> Sequence[str]:
-        """Return the interpreter's argument list. The interpreter is uv for a header with requirements, otherwise the
-        machine's Python.
+        """Return the interpreter's argument list. For a header with requirements, the interpreter is uv if it is
+        installed, or if it may be uploaded and the machine's Python does not meet them. Otherwise, it is the machine's
+        Python.
 
-        Raises BadRequest if the machine lacks requirements of the header, and uv is neither installed nor allowed.
+        Raises BadRequest if the machine's Python does not meet the requirements, and uv is neither installed nor
+        allowed.
         """
         if spec.script is None:
             return ()

@@ -6,7 +6,7 @@ reply arrives and `BadReply` if the reply can't be parsed; neither changes the c
 Every backend guarantees the following, and `tests/kits/contract_backend.py` checks it for each:
 
 - `submit` starts a token's attempt once, no matter how often and from which machine it is called. The engine's own
-  record of the job contains the token, so that the next call finds a job whose reply was lost.
+  record of the job contains the token, so the next call finds the job even if the reply was lost.
 - `find` returns Known(None) only if the engine sent a complete reply that does not contain the job.
 - `poll` requests all jobs of a target in one list, not one by one.
 - If an engine is down, is too old or sends an unexpected reply, the result is Unknown, `Unreachable` or `BadReply`. An
@@ -65,10 +65,10 @@ class Backend(Protocol):
     takes_inputs: bool
     """Whether files can be copied to a job's working folder before the job starts."""
     seals: bool
-    """Whether gpuwarden's sealer runs alongside the jobs and gets `GPUWARDEN_SEAL_KEY`, which the jobs don't get."""
+    """Whether gpuwarden's sealer runs alongside each job. The sealer gets `GPUWARDEN_SEAL_KEY`; the job does not."""
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return the problems with a target. Called before a job is sent to the target."""
+        """Check a target before a job is sent there, and return the findings."""
         ...
 
     async def submit(
@@ -83,9 +83,9 @@ class Backend(Protocol):
     ) -> Handle:
         """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
-        `inputs` maps paths in the working folder to local files. These files are copied before the first start and not
-        changed after that. If a call is interrupted, the files that have arrived are kept, and the next call copies the
-        other files.
+        `inputs` maps paths in the working folder to local files. The files are copied before the first start and are
+        not changed later. If a call is interrupted, the files that have arrived are kept, and the next call copies the
+        rest.
         """
         ...
 
@@ -114,7 +114,7 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return the target's other contents: unknown processes, and new files that are not declared outputs."""
+        """Return the unknown processes on the target, and the new files there that are not declared outputs."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -140,10 +140,10 @@ class HandleSource:
 
 @runtime_checkable
 class Sealer(Backend, Protocol):
-    """A backend whose machine sends many small files as one stream, and hashes files while sending them."""
+    """A backend whose machines send many small files as one stream, and hash files while sending them."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream in the format of `remote.transfer.file_bundle`; unreadable files are omitted."""
+        """Stream the files in the format of `remote.transfer.file_bundle`; unreadable files are omitted."""
         ...
 
     async def pour(
@@ -155,12 +155,12 @@ class Sealer(Backend, Protocol):
 
 @runtime_checkable
 class Fetcher(Sealer, Protocol):
-    """A backend whose machine sends the manifest and, immediately after it, the small files, in one round trip."""
+    """A backend whose machines send the manifest and the small files in one round trip."""
 
     def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AbstractAsyncContextManager[tuple[Manifest, AsyncIterator[bytes]]]:
-        """Return the manifest without digests, and the bundle of its small files, named by their number in the
+        """Return the manifest without digests, and a bundle of its small files, each named by its number in the
         manifest.
 
         Leaving the context discards the unread part of the bundle.
@@ -175,9 +175,10 @@ class Examiner(Protocol):
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return the findings of `checkpoints.archive` for each output, reported by the machine and not verified.
+        """Return the findings of `checkpoints.archive` for each output. The machine reports them, and they are not
+        verified.
 
-        `against` and the outputs are paths on that machine.
+        `against` is the path of the checkpoint or model to compare with. All paths are paths on the machine.
         """
         ...
 
@@ -202,14 +203,14 @@ class Spooling(Protocol):
 
 @runtime_checkable
 class SelfStopping(Protocol):
-    """A backend whose machines can stop themselves if no client connects, as `Place.self_stop_order` specifies."""
+    """A backend whose machines stop themselves some time after a job's end, as `Place.self_stop_order` specifies."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
         """Start the self-stop timer on a restarted machine."""
         ...
 
     async def hold(self, handle: Handle) -> None:
-        """Disable self-stop on the machine permanently."""
+        """Permanently disable self-stop on the machine."""
         ...
 
 
@@ -227,11 +228,11 @@ class Confining(Backend, Protocol):
     """A backend whose jobs run on this machine, in a sandbox."""
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy for local jobs, and the folders to hide from every job. The policy is read at each start."""
+        """Set the policy for local jobs and the folders to hide from them. The policy is read whenever a job starts."""
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it can't be started.
+        """Raise `NoSandbox` if no sandbox works but the policy requires one, or BadRequest if the job can't be started.
 
         `rehearsed` is true if the job's absolute paths are paths on a machine in a rehearsal.
         """
@@ -240,7 +241,7 @@ class Confining(Backend, Protocol):
 
 @runtime_checkable
 class Startable(Backend, Protocol):
-    """A backend that can check a target before a job starts there."""
+    """A backend that can check whether a target meets a job's requirements."""
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
         """Return the job's requirements that the target does not meet.
@@ -257,7 +258,7 @@ class Supplying(Backend, Protocol):
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
         """Set the policy for machines, and the local folder for downloaded programs.
 
-        The policy is read at each start.
+        The policy is read whenever a job starts.
         """
         ...
 
@@ -302,8 +303,8 @@ class Arrayed(Bounded, Protocol):
         omit tasks from the first call, but must not add any. After `Unreachable` or `BadReply`, the array may have been
         sent.
 
-        Raises BadRequest, before anything is sent, if there are no tasks, if two tasks have the same token, if their
-        requests to the engine differ, or if there are more tasks than the engine allows.
+        Raises BadRequest, before anything is sent, if there are no tasks, if two tasks have the same token, if the
+        tasks' requests to the engine differ, or if there are more tasks than the engine allows.
         """
         ...
 
@@ -352,7 +353,7 @@ class SealingSource(HandleSource):
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """Return newly computed digests from the machine for the files that have not changed since the manifest."""
+        """Return new digests from the machine for the files that have not changed since the manifest was made."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)

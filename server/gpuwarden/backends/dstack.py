@@ -44,11 +44,11 @@ MOST_PAGES: Final = 1_000
 """Maximum number of pages of a log that one call reads, in case a server always announces another page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
-"""A job with a grace period shorter than this is aborted, without dstack's own grace period."""
+"""If a job's grace period in seconds is shorter than this, its run is aborted without dstack's own grace period."""
 
 
 def create(clock: Clock) -> DstackBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return DstackBackend(clock)
 
 
@@ -71,7 +71,7 @@ class DstackBackend(HubOutputs):
         return self._servers[0]
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec unchanged. Raises BadRequest for an option that dstack does not have."""
+        """Return the spec unchanged. Raises BadRequest for an option that dstack does not support."""
         read_options(spec.options)
         if any("\0" in text for text in (*spec.command, *spec.args)):
             raise BadRequest("an argument contains a NUL character", "Remove it; command lines can't contain NUL.")
@@ -101,7 +101,7 @@ class DstackBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the run, or adopt the run with the token's name. Values of secrets are never sent."""
+        """Start the run, or adopt the run with the token's name. The values of secrets are never sent."""
         if inputs:
             raise NotSupported("a dstack run can't receive input files", "Put them into a dataset on the Hub.")
         project = project_of(place.platform)
@@ -109,7 +109,8 @@ class DstackBackend(HubOutputs):
         if found is None or found.attempt < attempt:
             if found is not None and not found.ended:
                 raise Conflict(
-                    f"attempt {found.attempt} of the run {run_name(token)} has not ended", "Try again once it ends."
+                    f"attempt {found.attempt} of the run {run_name(token)} has not ended",
+                    "Try again after it has ended.",
                 )
             argv = [*spec.command, *spec.args] if spec.command else script_command(spec)
             found = await self._start(project, run_spec(spec, argv, place, token, attempt), token, attempt)
@@ -134,7 +135,7 @@ class DstackBackend(HubOutputs):
         run = await self._server().run_named(project, name)
         if run is not None and run.tags.get(JOB) != name:
             raise Conflict(
-                f"the project {project} has a run {name} of {line(run.user, 60)} that gpuwarden did not start",
+                f"the project {project} has a run {name}, which {line(run.user, 60)} started without gpuwarden",
                 "Nothing was started, and that run is unchanged. Submit the job again.",
             )
         return run
@@ -154,7 +155,8 @@ class DstackBackend(HubOutputs):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all runs of a project with one list of active runs; runs missing from it are requested one by one.
+        """Observe all runs of a project with one list of active runs; runs that are not in the list are requested one
+        by one.
 
         A run that can't be read is omitted.
         """

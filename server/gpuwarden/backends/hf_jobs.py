@@ -55,7 +55,7 @@ _STATES = {
 
 
 def create(clock: Clock) -> HfJobsBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return HfJobsBackend(clock)
 
 
@@ -71,7 +71,10 @@ class HfJobsBackend(HubOutputs):
         return settle(spec)
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return the maximum number of runs on the Hub. It is unknown whether each run gets the full time limit."""
+        """Return the maximum number of times that the Hub runs the command.
+
+        It is unknown whether each run gets the full time limit.
+        """
         return read_options(spec).attempts
 
     async def check(self, place: Place) -> list[Finding]:

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def create(clock: Clock) -> KubernetesBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return KubernetesBackend(clock)
 
 
@@ -77,7 +77,9 @@ class _ClaimFiles(SshBackend):
         self._api = api
 
     async def reach(self, place: Place) -> Ssh:
-        """Return the connection to the pod for files; the pod is created when it is first needed."""
+        """Return a client that reaches the files through the file access pod. The pod is created when it is first
+        needed.
+        """
         api, mount = self._api(place.host or ""), place.run_root
         namespace = await to_thread.run_sync(lambda: api.namespace)
         endpoint = Endpoint(place.host or "", place.host or "", 443, namespace)
@@ -98,7 +100,7 @@ class KubernetesBackend(EngineBackend):
         """Return the client of a context. Raises BadRequest if no context is named."""
         if not context:
             raise BadRequest(
-                "no cluster is named", "Write kubernetes/CONTEXT; `kubectl config get-contexts` lists the contexts."
+                "no cluster is named", "Specify kubernetes/CONTEXT; `kubectl config get-contexts` lists the contexts."
             )
         return self._apis.setdefault(context, KubeApi(context))
 
@@ -123,7 +125,7 @@ class KubernetesBackend(EngineBackend):
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Check that the user has the required rights in the namespace, and that every node can mount its claim for run
+        """Check that the user has the required rights in the namespace, and that every node can mount the claim for run
         folders.
         """
         try:
@@ -140,18 +142,18 @@ class KubernetesBackend(EngineBackend):
         if SHARED in modes:
             pinned = place.model_copy(update={"host_key": claim_key(claim).line})
             found = [f for f in await self._files.check(pinned) if not f.rule.startswith("PF-GPU")]
-            # the PF-HOST findings are about the pod for files, but the job gets its own pod
+            # the PF-HOST findings are about the file access pod, but the job gets its own pod
             return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]
         name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
         said = (
-            f"the claim {name} is {given or 'without an access mode'}: a job's pod and the pod for its files may be on"
-            " different nodes, and only one of them could mount it"
+            f"the claim {name} is {given or 'without an access mode'}: a job's pod and the file access pod may be on"
+            " different nodes, and only one of them could mount the claim"
         )
         return [_unusable(said, f"Choose a claim with the access mode {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Let the cluster check this job in a dry run. The nodes are not read, because gpuwarden does not require the
-        right to list them.
+        """Return the cluster's limits, and the result of a dry run of this job. The nodes are not read, because
+        gpuwarden does not require the right to list them.
         """
 
         def ask(api: KubeApi) -> EngineLimits:
@@ -190,7 +192,7 @@ class KubernetesBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Create the attempt's job, or adopt an existing job with its name or the array task with its token."""
+        """Create the attempt's job, or adopt the job or array task that exists for this token and attempt."""
         handle = await self.handle_of(place, token)
         rows, ran = await self._started([handle], {token: attempt})
         if ran or (token in rows and rows[token].index is not None):
@@ -249,7 +251,7 @@ class KubernetesBackend(EngineBackend):
         return {token: row for token, row in rows.items() if row.attempt >= attempts[token]}, ran
 
     async def _prepare_all(self, tasks: Sequence[ArrayTask], place: Place) -> list[tuple[Handle, str]]:
-        """Prepare many run folders, `AT_ONCE` concurrently. Raises the first error."""
+        """Prepare the tasks' run folders, at most `AT_ONCE` at a time. Raises the first error."""
         ready: dict[str, tuple[Handle, str]] = {}
         trouble: list[WardenError] = []
         limit = anyio.CapacityLimiter(AT_ONCE)
@@ -272,7 +274,7 @@ class KubernetesBackend(EngineBackend):
     async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
         """Write a job's files to its run folder. Return its handle, and the name of the runner's file there."""
         handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
-        # The environment and the interpreters of the pod for files differ from those of the job's image.
+        # The environment and the interpreters of the file access pod differ from those of the job's image.
         env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
         words = ready.spec["argv"]
         argv = words if task.spec.script is None else ["python3", *words[-1 - len(task.spec.args) :]]
@@ -310,8 +312,8 @@ class KubernetesBackend(EngineBackend):
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Delete the job; its pods get their grace period. Returns STOPPED only if the deletion is confirmed.
 
-        For a task of an array, only its own pods are deleted. A waiting task is marked, so that its pod exits when it
-        starts.
+        For a task of an array, only its own pods are deleted. A waiting task is marked as canceled, so that its pod
+        exits as soon as it starts.
         """
         row = await self._row(handle)
         if row is None or row.over:
@@ -361,7 +363,7 @@ class KubernetesBackend(EngineBackend):
     # ------------------------------------------------------------------------------------------------- API server
 
     async def _there(self, place: Place, work: Callable[[KubeApi], T]) -> T:
-        """Call the API server in a worker thread."""
+        """Run `work` with the cluster's client in a worker thread, and return the result."""
         api = self.api(place.host or "")
         return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True)
 

@@ -52,7 +52,7 @@ _PASSED = frozenset(_NEEDED.split())
 
 
 def create(clock: Clock) -> LocalBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return LocalBackend(clock)
 
 
@@ -67,7 +67,7 @@ class LocalBackend(MachineBackend):
         self._hidden: tuple[str, ...] = ()
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy for local jobs, and the folders to hide from every job. The policy is read at each start."""
+        """Set the policy for local jobs and the folders to hide from them. The policy is read whenever a job starts."""
         self._policy, self._hidden = policy, tuple(str(path.absolute()) for path in hidden)
 
     @property
@@ -76,7 +76,7 @@ class LocalBackend(MachineBackend):
         return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` if the job would run without a sandbox, or BadRequest if it can't be started here."""
+        """Raise `NoSandbox` if no sandbox works but the policy requires one, or BadRequest if the job can't start."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
@@ -178,8 +178,8 @@ class LocalBackend(MachineBackend):
         }
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping, limited to paths that a sandboxed job may write to, because an output may be a symbolic
-        link.
+        """Return the path mapping, limited to paths that a sandboxed job may write to, because an output may be a
+        symbolic link.
         """
         if place.root or detect().kind is Kind.NONE:
             return place.mapping
@@ -196,7 +196,7 @@ class LocalBackend(MachineBackend):
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Copy a local file to a run folder."""
+        """Write `content` to a file in a run folder."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {name: content})
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -218,7 +218,7 @@ class LocalBackend(MachineBackend):
     ) -> list[dict[str, Any]]:
         """Run one verb and return its lines.
 
-        A job is started with the runner file in its run folder, because that file never changes.
+        The verb `start` uses the runner file in the job's run folder, because that file never changes.
         """
         runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
         async with await _open(place, verb, run_dir, runner) as process:
@@ -230,7 +230,8 @@ class LocalBackend(MachineBackend):
                     size += len(block)
                     if size > MAX_REPLY:
                         raise BadReply(
-                            f"the runner's reply is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs."
+                            f"the runner's reply is longer than {MAX_REPLY:,} bytes",
+                            "Declare outputs with fewer files.",
                         )
             except BaseException:
                 _kill(process)
@@ -245,7 +246,7 @@ HOW_TO_ALLOW: Hint = (
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
-    """Raise BadRequest for an output path outside the folders that a sandboxed job can write to permanently."""
+    """Raise BadRequest for an output path outside the folders in which the files of a sandboxed job are kept."""
     for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
@@ -383,8 +384,8 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 def _kill(process: Process) -> None:
     """Kill the process of a verb whose reply is no longer needed.
 
-    The kill uses the pid, because `Process.kill` would reap a process that has just ended, and asyncio's watcher would
-    then warn.
+    The signal is sent to the pid, because `Process.kill` would reap a process that has just ended, and asyncio's child
+    watcher would then log a warning.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -392,7 +393,7 @@ def _kill(process: Process) -> None:
 
 
 async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-    """Return a verb's raw output."""
+    """Stream a verb's raw output."""
     async with await _open(handle.place, verb, handle.run_dir) as process:
         assert process.stdout and process.stderr
         try:

@@ -1,7 +1,7 @@
 """Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
 The run folder is on a path that this machine and every node share. The runner is the job's entrypoint. It works on the
-node as on any other machine, and its files are read on this machine. With `artifact_store`, it also uploads the
+node as on any other machine, and the job's files are read on this machine. With `artifact_store`, it also uploads the
 outputs. One request for Ray's job list returns the state of all jobs. A node's process id means nothing on this
 machine, so the runner's status describes the command, and Ray determines whether the job can still run.
 
@@ -52,7 +52,7 @@ STOP_LOOK_S: Final = 0.3
 
 
 def create(clock: Clock) -> RayBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return RayBackend(clock)
 
 
@@ -62,13 +62,13 @@ class _SharedFolder(LocalBackend):
     name = "ray"
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the interpreter to use on a node; Ray's runtime environment provides the dependencies in the script
-        header.
+        """Return the interpreter to use on a node. Ray's runtime environment provides the dependencies that the script
+        header declares.
         """
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping without the limits of the sandbox."""
+        """Return the path mapping without the limits of the sandbox."""
         return place.mapping
 
 
@@ -113,7 +113,7 @@ class RayBackend(EngineBackend):
             )
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec unchanged. Raises BadRequest for an option that Ray does not have."""
+        """Return the spec unchanged. Raises BadRequest for an option that Ray does not support."""
         options.read_options(spec)
         return spec
 
@@ -126,14 +126,14 @@ class RayBackend(EngineBackend):
         return await self._files.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Request the cluster's version and nodes."""
+        """Return the cluster's limits, according to its version, its nodes and its autoscaler."""
         version = await ask(place, "GET", "/api/version")
         nodes = await ask(place, "GET", "/api/v0/nodes?detail=true")
         cluster = await ask(place, "GET", "/api/cluster_status")
         return read_limits(version, nodes, cluster, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return requirements that the cluster definitely does not meet: the Python version in a script header, or
+        """Return the requirements that the cluster definitely does not meet: the Python version in a script header, or
         files on the shared path.
 
         Ray installs the packages in a script header into an environment that it creates with its own Python. The Python
@@ -252,7 +252,7 @@ class RayBackend(EngineBackend):
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
-    """Return whether Ray has this attempt or a later attempt, so that a repeated call must not start it."""
+    """Return whether Ray has this attempt or a later one. If so, a repeated call must not start the attempt again."""
     return stem in rows and rows[stem].attempt >= attempt
 
 
@@ -265,7 +265,7 @@ def _order_stop(handle: Handle, grace_s: float) -> None:
 
 
 def _forget_secrets(handle: Handle, attempt: int | None = None) -> None:
-    """Remove secrets that no entrypoint has read, for one attempt or for all attempts."""
+    """Remove the secrets files that no entrypoint has read, for one attempt or for all attempts."""
     for path in Path(handle.run_dir).glob(options.secrets_name(attempt)):
         with suppress(OSError):  # the path may be a folder, because the job can write to its run folder
             path.unlink()

@@ -1,8 +1,8 @@
 """Run jobs in the queue of a cluster that was launched with SkyPilot, through the provider `sky`.
 
-Files are copied over SSH, with the alias that SkyPilot's client writes to the SSH configuration. The job is put into
-SkyPilot's queue so that SkyPilot treats the cluster as busy; the job's command is gpuwarden's runner. A job's name in
-the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
+Files are copied over SSH, through the host alias that SkyPilot's client adds to the SSH configuration. The job is put
+into SkyPilot's queue so that SkyPilot treats the cluster as busy; the job's command is gpuwarden's runner. A job's name
+in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
 
 SkyPilot determines the state of a job; the runner's status describes the result of the command. The cluster is still
 billed after the job ends.
@@ -56,7 +56,7 @@ _NAME = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 
 
 def create(clock: Clock) -> SkyBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return SkyBackend(clock)
 
 
@@ -90,7 +90,7 @@ class SkyBackend(SshBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Add the attempt to the cluster's queue, or adopt the job with its name.
+        """Add the attempt to the cluster's queue, or adopt the job that already has the attempt's name.
 
         Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
         """

@@ -6,8 +6,8 @@ outputs must be uploaded to an artifact store while the job runs. The job's comm
 uploads the outputs. Once all outputs are in the store, the command exits and the machine is terminated.
 
 A job's name in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
-On a new machine, the command starts in an empty folder: it resumes only if its script loads a checkpoint from
-elsewhere.
+On a new machine, the command starts in an empty folder, so the training resumes only if the script loads a checkpoint
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _AWAY: Final = "the machine of a managed job can't be reached from this machine"
 
 
 def create(clock: Clock) -> SkyJobsBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return SkyJobsBackend(clock)
 
 
@@ -81,14 +81,14 @@ class SkyJobsBackend:
         self._sky = sky or SkyClient()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec without the `managed` option. Raises BadRequest for options that SkyPilot does not have."""
+        """Return the spec without the `managed` option. Raises BadRequest for unknown options."""
         read_options(spec.options)
         return spec.model_copy(update={"options": {k: v for k, v in spec.options.items() if k != "managed"}})
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return the maximum number of times that the command may start, without restarts after interruptions.
+        """Return the maximum number of times that the command may start, not counting restarts after interruptions.
 
-        The controller itself has no limit; gpuwarden cancels a job that was started more often.
+        The controller itself has no limit; gpuwarden cancels a job that has started more often.
         """
         return 1 if spec.interruptible else 1 + spec.max_restarts
 
@@ -201,7 +201,7 @@ class SkyJobsBackend:
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Raise Unreachable, because the job's files are available only in its artifact store."""
-        raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has terminated.")
+        raise Unreachable(_AWAY, "Pull the outputs from the job's artifact store once the machine has been terminated.")
 
     manifest = list_files
 
@@ -232,7 +232,7 @@ def newest(queue: ManagedQueue, stem: str) -> ManagedJob | None:
 
 
 def _observed(queue: ManagedQueue, stem: str) -> Observation:
-    """Return the observation of a job that is queued or being submitted, or that was rejected."""
+    """Return the observation of a job that SkyPilot lists, is submitting, or has rejected."""
     job = newest(queue, stem)
     sent = [number for name in queue.sent for number in _of(stem, name)]
     if sent and (job is None or max(sent) > named(job.name)[1]):
@@ -289,7 +289,9 @@ def observation(job: ManagedJob) -> Observation:
 
 
 def _bills(job: ManagedJob) -> bool | None:
-    """Return whether the job's machine is billed; None if the controller has not confirmed its termination."""
+    """Return whether the job's machine is billed; None if unknown, for example while the machine starts or
+    terminates.
+    """
     if job.status in {"PENDING", "SUBMITTED"} and not job.recoveries:
         return False
     if job.over:

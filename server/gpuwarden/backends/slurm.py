@@ -1,10 +1,10 @@
 """Run jobs as Slurm batch jobs, on a cluster that is reached over SSH or whose login node is this machine.
 
 The run folder is on a file system that the login node and the compute nodes share. The batch script starts the runner,
-which works in an allocation as on any other machine. Its files are read on the login node. The state of a job comes
-from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The process id
-of a command on another node can't be checked here, so the state of the command is read from the runner's status, and
-Slurm determines whether the job can still run.
+which works in an allocation as on any other machine. The job's files are read on the login node. The state of a job
+comes from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The
+process id of a command can't be checked from another node, so the state of the command is read from the runner's
+status, and Slurm determines whether the job can still run.
 
 A job's name in Slurm contains the token and the attempt. Jobs are found by that name, never by Slurm's number. The
 tasks of a job array share one name, so each task's run folder names the array, and the array's folder contains the list
@@ -57,7 +57,7 @@ _LOADER: Final = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1]
 
 
 def create(clock: Clock) -> SlurmBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return SlurmBackend(clock)
 
 
@@ -67,7 +67,7 @@ class _LoginNode(LocalBackend):
     name = "slurm"
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping without the limits of the sandbox."""
+        """Return the path mapping without the limits of the sandbox."""
         return place.mapping
 
 
@@ -97,7 +97,7 @@ class SlurmBackend(EngineBackend):
         return self._far if place.host else self._here
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy, which can allow jobs without a sandbox on the machine with gpuwarden's own files."""
+        """Set the policy, which can allow unsandboxed jobs on the machine that stores gpuwarden's own files."""
         self._policy = policy
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
@@ -108,7 +108,7 @@ class SlurmBackend(EngineBackend):
         """
         if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
-                "jobs in this machine's own Slurm run without a sandbox and can write to the home folder, including"
+                "jobs of this machine's own Slurm run without a sandbox and can write to the home folder, including"
                 " gpuwarden's files",
                 (
                     "Run gpuwarden on another machine and specify the cluster as slurm/HOST.",
@@ -136,18 +136,17 @@ class SlurmBackend(EngineBackend):
         return await self._here.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Request the cluster's limits, and let Slurm check this job."""
+        """Return the cluster's limits, and the result of Slurm's own check of this job."""
         found = await self._ask(place, "limits", args=options.arguments(spec))
         return read_limits(found, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the login node does not meet. Its Python or uv starts the scripts on the nodes.
-
-        A missing command may still exist on the compute nodes, through modules or local disks.
+        """Return the requirements that the login node does not meet. The compute nodes start scripts with its Python or
+        uv. A missing command may still exist on the compute nodes, through modules or local disks.
         """
         wanted = replace(needs, gpu=False)  # `limits` checks the GPUs of the partitions
         found = await self.files(place).readiness(place, wanted) if wanted.any else Readiness()
-        network = found.network or not place.host  # its jobs do not run in this machine's sandbox
+        network = found.network or not place.host  # Slurm's jobs do not run in this machine's sandbox
         return replace(found, where="on the login node", network=network)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -162,7 +161,7 @@ class SlurmBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt an existing job with its name. Secrets are passed in `sbatch`'s environment."""
+        """Submit the attempt, or adopt the job with its name. Secrets are passed in `sbatch`'s environment."""
         near = self.files(place)
         handle, ready = await near.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}

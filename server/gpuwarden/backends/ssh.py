@@ -62,7 +62,7 @@ runner.main(sys.argv[1:])
 
 
 def create(clock: Clock) -> SshBackend:
-    """Return the backend."""
+    """Return a new backend for the registry."""
     return SshBackend(clock)
 
 
@@ -147,7 +147,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- start
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
-        """Set the policy that can allow uploading uv to machines, and the local folder that contains uv."""
+        """Set the policy that decides whether uv may be uploaded to machines, and the local folder that contains uv."""
         self._policy, self._tools = policy, tools
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
@@ -171,7 +171,7 @@ class SshBackend(MachineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt it if this token and attempt were started before. The handle has the host key."""
+        """Start the job, or adopt it if this attempt was started before. The handle contains the host key."""
         handle, ready = await self.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
         reply = await self.ask(handle.place, "start", handle.run_dir, order)
@@ -215,7 +215,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- files
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Upload a local file to a run folder."""
+        """Write `content` to a file in a run folder."""
         await put((await self._at(handle.place)).ssh, f"{handle.run_dir}/{name}", content)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -269,9 +269,9 @@ class SshBackend(MachineBackend):
         raise _no_runner()
 
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
-        """Call `take` with one file's bytes, starting at `offset`.
+        """Pass one file's bytes to `take`, starting at `offset`.
 
-        The machine hashes a whole file while sending it, unless the file's digest was recorded when it was saved.
+        If the whole file is sent and the manifest has no digest for it, the machine hashes the file while sending it.
         """
         request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
@@ -317,7 +317,7 @@ class SshBackend(MachineBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """Poll through the runner process that is kept running for polls; start this process if necessary."""
+        """Poll through a runner process that stays alive between polls. The process is started if necessary."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -420,7 +420,9 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
                 return
             out += chunk
             if len(out) > MAX_REPLY:
-                raise BadReply(f"the runner's reply is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
+                raise BadReply(
+                    f"the runner's reply is longer than {MAX_REPLY:,} bytes", "Declare outputs with fewer files."
+                )
     except TimeoutError as error:
         raise Unreachable(
             f"the runner sent nothing for {silence_s:.0f} s", "Try again; the request may have been carried out."

@@ -1,4 +1,4 @@
-"""Compare the plan of a fan-out with its queues and copies: find each cell's state and the cells that can be launched.
+"""Compare a fan-out's plan with its queues and their copies, to find each cell's state and the cells to launch.
 
 All functions in this module are pure.
 """
@@ -27,7 +27,7 @@ class CellState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The result for one cell in the copy of a queue."""
+    """The outcome of one cell, according to the copy of its queue's outputs."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class QueueSeen:
-    """One launched queue. `ended`: its job has ended. `collected`: its copy was examined after the job had ended."""
+    """One launched queue. `ended`: its job has ended. `collected`: its outputs have since been copied and examined."""
 
     job: str
     cells: tuple[int, ...]
@@ -47,7 +47,7 @@ class QueueSeen:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One cell's folder in the copy of a queue. `config` is the digest recorded in the folder."""
+    """One cell's folder in the copy of a queue. `config` is the configuration digest that the folder contains."""
 
     job: str
     index: int
@@ -57,11 +57,11 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The plan compared with the queues and their copies.
+    """The result of comparing a plan with its queues and their copies.
 
-    `states` has every cell of the plan. `duplicates` are cells that completed more than once. `strangers` are the
-    folders (job and index) of cells that are not in their queue or that have another configuration. `launchable` are
-    the cells that a machine may run now.
+    `states` and `tries` contain every cell of the plan. `duplicates` are cells that completed more than once.
+    `strangers` are folders (job and index) whose cell is not in that job's queue or has another configuration.
+    `launchable` are the cells that a machine may run now.
     """
 
     states: dict[int, CellState]
@@ -76,7 +76,7 @@ class Reconciled:
 
     @property
     def open(self) -> bool:
-        """Return whether a cell may still be launched or is running."""
+        """Return whether any cell can be launched or is running."""
         return bool(self.launchable) or self.count(CellState.RUNNING) > 0
 
 
@@ -89,9 +89,10 @@ def reconcile(
 ) -> Reconciled:
     """Compare a plan with the launched queues and the content of their copies.
 
-    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. Until the copy of a
-    queue has been examined, the queue's cells are not launchable, because the copy may contain them. `resumed` maps a
-    cell that was given more tries to the number of queues at that time; of those queues, only proven results count.
+    A cell is launchable if it has not completed, no open queue may still run it, and it has tries left. Until the copy
+    of a queue has been examined, the queue's cells are not launchable, because the copy may contain them. `resumed`
+    maps each cell that got more tries to the number of queues that existed then. Of those queues, only proven results
+    count.
     """
     before = resumed or {}
     configs = {cell.index: cell.config for cell in cells}

@@ -14,7 +14,7 @@ import anyio
 
 
 class Clock(Protocol):
-    """The interface of a clock, which returns the time and waits."""
+    """The interface that all clocks implement."""
 
     def now(self) -> float:
         """Return seconds since the epoch."""
@@ -60,10 +60,10 @@ class ShiftedClock:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait, from a `Retry-After` header with a number of seconds or a date.
+    """Return the number of seconds to wait according to the `Retry-After` header, which contains seconds or a date.
 
     A date is compared with the server's own `Date` header, because clocks differ, or with `now` if there is no such
-    header. Return None without a valid `Retry-After` header.
+    header. Return None if there is no valid `Retry-After` header.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

@@ -1,4 +1,4 @@
-"""Check a plug-in's module against its contract. Standard library only, because this module is shipped to machines.
+"""Check a plug-in's module against its contract. Standard library only, because this module is copied to machines.
 
 A contract lists required values with their checks, functions with their parameters, and the protocol of the class that
 `create` returns. The checks only read signatures and declarations; they never call the plug-in.
@@ -27,12 +27,12 @@ TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t fo
 
 
 def one_of(*choices: str) -> Value:
-    """Return a check that an attribute is one of the given strings."""
+    """Return the requirement that an attribute is one of the given strings."""
     return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
 
 
 def instance_of(kind: type) -> Value:
-    """Return a check that an attribute is an instance of a class."""
+    """Return the requirement that an attribute is an instance of a class."""
     return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
 
 
@@ -50,7 +50,7 @@ class Contract:
     """A function that yields errors specific to this kind of plug-in. It takes the module and the plug-in's name."""
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
-        """Return all errors in a module as sentences; an empty list if the module satisfies the contract."""
+        """Return one sentence for each way in which a module violates the contract."""
         found = []
         for key, value in self.values.items():
             if not hasattr(module, key):
@@ -135,7 +135,7 @@ def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def object_faults(made: object, protocol: type, name: str) -> list[str]:
-    """Compare an object's attributes with a protocol, and return the errors. Its `name` must be the plug-in's name."""
+    """Return one sentence for each attribute that violates a protocol, or for a `name` other than the plug-in's."""
     found = []
     for key, kind in typing.get_type_hints(protocol).items():
         value = getattr(made, key, None)

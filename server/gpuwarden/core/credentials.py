@@ -1,4 +1,4 @@
-"""Read credentials and endpoints from an environment, so that HTTP clients never quote a credential in an error.
+"""Read credentials and endpoints, and reject any credential that an HTTP client would quote in an error message.
 
 A token that was read from a file often ends in a line break. HTTP clients reject a header with a line break, and their
 error message quotes the full header.
@@ -29,12 +29,12 @@ def sendable(name: str, value: str) -> str:
     """
     if not value.isascii() or not value.isprintable():
         raise AuthFailed(
-            f"{name} has control or non-ASCII characters, so it can't be sent",
+            f"{name} contains control or non-ASCII characters, so it can't be sent",
             f"Set {name} again, without line breaks or quotes around it.",
         )
     return value
 
 
 def without_login(url: str) -> str:
-    """Return an endpoint without surrounding white space, user name and password."""
+    """Return an endpoint without its user name and password, and without surrounding white space."""
     return _LOGIN.sub(r"\1", url.strip())

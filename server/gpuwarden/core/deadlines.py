@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""Deadlines further away than this are ignored, because prices will have changed by then."""
+"""The end of a balance is ignored if it is further away than this, because prices will have changed by then."""
 
 
 def utc(at: float) -> str:
@@ -49,8 +49,9 @@ class Funds:
 
     @property
     def clock(self) -> Deadline | None:
-        """Return the time when the balance is used up, as a deadline; None if it is unknown or far away, or nothing is
-        billed.
+        """Return the deadline at which the balance is used up.
+
+        None if the balance is unknown, nothing is billed, or the deadline is too far away.
         """
         if isinstance(self.balance, Unknown):
             return None

@@ -56,7 +56,10 @@ class Asked(Frozen):
     """Number of tasks in an array; 1 for a plain job."""
 
     def of_machine(self, resource: str) -> int:
-        """Return the minimum amount of a resource requested per machine; 0 if the engine chooses the amount."""
+        """Return the minimum amount of a resource per machine.
+
+        If the engine chooses the amount, the minimum is 0, or 1 for CPUs.
+        """
         kind = resource.removeprefix("gres/gpu").removeprefix(":").lower()
         if resource.startswith("gres/gpu"):
             return self.gpus if kind in ("", self.gpu.lower()) else 0
@@ -124,7 +127,7 @@ class EngineLimits(Frozen):
     qos: tuple[str, ...] | None = None
     ceilings: tuple[Ceiling, ...] = ()
     max_array: int | None = None
-    """The largest number of tasks in an array."""
+    """The maximum number of tasks in an array."""
     requeue_s: float | None = None
     """Seconds during which a requeued job can't start again."""
     refusal: str = ""

@@ -5,16 +5,16 @@ WardenError              code, message, next_steps, retry
 ├── Refused              a gate refused the request; contains the findings
 │   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
 ├── BadRequest           the arguments are invalid
-├── NotFound             no such job, ticket, profile, file
-├── Conflict             the state changed: an invalid transition, a used approval, another writer
+├── NotFound             the job, ticket, profile or file does not exist
+├── Conflict             the state has changed: invalid transition, used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
 ├── NoCapacity           the platform currently has no capacity for the request
 ├── RateLimited          too many requests
-├── Unreachable          no response, so nothing is known
+├── Unreachable          no response arrived, so the outcome is unknown
 ├── NotSupported         this platform or build does not support the operation
 ├── BadReply             a response in an unknown format, from which nothing is concluded
 ├── LedgerError          the ledger can't be read or written
-├── DiskError            another of gpuwarden's files can't be read or written
+├── DiskError            one of gpuwarden's other files can't be read or written
 └── Internal             a bug; completed actions are in the ledger
 ```
 
@@ -49,7 +49,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """True if no request that could rent a machine was sent, so the failed create needs no second check."""
+        """True if no request was sent that could have rented a machine, so no second check for one is needed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs. `interfaces.results` defines the form for replies."""
@@ -59,7 +59,7 @@ class WardenError(Exception):
 
 @contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Mark errors as unsent if they are raised in a block that only prepares a create, such as an offer search."""
+    """Mark errors as unsent in a block that only prepares the rental of a machine, such as an offer search."""
     try:
         yield
     except WardenError as error:
@@ -96,7 +96,7 @@ class NotFound(WardenError):
 
 
 class Conflict(WardenError):
-    """The state changed since the caller read it."""
+    """The state has changed since the caller read it."""
 
     code = "conflict"
 

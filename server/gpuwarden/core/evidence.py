@@ -27,7 +27,7 @@ class Cause(str, Enum):  # noqa: UP042
     """The checkpoint is undamaged, but a part that is needed to resume is missing or does not match."""
 
     NEEDS_CODE = "needs_code"
-    """Loading the file calls code that is not on the allow-list, so it can't be shown to be harmless."""
+    """Loading the file calls code that is not on the allow-list, so the file can't be shown to be harmless."""
     UNREAD = "unread"
     """No reader in this version understands the file completely."""
     LIMIT = "limit"
@@ -61,7 +61,7 @@ def verdict(causes: Iterable[Cause]) -> str:
 
 
 def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
-    """Return the causes that another machine reports. Causes that this version does not know are omitted."""
+    """Parse the causes that another machine reports. Causes that this version does not know are omitted."""
     by_text = {str(cause): cause for cause in Cause}
     return [by_text[t] for t in texts if isinstance(t, str) and t in by_text]
 
@@ -69,7 +69,8 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 class Evidence:
     """Findings about a file or folder: `problems` refute it, `doubts` leave it unknown, and `causes` classify both.
 
-    A problem or doubt that a plug-in adds without a cause gets the default cause for problems or for doubts.
+    If a plug-in adds a problem or doubt without a cause, a default cause applies: the first in `usual` for a problem,
+    the second for a doubt.
     """
 
     problems: List[str]  # noqa: UP006

@@ -66,7 +66,7 @@ class FanOutPlan(Frozen):
     @model_validator(mode="after")
     def _apart(self) -> FanOutPlan:
         if self.base.cells or self.base.script is None:
-            raise ValueError("a fan-out needs a script, and its cells belong in the plan, not in the job")
+            raise ValueError("the job of a fan-out must have a script and no cells; the cells belong in the plan")
         if self.base.alternatives:
             raise ValueError("a fan-out runs on one platform; remove the alternatives")
         if not self.cells and self.search is None:
@@ -120,7 +120,7 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, st
         raise ValueError("the seed is both a grid axis and a number of seeds; omit one of the two")
     for name, values in whole.items():
         if not values or "" in values:
-            raise ValueError(f"{name} has no value or an empty value; specify at least one value")
+            raise ValueError(f"{name} has no value or an empty value; specify non-empty values")
         if repeated := next((value for value, count in Counter(values).items() if count > 1), None):
             raise ValueError(f"{name} has the value {repeated} twice, so cells would collide")
     if (count := math.prod(map(len, whole.values()))) > MAX_CELLS:
@@ -147,12 +147,12 @@ def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limi
 
 
 def first_problem(error: ValueError) -> str:
-    """Return the first problem, without pydantic's header."""
+    """Return the first problem in a validation error, without pydantic's header."""
     return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
 
 
 def bounds(text: str) -> tuple[float, float] | None:
-    """Return the bounds of `low..high`; None for a list of choices. Raises ValueError."""
+    """Return the bounds of `low..high`; None for a list of choices. Raises ValueError for an invalid range."""
     low, between, high = text.partition("..")
     if not between:
         return None
@@ -163,10 +163,10 @@ def bounds(text: str) -> tuple[float, float] | None:
 
 
 def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str]]:
-    """Return randomly drawn settings: from ranges on a logarithmic scale, from choices with equal probability. The same
-    seed gives the same settings.
+    """Return `count` different random settings. The same seed gives the same settings.
 
-    Raises ValueError if the space has fewer different settings than `count`.
+    Ranges are sampled on a logarithmic scale, choices with equal probability. Raises ValueError if the space has fewer
+    different settings.
     """
     choices = {name: text.split(",") for name, text in space.items()}
     ranges = {name: bounds(text) for name, text in space.items()}
@@ -188,7 +188,10 @@ def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str
 
 
 def weight(cell: Cell, weigh: str) -> float:
-    """Return the relative cost of a cell. Raises ValueError if the setting is not a positive number."""
+    """Return a cell's relative cost: its setting `weigh`, or 1 if `weigh` is empty.
+
+    Raises ValueError if the setting is missing or not a positive number.
+    """
     if not weigh:
         return 1.0
     value = float(cell.settings[weigh]) if weigh in cell.settings else math.nan

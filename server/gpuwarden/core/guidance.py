@@ -59,7 +59,7 @@ _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id is the id of a fan-out, which stands for all of the fan-out's jobs."""
+    """Return whether an id is that of a fan-out, and so stands for all jobs of the fan-out."""
     return _FAN_OUT.fullmatch(name) is not None
 
 
@@ -118,7 +118,7 @@ def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
 
 
 def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
-    """Return the steps. Each step about a job that has neither a job id nor a path gets `job_id`."""
+    """Return the steps, with `job_id` added to those that refer to a job but have neither a job id nor a path."""
     return tuple(
         NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
         if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """Build a model from unvalidated values. Raises BadRequest, which names each invalid field but not its value."""
+    """Build a model from unvalidated values. Raises BadRequest with the names of invalid fields, not their values."""
     need_whole(values)
     try:
         return model.model_validate(values)
@@ -26,10 +26,10 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
-    """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
+    """Raise BadRequest if text can't be encoded as UTF-8, or if all values together exceed `most` bytes."""
     left = most
     for name, value in values.items():
-        # Serializing long text to JSON takes much longer than rejecting it.
+        # Long text is rejected by its length alone, because serializing it to JSON is slow.
         size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
             if size <= left:

@@ -67,7 +67,7 @@ _QUERY: Final = re.compile(
 
 
 def forms_of(value: str) -> Iterator[str]:
-    """Yield a secret in plain text, in hexadecimal, and in base64 for each offset in an encoded text."""
+    """Yield a secret in plain text, in hexadecimal, and in base64 at each of three possible offsets."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield raw.hex()

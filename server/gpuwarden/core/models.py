@@ -59,7 +59,7 @@ class Frozen(BaseModel):
 
 
 class WithOptions(Frozen):
-    """A model with platform-specific options. Newer fields are omitted if they are empty, as in older ledgers."""
+    """A model with platform-specific options. The JSON form omits empty newer fields, as older ledgers do."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Options that only this platform has. The backend validates them with its own model."""
@@ -83,7 +83,7 @@ class Known(Generic[T]):
 
 @dataclass(frozen=True)
 class Unknown:
-    """The value could not be determined; `why` is the reason. It is never treated as safe, empty or zero."""
+    """The value could not be determined; `why` is the reason. Never treat it as safe, empty or zero."""
 
     why: str
 
@@ -147,7 +147,7 @@ class Cell(Frozen):
 
     @property
     def args(self) -> tuple[str, ...]:
-        """Return the settings as arguments of the script."""
+        """Return the settings as arguments for the script."""
         return tuple(f"--{name}={value}" for name, value in self.settings.items())
 
     @property
@@ -196,14 +196,20 @@ class JobSpec(WithOptions):
     @classmethod
     def _tagged(cls, text: str) -> str:
         if text and _NAME.fullmatch(text) is None:
-            raise ValueError("a project has up to 63 letters, digits, dots, dashes and underscores")
+            raise ValueError(
+                "a project's name must start with a letter or digit, and have at most 63 letters, digits, dots, dashes "
+                "and underscores"
+            )
         return text
 
     @field_validator("name")
     @classmethod
     def _named(cls, text: str) -> str:
         if _NAME.fullmatch(text) is None:
-            raise ValueError("a name has up to 63 letters, digits, dots, dashes and underscores")
+            raise ValueError(
+                "a job's name must start with a letter or digit, and have at most 63 letters, digits, dots, dashes "
+                "and underscores"
+            )
         return text
 
     @field_validator("platform")
@@ -294,7 +300,7 @@ class JobSpec(WithOptions):
 
     @property
     def choices(self) -> tuple[JobSpec, ...]:
-        """Return the job for each platform that it may use: first its own platform, then the alternatives in order."""
+        """Return one job for each platform that may run it: its own platform first, then the alternatives in order."""
         places = (text.partition(":") for text in self.alternatives)
         there = (self.at(platform, gpu or self.gpu) for platform, _, gpu in places)
         return (self.at(self.platform, self.gpu), *there)
@@ -325,7 +331,7 @@ class SelfStop(Frozen):
 class SelfStopOrder(Frozen):
     """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
 
-    The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
+    The time is counted from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
     machine is not stopped while one of the `outputs` is stored in memory; in a rehearsal the list is empty, because all
     files are on the local disk. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine
     uses its own clock.
@@ -416,7 +422,7 @@ class Handle(Frozen):
 class InstanceState(StrEnum):
     """The normalized state of a provider's instance.
 
-    UNCLEAR: the provider lists the instance, but the other fields can't be read.
+    UNCLEAR: the provider lists the instance, but its state can't be determined.
     """
 
     BOOTING = "booting"
@@ -454,10 +460,9 @@ class Instance(Frozen):
 
 
 class Account(Frozen):
-    """The account that rented an instance, as salted digests of its key and, if the platform reports it, its id.
+    """The account that rented an instance: salted digests of the account's key and, if it is reported, of its id.
 
-    The key can't be recovered from its digest. After the account's key is replaced, the account is recognized only by
-    `id`.
+    The key can't be recovered from its digest. After the key is replaced, only `id` identifies the account.
     """
 
     salt: str
@@ -466,7 +471,7 @@ class Account(Frozen):
 
 
 class Resources(WithOptions):
-    """The request for an instance.
+    """A request for an instance.
 
     `deadline_s` is the longest time for which the machine is needed. Platforms that support deadlines receive it.
     """
@@ -481,7 +486,7 @@ class Resources(WithOptions):
 
 
 class Quote(Frozen):
-    """The price for a request. `price_usd_per_hour` is None if the provider did not state a price.
+    """The price of a requested instance. `price_usd_per_hour` is None if the provider did not state a price.
 
     `storage_usd_per_hour` is the price of storage that outlives the machine, if the provider reports it.
     """
@@ -495,7 +500,7 @@ class Quote(Frozen):
 
 
 class Choice(Frozen):
-    """One entry in a job's list of platforms, with its costs in US dollars at the time of the check."""
+    """One of a job's platforms, with its hourly price and worst-case cost at the time of the check."""
 
     platform: str
     gpu: str | None = None
@@ -530,7 +535,7 @@ class Beat(Frozen):
 
 
 class RunnerAlert(Frozen):
-    """An alert from the runner. `subject` is the affected item, such as a metric; `step` is the step at that time."""
+    """An alert from the runner. `subject` is the affected item, such as a metric; `step` is the training step."""
 
     kind: str
     text: str
@@ -562,9 +567,9 @@ class Allocation(Frozen):
 
 
 class Observation(Frozen):
-    """The job's state, and independently of it, whether the machine is billed (None counts as billed).
+    """A job's state and, separately, whether its machine is billed (None counts as billed).
 
-    `reason` is a code for the reason of the state; `why` is the reason as a sentence, which may quote the job's output.
+    `reason` is the code of the reason for the state. `why` is the reason as a sentence; it may quote the job's output.
     `stale` is true if the last heartbeat is too old. `source` is the origin of the step: metrics, output or files.
     `curve` contains the loss at a few steps. `eta_at` is the time at which the last step will be reached at the current
     pace, in seconds since the epoch. `signal` is the signal that ended the job, which then has no exit code. `machine`
@@ -658,7 +663,7 @@ class Artifact(Frozen):
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """Return a key that stays the same until the file changes on its machine. It does not use the content."""
+        """Return a key, computed from metadata, that stays the same until the file changes on its machine."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
@@ -686,7 +691,7 @@ class SpoolPiece(Frozen):
 
 
 class Manifest(Frozen):
-    """The manifest of a job's artifacts on the machine.
+    """The list of a job's output files, made on the machine.
 
     `missing` lists declared outputs that do not exist. `skipped` has a line for each existing path that can't be copied
     and verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
@@ -780,8 +785,8 @@ class Report(Frozen):
     `problems`, `doubts` and `not_checked` contain entries that do not concern a single file. `step` and `newest` are
     the step and the path of the newest complete checkpoint, or None and "" if there is none. `unread` lists files of an
     unknown format that match a recorded digest. `aside` lists broken images, tables and logs outside of checkpoints
-    that match a recorded digest, so they were already broken when they were saved. `readable` is the verdict on
-    everything else.
+    that match a recorded digest, so they were already broken when they were saved. `readable` is the verdict without
+    the files in `unread` and `aside`.
     """
 
     path: str

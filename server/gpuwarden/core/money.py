@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""The smallest amount that is shown exactly. A smaller amount, as in the first minutes of billing, is `<$0.0001`."""
+"""The smallest amount that is shown exactly. A smaller amount, as at the start of billing, is shown as `<$0.0001`."""
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
@@ -38,7 +38,7 @@ def at_most(worst: float | None, ordered: str | None = None) -> str:
 
 
 def bills_on(names: Sequence[str], price: float | None) -> str:
-    """Format the storage that is billed after a machine is gone, with its price; empty if there is none."""
+    """Return a sentence on the storage that is billed after a machine is gone; empty if there is none."""
     if not names:
         return ""
     amount = "at a price that the platform does not report" if price is None else usd_per_hour(price)

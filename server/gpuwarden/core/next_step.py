@@ -54,7 +54,7 @@ class Copy(StrEnum):
 class Situation:
     """All inputs to the decision about a job's next step.
 
-    - `launched`: a process was started on the machine, so its files can be read.
+    - `launched`: a process was started on the machine, so the machine's files can be read.
     - `given_back`: gpuwarden itself terminates the machine because no process ever ran on it.
     - `announced`: automatic teardown ends the machine after a grace period that begins when its notice is delivered.
       `ends_at` is the end of this period, in seconds since the epoch; None before the delivery.
@@ -109,8 +109,8 @@ UNDELIVERED: Final = (
     "has accepted the notice yet; the watch sends it again."
 )
 REFUSED: Final = (
-    "The platform's list may be older than its refusal. Until a second check, a machine may be billed, and you may pay "
-    "twice if you submit the same work elsewhere."
+    "The platform refused the request, but its list of machines may be out of date. Until a second check, a machine "
+    "may be billed. If you submit the same work elsewhere, you may pay twice."
 )
 ENDED: Final = "The job has ended and has no billing instance."
 REMAINS: Final = "The job has ended and its machine is gone. {storage} is billed until you delete it in the console."
@@ -152,7 +152,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
             else ()
         )
         bills = f"{' and '.join(now.storage)} is still billed." if now.storage else "The job has no billing instance."
-        there = f"{bills} Its remaining outputs are in its artifact store, {now.artifact_store}."
+        there = f"{bills} The job's remaining outputs are in its artifact store, {now.artifact_store}."
         ended = REMAINS.format(storage=" and ".join(now.storage)) if now.storage else ENDED
         return steps((there, *rest) if rest else ended)
     if now.machine is Machine.UNSEEN or now.given_back:
@@ -163,7 +163,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
 
 
 def _paused(now: Situation) -> tuple[NextStep, ...]:
-    """Return the steps for a paused job. Its machine is billed until it is stopped or the job resumes."""
+    """Return the steps for a paused job. Its machine is billed until it is stopped."""
     resume = do(Action.RESUME, "to continue", job_id=now.job_id)
     look = do(Action.CHECK, "later", job_id=now.job_id)
     if now.resuming or now.machine is Machine.UNSEEN:
@@ -182,7 +182,7 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     if now.ticket_state is Teardown.AWAITING_HUMAN:
         return steps((approval(now.ticket), _end(now, "after that"), goes_on))
     rest, verb = _copying(now), "stop" if now.stoppable else "terminate"
-    note = "The process is paused. The machine is billed until the user approves its stop or the job resumes."
+    note = "The process is paused. The machine is billed until it is stopped, which requires the user's approval."
     if not now.stoppable:
         note = "The process is paused and the machine is still billed. A stop would lose files, or is not "
         note += "available on the platform: resume the job, or copy everything and end the machine."
@@ -202,7 +202,8 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
         )
     if now.artifact_store and now.copy is Copy.PARTIAL:
         start = (
-            f"The machine is stopped, and {now.artifact_store} lacks some outputs. Start it in the platform's console."
+            f"The machine is stopped, and {now.artifact_store} lacks some outputs. Start the machine in the platform's "
+            "console."
         )
     if now.copy is Copy.FROM_STORE:
         start = (

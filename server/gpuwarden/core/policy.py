@@ -1,4 +1,4 @@
-"""The user's policy: one TOML file, read into this model. With the default values, nothing is spent.
+"""The user's policy: one TOML file, read into this model. With the default values, all spending requires approval.
 
 An environment variable can make a value stricter but never looser, because an agent may be able to set the variable. A
 field's marker defines which of two values is stricter. A field without a marker is read only from the file.
@@ -94,7 +94,7 @@ class Approval(Frozen):
 
 
 def _guarded(url: str | None) -> str | None:
-    """Return an address to which this machine may send data. Raises ValueError."""
+    """Return a URL to which this machine may send data; None if it is empty. Raises ValueError for any other URL."""
     if not url:
         return None
     parts = urlsplit(url)
@@ -110,11 +110,11 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 class Watch(Frozen):
     """When alerts are raised, and which channels receive them in addition to the ledger and the terminal. An
-    environment variable can only make alerts earlier.
+    environment variable can only cause earlier alerts.
 
-    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` receives JSON that
-    is signed with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming
-    webhook.
+    `desktop` is a command as a list of arguments; the arguments `{title}` and `{text}` are replaced. `webhook_url`
+    receives JSON that is signed with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of
+    a Slack incoming webhook.
     """
 
     idle_minutes: Minutes = 30

@@ -126,9 +126,7 @@ class Spot(Sourced):
     def _told(self) -> Spot:
         missing = {"signal", "grace_s", "then", "auto_resume"} - self.model_fields_set
         if self.offered and missing:
-            raise ValueError(
-                f"interruptions are offered, so {', '.join(sorted(missing))} must be given or marked unknown"
-            )
+            raise ValueError(f"spot.offered is true, so {', '.join(sorted(missing))} must be given or marked unknown")
         return self
 
 
@@ -245,14 +243,14 @@ class Profile(Frozen):
         if self.unattended is not None and self.unattended.self_stop is True and self.verbs.stop is None:
             raise ValueError("unattended.self_stop is true, but the platform has no verb stop")
         if self.meter.metered and not self.meter.stops_on:
-            raise ValueError("a metered platform needs a verb that stops the meter")
+            raise ValueError("meter.stops_on is empty, but a metered platform needs a verb that ends billing")
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
             raise ValueError(f"meter.metered is {self.meter.metered}, which does not match the kind {self.kind}")
         if self.run_root.startswith("/") and self.tier_of(self.run_root) is None:
             raise ValueError(f"run_root {self.run_root} is not on a storage tier that is always present")
         for verb in ("stop", "terminate"):
             if getattr(self.verbs, verb) and verb not in self.meter.residue and self.residue(verb):
-                raise ValueError(f"a tier is billed after {verb}, so meter.residue has to name {verb}")
+                raise ValueError(f"a tier is billed after {verb}, so meter.residue must contain {verb}")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Reasons as values: why a job or an instance is in its state. Code compares the codes and never reads a sentence.
+"""Reasons as values: why a job or an instance is in its state. The program compares codes, never sentences.
 
 A code records an observation or a decision by gpuwarden. Text that a job may have written never becomes a code.
 """
@@ -120,7 +120,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
-    Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner did not record an end",
+    Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner has not recorded an end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",
     Code.CANCELED_EARLY: "canceled before it was launched",
@@ -147,7 +147,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_UNEXPLAINED: "the machine has no run folder for the job. It is unknown whether the process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
     "It is unknown whether the job's process is alive",
-    Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check decides",
+    Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check shows whether the job is lost",
     Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder for the job: "
     "the job's process is dead, and files that were only on the machine are lost",
     Code.PAUSED: "its process saved and ended on request; it starts again only on a request to resume",

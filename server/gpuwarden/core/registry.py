@@ -1,7 +1,7 @@
 """Find plug-ins by file name, or by an entry point of an installed package. There is no list to edit.
 
 `gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds a plug-in with an entry
-point of the group `gpuwarden.<package>`, whose value is a module:
+point in the group `gpuwarden.<package>`, whose value is a module:
 
     [project.entry-points."gpuwarden.providers"]
     mycloud = "gpuwarden_mycloud"
@@ -101,9 +101,9 @@ class Registry:
         return made
 
     def usable(self) -> list[tuple[str, ModuleType]]:
-        """Load every plug-in, built-in plug-ins first.
+        """Load every plug-in and return the usable ones, built-in plug-ins first.
 
-        Plug-ins of installed packages that can't be used are omitted: see `broken`.
+        Plug-ins of installed packages that can't be used are omitted; see `broken`.
         """
         return self._loaded()[0]
 
@@ -120,7 +120,7 @@ class Registry:
         return self._kept[1], self._kept[2]
 
     def statuses(self) -> list[Status]:
-        """Load every plug-in and return the outcome of each."""
+        """Load every plug-in and return the status of each."""
         return [self._status(n) for n in self.built_in()] + self._added_statuses()
 
     def _added_statuses(self) -> list[Status]:

@@ -59,7 +59,7 @@ class Config(Frozen):
 
 
 class Structure(Frozen):
-    """Facts from the dataset viewer. `partial`: it read only part of the dataset; `failed`: conversions that failed.
+    """Facts from the dataset viewer. `partial`: only part of the dataset was read; `failed`: conversions that failed.
 
     `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false if there
     was no response, so a retry may help.

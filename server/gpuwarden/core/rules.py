@@ -82,7 +82,7 @@ class Finding(BaseModel):
 class Found:
     """The raw result that a rule yields.
 
-    The decorator adds the id. It adds the severity and the fix if they are not set here.
+    `Rule.run` adds the id. It adds the severity and the fix if they are not set here.
     """
 
     message: str
@@ -94,7 +94,7 @@ class Found:
 class Rule(Generic[F]):
     """One check of one gate. `why`, `example` and `instead` are the sections of its docstring.
 
-    The two examples are optional; a rule from another package may have none.
+    Both examples are optional, because a rule from another package may have none.
     """
 
     id: str

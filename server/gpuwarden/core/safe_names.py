@@ -16,8 +16,8 @@ from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
 LOG_NAME = "gpuwarden-job.log"
-"""The job's log in the folder of a pull. The subfolder `STAGING` has partial files, and the log if an artifact has this
-name.
+"""The name of the job's log in the folder of a pull. If an output has this name, the log is in the subfolder `STAGING`,
+which also contains partial files.
 """
 ABSOLUTE = "machine"
 MAX_NAME_BYTES = 255
@@ -29,7 +29,7 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|l
 
 
 class UnsafeName(BadReply):
-    """A name can't be used for a file in the destination on this machine."""
+    """A file name from another machine can't be used on this machine."""
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
@@ -47,7 +47,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # fast path for most names, because a manifest may have 200,000
+    plain = not windows and _PLAIN.fullmatch(path)  # fast path for most names, because a manifest may list 200,000
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:
@@ -60,17 +60,18 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
             why = "Windows can't store"
         if why:
             raise UnsafeName(
-                f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it on the machine."
+                f"the machine lists the file {path[:200]!r}, which {why}",
+                "It was not copied; rename it on the machine.",
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
         raise UnsafeName(
-            f"the machine named a file {path[:200]!r}, which is in a folder that gpuwarden reserves",
+            f"the machine lists the file {path[:200]!r}, which is in a folder that gpuwarden reserves",
             "Rename it on the machine.",
         )
 
 
 def collision_key(name: str) -> str:
-    """Fold case and Unicode forms. The result is equal for names that a file system may treat as the same."""
+    """Return a key that is equal for names that a file system may treat as the same (case, Unicode form)."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

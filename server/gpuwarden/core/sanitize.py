@@ -13,16 +13,16 @@ from typing import Any
 
 HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
-"""Marks around a single line of untrusted text. Logs, names and sentences do not contain white square brackets."""
+"""Marks around a single line of untrusted text. Ordinary text does not contain these white square brackets."""
 MAX_WORDS = 4
 """Maximum words in one part of a name. `eval_rewards_accuracies_mean` is a metric, but five words may be a sentence."""
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token formats that their issuers publish. A match is a secret, regardless of the name of its variable. A file of a
-# megabyte is searched in one call, so every alternative takes linear time: a match can start only at the start of a run
-# of its characters, and matching never backtracks. Only single characters are repeated possessively, because Python
-# 3.11 before 3.11.5 matches possessive groups incorrectly.
+# Token formats that their issuers publish. A match is a secret, regardless of the name of its variable. One call may
+# search a megabyte, so every alternative takes linear time: a match can start only at the start of a run of its
+# characters, and matching never backtracks. Only single characters are repeated possessively, because Python 3.11
+# before 3.11.5 matches possessive groups incorrectly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
@@ -93,7 +93,7 @@ def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
 
 
 def plain(text: str) -> str:
-    """Return `text` without terminal escapes and invisible characters; carriage returns become line ends."""
+    """Remove terminal escapes, replace invisible characters with U+FFFD, and turn carriage returns into line ends."""
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNSAFE.sub("\ufffd", text)
 

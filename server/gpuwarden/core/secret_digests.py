@@ -1,8 +1,9 @@
 """Find secrets that are known only by a keyed digest.
 
-A process that never had a secret's value must still keep it out of its output. Digests are grouped by the length of
-their value. For each length, a rolling hash moves over the words of a text. A few stored bits of each secret's hash
-select the windows for which a full digest is computed. The time for each length is linear in the length of the text.
+A process that never had a secret's value must still keep the secret out of its output. Digests are grouped by the
+length of their value. For each length, a rolling hash moves over the words of a text. A few stored bits of each
+secret's hash select the windows for which a full digest is computed. The time for each length is linear in the length
+of the text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MIN_LENGTH: Final = 6
-"""If shorter values were removed, ordinary words would be removed as well."""
+"""Minimum length of a secret in characters. Removing shorter values would also remove ordinary words."""
 _PRIME: Final = (1 << 61) - 1
 _KEPT: Final = (1 << 16) - 1
 """Stored bits of a rolling hash: enough to skip nearly all windows, but too few to reveal much of the value."""
@@ -39,7 +40,7 @@ class SecretDigest:
 
 
 def parts_of(value: str) -> Iterator[str]:
-    """Yield the parts of a secret that must not be shown: the value, the stripped value, and each of several lines."""
+    """Yield the parts of a secret that must not be shown: the value, its stripped form, and each of its lines."""
     lines = value.splitlines()
     for part in {value, value.strip(), *(lines if len(lines) > 1 else ())}:
         if len(part) >= MIN_LENGTH:

@@ -25,7 +25,7 @@ from gpuwarden.core.credentials import credential, without_login
 
 MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
-"""The name of a store's manifest. It is written after the files, so every file that it lists was stored completely."""
+"""The name of a store's manifest, which is written last, so every file that it lists has been stored completely."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
 """The prefix of the environment variables that contain a store's credentials."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
@@ -41,7 +41,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A parsed address. `root` is a bucket's name or a Hub id; `kind` is the kind of repo."""
+    """A parsed address. `root` is a bucket's name or a Hub id; `kind` applies only to the Hub."""
 
     scheme: Literal["s3", "hf"]
     root: str
@@ -81,12 +81,12 @@ class StoreAddress:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the variables that must be set on this machine for the uploader."""
+        """Return the names of the variables that must be set on this machine for the uploader."""
         return tuple(OWN_KEYS + name for name in _REQUIRED[self.scheme])
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Return the variables whose values are secret, including optional ones."""
+        """Return the names of the variables whose values are secret, including optional variables."""
         return tuple(OWN_KEYS + name for name in (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]))
 
     def handed(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -129,7 +129,10 @@ class StorePattern:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One object as its store describes it; `parts_sha256` is computed from the digests of the upload's `parts`."""
+    """One object as its store describes it.
+
+    `parts` is the number of parts in the upload; `parts_sha256` is the digest of their digests.
+    """
 
     size: int
     sha256: str | None = None

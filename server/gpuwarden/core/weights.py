@@ -1,6 +1,6 @@
 """Recognize a saved model or a part of a checkpoint by its path alone.
 
-This is for undeclared files on a machine that is about to be torn down: their content is not available.
+It is used for undeclared files on a machine that is about to be torn down, because their content is not available.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build the command line with which a client starts the server, and the entry for the client's configuration.
+"""Build the command line that starts the server, and the server's entry in a client's configuration.
 
 A plugin starts the server from its own folder, with uv and the lock file in that folder. Without a plugin, the entry in
 the client's configuration file starts this installation, or lets uvx download the server.
@@ -21,9 +21,9 @@ FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""Matches gpuwarden's own variables, and variables that Gemini does not pass on by default or may consider secret."""
+"""Matches gpuwarden's own variables, and variables that Gemini withholds by default or may consider secret."""
 FIRST_START_S: Final = 300
-"""Maximum seconds for the first start, which downloads the packages in the lock file."""
+"""Maximum duration in seconds of the first start, which downloads the packages in the lock file."""
 
 Run = dict[str, Any]
 
@@ -45,7 +45,7 @@ def from_source(client: str, version: str) -> Run:
 
 
 def in_cache() -> bool:
-    """Return whether this installation is in uv's cache, from which uvx starts it.
+    """Return whether this installation is in uv's cache, which means that uvx started it.
 
     uv may delete such an installation at any time.
     """

@@ -6,8 +6,8 @@ read them. A test checks that the files are up to date.
 
 Claude Code, Codex and Gemini start the server from the plugin's folder. Each needs its own file: only Claude Code
 expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd": "."`.
-The plugin in the portable format (Agent Plugins) is in a separate folder, because Codex would otherwise prefer it to
-the file for Codex.
+The plugin in the portable format (Agent Plugins) is in a separate folder, because Codex would otherwise read it instead
+of its own file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits
 variables whose names look like those of secrets. Therefore each plug-in lists its variables in a table in its module
-docstring, and the manifests and `gpuwarden setup` list all of these names. The files contain names only, never values.
+docstring, and the manifests and `gpuwarden setup` list all of these names. They never contain a value.
 
     | variable | meaning |
     |---|---|
@@ -24,7 +24,7 @@ from gpuwarden.core.sanitize import SECRET_NAME
 
 _ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.+) \|$", re.MULTILINE)
 READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notify", "providers._account")
-"""Modules that read variables and are not plug-ins."""
+"""Modules that read environment variables but are not plug-ins."""
 SYSTEM: Final = {
     "XDG_CONFIG_HOME": "folder of the policy file, unless GPUWARDEN_POLICY names it",
     "XDG_DATA_HOME": "folder of the ledger, unless GPUWARDEN_HOME names it",
@@ -72,7 +72,7 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
 
 
 def documented(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield the variables in the table in a module's docstring, each with its meaning."""
+    """Yield each variable in the table of a module's docstring, with its meaning."""
     for names, meaning in _ROW.findall(module.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             yield name, meaning

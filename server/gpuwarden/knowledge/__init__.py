@@ -1,5 +1,6 @@
-"""Known training failures as data: a strict loader, a search, and the diagnosis of logs. The catalog consists of the
-entries in `references/**/*.md`, which users read too.
+"""Load and search the catalog of known training failures, and diagnose logs with it.
+
+The catalog consists of the entries in `references/**/*.md`, which are also documentation for users.
 """
 
 from gpuwarden.knowledge.catalog import (

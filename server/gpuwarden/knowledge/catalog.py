@@ -1,4 +1,4 @@
-"""Load `references/**/*.md` strictly.
+"""Load the catalog from `references/**/*.md`, and report every mistake in it.
 
 A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` if it contains entries). An entry is a
 level-2 heading and one fenced block:
@@ -112,8 +112,8 @@ class Gotcha(Block):
 
 
 class Front(Frozen):
-    """The front matter of a page. `prefix` is the first part of its entries' ids. A page's source may be gpuwarden's
-    own code.
+    """The front matter of a page. `prefix` is the first part of its entries' ids. A source is a web address or one of
+    gpuwarden's own source files.
     """
 
     title: Words
@@ -268,7 +268,7 @@ def mistakes(block: Block) -> list[str]:
 
 
 def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield mismatches between signatures and examples, with their position in the block."""
+    """Yield each mismatch between the signatures and the examples, with its position in the block."""
     good: list[str] = []
     for i, pattern in enumerate(gotcha.signatures):
         why = complaint(pattern)

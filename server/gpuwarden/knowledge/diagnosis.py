@@ -1,7 +1,8 @@
 """Find the entries that explain a log and other observations of a job, with the evidence.
 
-A matching signature is evidence, not proof, so a diagnosis is at most *likely*. A diagnosis is likely only if public
-reports have confirmed the signature (see `track_record`) or the exit code supports it. A diagnosis is only *possible*
+A matching signature is evidence, not proof, so a diagnosis is at most *likely*. A diagnosis is likely only if a sign
+establishes it, if public reports have confirmed the signature (see `track_record`), or if the exit code also supports
+it. A diagnosis is only *possible*
 if the line also follows other failures, if several entries explain the line without further evidence for one of them,
 if the only evidence is the exit code or a sign with several causes, if the line is not part of the failure that ended
 the run, or if the job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
@@ -32,14 +33,14 @@ Certainty: TypeAlias = Literal["likely", "possible"]
 
 
 class MatchedLine(Frozen):
-    """A line of the log with its number, from 1; 0 for an observation (the exit code or a sign)."""
+    """A line of the log with its number, which starts at 1. An exit code or a sign has the number 0."""
 
     number: int
     text: str
 
 
 class Diagnosis(Frozen):
-    """One entry that explains lines of the log. It is deliberately short; look up `id` for the full entry."""
+    """A short summary of an entry that explains the failure. `id` identifies the full entry."""
 
     id: str
     title: str
@@ -103,8 +104,9 @@ class _Wording(NamedTuple):
     whole: str
 
     def beats(self, other: _Wording) -> bool:
-        """Return whether this match is more specific than `other`: its fixed text, or otherwise its full match,
-        contains that of the other match.
+        """Return whether this match is more specific than `other`, that is, contains its fixed text.
+
+        If the fixed texts are equal, or neither contains the other, the full matches are compared in the same way.
         """
         if self.fixed != other.fixed and (self.fixed in other.fixed or other.fixed in self.fixed):
             return other.fixed in self.fixed
@@ -113,7 +115,7 @@ class _Wording(NamedTuple):
 
 @dataclass(frozen=True)
 class _Case:
-    """The evidence for one entry: lines (and the exit code) with their signatures, and signs."""
+    """The evidence for one entry: the lines that its signatures match (or the exit code), and the observed signs."""
 
     gotcha: Gotcha
     hits: list[Match]
@@ -160,7 +162,7 @@ class _Case:
 
     @property
     def any_program(self) -> bool:
-        """Return whether the only match is the exit code or a message that a runtime prints for any program."""
+        """Return whether every match is the exit code or a message that a runtime prints for any program."""
         return all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, int, bool, bool, int, str]:
@@ -211,7 +213,7 @@ class _Case:
         )
 
     def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
-        """Return the diagnosis with its main evidence: observations, the first matched lines and the last one."""
+        """Return the diagnosis with its main evidence: observed signs, the first matched lines and the last one."""
         unique = {line.number: line for line, _ in reversed(self.hits)}
         numbers = sorted(unique)
         kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
@@ -249,8 +251,8 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop entries whose evidence is much weaker than that of the best entry: recovered errors, and warnings if an
-    error was found.
+    """Drop the entries with the weakest evidence: those for recovered errors, and those for warnings if an error was
+    found.
     """
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
@@ -290,9 +292,7 @@ def _cases(
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Return, for each line, the entries that explain it. A match overrides another match if it contains the other's
-    text.
-    """
+    """Return, for each line, the entries that explain it. A more specific match overrides the other matches."""
     lines: dict[int, dict[str, _Wording]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():

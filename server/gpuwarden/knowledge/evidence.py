@@ -26,9 +26,7 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """Return the first exception of a chain, or else the first line that contains a word such as `error`, or an empty
-    string.
-    """
+    """Return the first line with an exception, or else the first with a word such as `error`, or an empty string."""
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
@@ -46,7 +44,7 @@ def failing_lines(log: str) -> tuple[str, ...]:
 
 
 def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return libraries as `name version`: those named in the log, then the requirements given in `more`."""
+    """Return the library versions in the log, each as `name version`, followed by the requirements in `more`."""
     seen: dict[str, str] = {}
     for name, number in _VERSION.findall(log):
         seen.setdefault(name.lower().replace("_", "-"), number)

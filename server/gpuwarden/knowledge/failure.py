@@ -1,4 +1,4 @@
-"""Read how a log ends: the failure, its location, the progress before it, and the errors from which the run recovered.
+"""Read a run's failure from its log: its location, the progress before it, and errors from which the run recovered.
 
 Only the failure is matched with the reference entries, so each line gets a `Weight`: an exception that ended the run
 has the highest weight, a warning counts only if there is no error, and an error after which training continued does not
@@ -22,7 +22,7 @@ CONTINUED = 2
 """A run counts as continued if at least this many different steps follow an error."""
 MANY_STEPS = 8
 LONG = 100
-"""Text with at least this many lines and several steps is a log, even if samples in it contain questions."""
+"""Text with at least this many lines and several steps counts as a log, even if printed samples contain questions."""
 VERY_LONG = 400
 """In text with at least this many lines, two steps are enough, because model outputs fill the lines between them."""
 LAST = 6
@@ -34,7 +34,7 @@ _FILE = re.compile(r"\s*File \"")
 
 
 class Weight(IntEnum):
-    """How relevant a line is to the end of the run."""
+    """The relevance of a log line to the end of the run."""
 
     RECOVERED = 0
     PLAIN = 1
@@ -53,11 +53,11 @@ class Outcome(StrEnum):
 
 
 class Gone(Frozen):
-    """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
+    """A name that the installed release of a library lacks. The tables of releases are searched for it.
 
     `callers` are the calls in the traceback's source lines, innermost first. They are needed because the messages of
-    Python 3.9 and older do not contain the class. `partial` means that the module was only partly imported, because of
-    a circular import or a local file with its name.
+    Python 3.9 and older do not name the class. `partial` means that the module was only partly imported, because of a
+    circular import or a local file with the same name.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Line(Frozen):
 
 
 class ExceptionRead(Frozen):
-    """A summary of one exception. `frame` is its innermost call outside Python's library."""
+    """A summary of one exception. `frame` is its innermost call outside Python's standard library."""
 
     type: str
     message: str
@@ -87,7 +87,7 @@ class ExceptionRead(Frozen):
 
 
 class Failure(Frozen):
-    """The end of a run according to its log."""
+    """The outcome of a run according to its log, with the evidence."""
 
     outcome: Outcome
     exception: ExceptionRead | None = None
@@ -140,7 +140,7 @@ class Reading:
         ]
         self.failure = self._failure(log, exit_code)
         self.joined = {one.at: one.text for last in self.fatal for one in last.chain}
-        """The complete messages of exceptions, keyed by the line with the type, because terminals wrap lines."""
+        """The complete exceptions, keyed by the number of the line with the type. Terminals may wrap their messages."""
 
     def weight(self, at: int) -> Weight:
         """Return the weight of a line, given its index in `lines`."""
@@ -186,12 +186,12 @@ class Reading:
 
     @property
     def shaped(self) -> bool:
-        """Return whether most lines look like log lines, so that even a short text counts as a log."""
+        """Return whether most of the first lines look like log lines. If so, even a short text counts as a log."""
         few = self.lines[:40]
         return len(few) > 1 and 2 * sum(marks.SHAPED.match(line.text) is not None for line in few) > len(few)
 
     def _weigh(self) -> None:
-        """Set the weights of the lines of exceptions, and those of their frames if the run continued."""
+        """Set the weights of exception lines and, if the run continued after an exception, of its traceback."""
         self._weights[-1] = Weight.PLAIN
         rank = self.primary.rank if self.primary else ""
         for last in self.raised:
@@ -281,7 +281,7 @@ def gone(message: str) -> Gone | None:
 
 
 def read_failure(log: str, exit_code: int | None = None) -> Failure:
-    """Read the end of a run from its log."""
+    """Return how a run ended according to its log."""
     return Reading(log, exit_code).failure
 
 

@@ -29,7 +29,7 @@ ODD = re.compile(
 )
 """A metric that is not finite, or a loss of exactly 0."""
 ODD_EVALUATION = re.compile(r"(?i)\b(?:eval|val|valid|validation)[_/ ]loss['\"]?\s?[:=]\s?['\"]?nan\b")
-"""An evaluation loss that is not finite. It counts even if later training steps are normal."""
+"""An evaluation loss of NaN. It indicates a failure even if later training steps are normal."""
 EXIT_CODE = re.compile(
     r"(?i)(?:exited with(?: exit)? code|exit ?code\s{0,4}:|\(exitcode:|exit status|non-zero exit status|return code:?)"
     r"\s?(?P<code>-?\d{1,3})\b"
@@ -47,7 +47,7 @@ HARD = re.compile(
     r"|ErrImagePull|bad interpreter|Stale file handle|: undefined symbol: "
     r"|(?i:\bloss is [+-]?(?:nan|inf)\w{0,5}, stopping)"
 )
-"""Failures that end a run without an exception."""
+"""Messages about failures that can end a run without a Python exception."""
 DEVICE = re.compile(
     r"CUDA|NCCL|nccl|\bXid\b|CU(?:BLAS|DNN)_|Out of memory: Kill|oom-kill|oom_reaper|cgroup out of memory|OOMKilled"
 )
@@ -73,7 +73,7 @@ GONE = (
     ("name", re.compile(r"Can't get attribute '(?P<name>\w+)' on <module '(?P<owner>[\w.]+)'")),
     ("module", re.compile(r"No module named '(?P<owner>)(?P<name>[\w.]+)'")),
 )
-"""Error messages about names that a release lacks, by the kind of name."""
+"""Error messages about a missing name, each with the kind of the name."""
 CALLED = re.compile(r"\b((?:[a-z_]\w*\.){0,4}[A-Za-z]\w*)\(")
 """A call in a source line of a traceback."""
 REPORT = re.compile(

@@ -58,7 +58,7 @@ def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, .
 
 
 def age(verified: str, today: date) -> int:
-    """Return the number of months from a year-month to the month of `today`."""
+    """Return the number of months between `verified` (YYYY-MM) and the month of `today`."""
     year, month = map(int, verified.split("-")[:2])
     return (today.year - year) * 12 + today.month - month
 
@@ -102,7 +102,7 @@ def _stamps(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _dead(file: str, body: str, first: int, catalogue: Catalogue, path: Path) -> Iterator[Issue]:
-    """Yield links to files that don't exist and ids that match no entry; code blocks are skipped."""
+    """Yield an issue for each link to a missing file and each id without an entry. Code blocks are skipped."""
     prefixes = {page.prefix for page in catalogue.pages.values() if page.prefix}
     text = _FENCED.sub(lambda block: "\n" * block.group().count("\n"), body)
     for number, line in enumerate(text.split("\n"), first):

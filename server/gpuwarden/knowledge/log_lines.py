@@ -1,4 +1,4 @@
-"""Split a log into lines with their ranks, and read a limited part of a file of any size.
+"""Split a log into lines with their ranks, and read only the relevant parts of large log files.
 
 Launchers prefix each line with a rank or a time (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` from
 srun), and interleave the ranks. `LogLine.body` is the line without its prefix, so that a traceback can be read per
@@ -18,7 +18,8 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""The number of failure marks kept from the middle of a long file. Half of them are the first marks, and half the last.
+"""Maximum number of failure marks whose context is kept from the middle of a long file. Half of them are the first
+marks, and half are the last ones.
 """
 LEFT_OUT = "\x00"
 """Marks the start of a line that replaces omitted lines and gives their number."""
@@ -53,8 +54,8 @@ _NOT_PROGRESS = re.compile(r"wandb:|.{0,80}\b(?:Error|Exception|Warning|WARN|E\d
 
 
 class LogLine(NamedTuple):
-    """A line with its number, from 1. `text` is the printed line; `body` is the indented line without its `rank`
-    prefix.
+    """A log line. `number` starts at 1. `text` is the line without indentation; `body` keeps the indentation, but not
+    the prefix with the time and `rank`.
     """
 
     number: int
@@ -64,9 +65,9 @@ class LogLine(NamedTuple):
 
 
 def read_lines(log: str) -> list[LogLine]:
-    """Split a log into numbered lines, including redraws of progress bars.
+    """Split a log into numbered lines. Each redraw of a progress bar counts as a separate line with the same number.
 
-    If a log exceeds 1 MB, only both ends are read.
+    If a log exceeds 1 MB, only its beginning and its end are read.
     """
     cut = len(log) - MAX_LOG
     parts = [(1, log)]
@@ -97,7 +98,7 @@ def _line(number: int, piece: str) -> LogLine:
 
 
 def step_of(line: LogLine) -> str:
-    """Return the part that distinguishes this step from others, or an empty string if the line reports no progress."""
+    """Return text that identifies the training step in a line, or an empty string if the line reports no progress."""
     text = line.text
     if not any(char.isdigit() for char in text[:200]) or _NOT_PROGRESS.match(text):
         return ""
@@ -110,7 +111,7 @@ def step_of(line: LogLine) -> str:
 
 
 def read_log(file: BinaryIO) -> str:
-    """Return a log of any size as at most about 1 MB of text: both ends, and the context of failure marks between them.
+    """Read a log of any size. Return about 1 MB at most: both ends, and the context of failure marks between them.
 
     Each omitted part is replaced by a line that begins with LEFT_OUT, so that line numbers stay correct.
     """
@@ -140,7 +141,7 @@ class _Middle:
         self.last: deque[tuple[int, bytes]] = deque(maxlen=MAX_FOUND // 2)
 
     def pass_over(self, chunk: bytes) -> None:
-        """Record the failure marks of a chunk in order, without overlaps."""
+        """Record the failure marks of a skipped chunk in order, with context that does not overlap."""
         places = sorted(at for telling in TELLING for at in (chunk.find(telling), chunk.rfind(telling)) if at >= 0)
         end = 0
         for at in places:
@@ -163,5 +164,5 @@ class _Middle:
 
 
 def _left_out(lines: int) -> bytes:
-    """Return this many line breaks, or one line that states how many lines were skipped."""
+    """Return a line that states how many lines were omitted, or empty lines if there are fewer than three."""
     return b"\n" * lines if lines < 3 else f"\n{LEFT_OUT}{lines - 2}\n".encode()

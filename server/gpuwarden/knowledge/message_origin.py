@@ -36,7 +36,7 @@ class Origin(Frozen):
 
 
 def origin(failure: Failure) -> Origin | None:
-    """Return the origin of the exception that ended a run, or of the exception that caused it; None if unknown."""
+    """Return the origin of the exception that ended a run, or else of its nearest cause; None if both are unknown."""
     raised = (failure.exception, *reversed(failure.chain)) if failure.exception else ()
     return next((found for one in raised if (found := _origin(one))), None)
 

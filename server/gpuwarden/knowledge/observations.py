@@ -1,6 +1,6 @@
 """Signs: observations of a job that do not come from its log. A job can print any log line, but can't fake a sign.
 
-An entry lists its signs (`signs: [stall]`) in the same way as the signatures for its log lines.
+A catalog entry lists its signs (`signs: [stall]`) in the same way as the signatures for its log lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Sign(StrEnum):
 
 
 class Seen(Frozen):
-    """One sign as text. `sure`: the sign alone establishes the cause; otherwise it only makes the cause more likely."""
+    """An observed sign and its description. If `sure` is true, the sign alone establishes the cause; otherwise, it only
+    makes the cause more likely.
+    """
 
     sign: Sign
     text: str

@@ -1,4 +1,4 @@
-"""Draft an entry from a failed run. The user reviews the draft; it is never written into the catalog.
+"""Draft a catalog entry from a failed run. The user reviews the draft; gpuwarden never adds it to the catalog itself.
 
 `references/self-improvement.md` lists the requirements: the cause is known, the failure was reproduced or is explained
 by a mechanism, and the lesson is general.
@@ -42,7 +42,7 @@ class Bar:
     general: bool
 
     def missing(self) -> list[str]:
-        """Return the requirements that the lesson does not meet; empty if the lesson is worth an entry."""
+        """Return a clause for each unmet requirement. The list is empty if the lesson is worth an entry."""
         wanted = {
             "its cause is not established": self.root_caused,
             "it was neither reproduced nor explained by a mechanism": self.reproduced or self.mechanistic,

@@ -1,8 +1,8 @@
 """Extract the relevant parts of a pasted report: its title, the description and the lines of the error.
 
 Users paste complete issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
-Most of these words match entries unrelated to the failure, so these words are removed before a search by words.
-Signatures are still compared with every line.
+Most of this text would match unrelated entries, so it is removed before a search by words. Signatures are still
+compared with every line.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _CODE = re.compile(
 
 
 def gist(text: str) -> str:
-    """Return `text` without lines unrelated to the failure. Text is returned unchanged if it is short or has no related
-    lines.
+    """Return `text` without lines unrelated to the failure. If the text is short, or if few words would remain, no line
+    is removed.
     """
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
@@ -68,5 +68,5 @@ def gist(text: str) -> str:
 
 
 def _ends(text: str) -> str:
-    """Return both ends of text that is too long to be a description of one failure."""
+    """Return `text`, or only both of its ends if it is too long to be a description of one failure."""
     return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"

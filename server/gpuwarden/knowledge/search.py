@@ -47,7 +47,7 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""The maximum count of a term in one field, because aliases in two languages repeat the same concept."""
+"""Further occurrences of a term in a field do not count, because aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
@@ -66,7 +66,7 @@ ENOUGH = 14.0  # a long description does not have to match completely
 ENOUGH_OF_A_PASSAGE = 22.0
 SECTION = 1.15
 CANDIDATES = 40
-CLOSENESS = 0.8  # bonus for an entry whose title, alias or sentence equals the query
+CLOSENESS = 0.8  # maximum bonus, given if an entry's title, alias or sentence equals the query
 COVERED = 0.6  # the part of a score that depends on the coverage of the query
 FITS = ((17.0, 0.3), (13.0, 0.46), (10.0, 0.5), (8.0, 0.65))
 SIGNATURE_SCORE = 100.0
@@ -100,7 +100,7 @@ class Hit(Frozen):
 
 @dataclass(frozen=True)
 class Document:
-    """One indexed entry or section: the result to return, and its weight for each term."""
+    """An indexed entry or section: its search result, the weight of each of its terms, and its short texts."""
 
     hit: Hit
     weights: dict[str, float]
@@ -253,7 +253,7 @@ class Index:
         return [rows[n] for n in (*top, *order[CANDIDATES:])]
 
     def _closer(self, slots: list[Slot], number: int) -> float:
-        """Return a factor above 1 for a document whose title, alias or sentence is similar to the query."""
+        """Return a factor of at least 1, which grows with the similarity of a title, alias or sentence to the query."""
         if number not in self._units:
             units = [self.slots(text) for text in self.documents[number].passages]
             self._units[number] = [(unit, frozenset[str]().union(*(slot.terms for slot in unit))) for unit in units]
@@ -339,7 +339,7 @@ def nothing_failed(reading: Reading) -> bool:
 
 
 def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
-    """Yield the entry for a name that exists only in some releases of a library."""
+    """Yield the entry that explains a missing name, if the name exists only in some releases of the library."""
     raised, skew = reading.failure.exception, explain(reading.failure)
     if raised is None or skew is None or skew.change in {Change.PRESENT, Change.NEVER}:
         return
@@ -370,7 +370,7 @@ def _words(query: str, reading: Reading) -> str:
 
 
 def both_ends(query: str) -> str:
-    """Limit a query's characters and lines, keeping both ends."""
+    """Shorten a long query to its beginning and its end."""
     query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
     lines = query.splitlines()
     if len(lines) <= MAX_LINES:

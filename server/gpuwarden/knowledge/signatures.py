@@ -1,4 +1,4 @@
-"""Check signatures: regular expressions that stay fast on any line.
+"""Check signatures: regular expressions that match log lines and must be fast on any line.
 
 Python's `re` can't be interrupted, so a signature may only use constructs that can't backtrack without limit: no group
 is repeated, a dot is repeated only up to a bound, a signature does not begin with an unbounded repetition, and
@@ -27,7 +27,7 @@ def complaint(pattern: str) -> str | None:
         return f"is longer than {MAX_PATTERN} characters"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # about constructs whose meaning may change in a later Python
+            warnings.simplefilter("error")  # Python warns about syntax whose meaning may change
             compiled = re.compile(pattern)
     except (re.error, FutureWarning) as error:
         return f"is not a regular expression: {error}"
@@ -93,7 +93,7 @@ def _atoms(body: str) -> tuple[tuple[str, str], ...]:
 
 
 def parts(pattern: str) -> tuple[list[str], list[str]]:
-    """Return the fixed parts of a pattern in order, and those inside its groups, any of which may be absent."""
+    """Return the fixed parts of a pattern in order and, separately, those inside groups, which a match may lack."""
     fixed, optional, depth = [""], [""], 0
     for atom, quantifier in _atoms(_body(pattern)):
         depth += (atom[0] == "(") - (atom == ")")
@@ -115,7 +115,7 @@ def _literal(atom: str) -> str:
 
 @lru_cache(maxsize=4096)
 def literal_of(pattern: str) -> str:
-    """Return the longest text that every match contains, in lower case; empty if no such text has 3 characters."""
+    """Return the longest text that every match contains, in lower case; empty if it has fewer than 3 characters."""
     best = run = ""
     depth = 0
     for atom, quantifier in _atoms(_body(pattern)):

@@ -1,7 +1,6 @@
-"""Read the exceptions of a log: their type, message, frames and chain, per rank.
+"""Read the exceptions in a log: the rank, type, message, frames and chain of each.
 
-The formats of CPython, IPython and rich are supported, as is the line of an exception that was pasted without its
-traceback.
+The formats of CPython, IPython and rich are supported, as is an exception line that was pasted without its traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuwarden.knowledge.log_lines import LogLine, step_of
 
 MAX_MESSAGE = 40
-"""The maximum number of lines of one exception's message; further lines only list more tensor shapes or names."""
+"""Maximum number of lines that are read of an exception's message. Further lines only list tensor shapes or names."""
 MAX_MESSAGE_TEXT = 4_000
 _HEADER = re.compile(r"(?:.{0,200}\s)?Traceback \(most recent call last\)")
 _IGNORED = re.compile(
@@ -62,9 +61,9 @@ class Frame:
 
 @dataclass(eq=False)
 class Raised:
-    """One printed exception. `first` and `last` are its first and last line, `at` is the line of its type.
+    """One printed exception. `first` and `last` are its first and last line numbers; `at` is that of the type's line.
 
-    `cause` is the previous exception in the chain. `ignored`: Python printed the exception and continued.
+    `cause` is the previous exception in the chain. `ignored` is true if Python printed the exception and continued.
     """
 
     type: str
@@ -104,7 +103,7 @@ class Raised:
 
 
 def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
-    """Return the exceptions of every rank, sorted by the line of their type; for a chain, its last exception."""
+    """Return the exceptions of all ranks in log order. A chain is represented by its last exception."""
     streams: dict[str, list[LogLine]] = {}
     for line in lines:
         streams.setdefault(line.rank, []).append(line)
@@ -113,7 +112,7 @@ def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
 
 
 def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
-    """Yield the exceptions in the lines of one rank, with each chain joined."""
+    """Yield the exceptions in the lines of one rank. A chain is represented by its last exception."""
     pending: Raised | None = None
     chained = False
     for raised in _single(lines):
@@ -167,7 +166,7 @@ def _frame(body: str) -> Frame | None:
 
 
 def _raised(body: str, *, inside: bool) -> re.Match[str] | None:
-    """Match the line with an exception's type; after a frame, any dotted name may be the type."""
+    """Match a line that starts with an exception's type. After a frame, any dotted name counts as a type."""
     text = body.strip() if not inside else body
     found = _RAISED.match(text)
     if found and found["type"].endswith("Warning") and not inside:

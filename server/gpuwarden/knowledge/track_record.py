@@ -32,14 +32,14 @@ def trusted(entry: str, signature: str) -> bool:
 
 @lru_cache(maxsize=1)
 def records() -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the number of correctly explained reports and the total number, by entry and signature."""
+    """Return, by entry and signature, the number of correctly explained reports and the number of all reports."""
     rows = (line.split(" ", 3) for line in _lines("signature_record.txt"))
     return {(entry, signature): (int(right), int(total)) for entry, right, total, signature in rows}
 
 
 @lru_cache(maxsize=1)
 def runtime_wordings() -> frozenset[tuple[str, str]]:
-    """Return the (entry, signature) pairs where a runtime prints the signature's words for any program."""
+    """Return the (entry, signature) pairs for messages that a runtime prints for any program."""
     rows = (line.split(" ", 1) for line in _lines("runtime_wording.txt"))
     return frozenset((entry, signature) for entry, signature in rows)
 

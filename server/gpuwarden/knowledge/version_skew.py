@@ -31,7 +31,7 @@ MODEL = re.compile(r"(?:For[A-Z]\w+|Model|LMHeadModel)$")
 
 
 class Change(StrEnum):
-    """How the existence of a name differs between releases."""
+    """How the installed release relates to the releases that have a name."""
 
     REMOVED = "removed"
     ADDED = "added"
@@ -156,7 +156,7 @@ def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
 
 
 def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases in which a module binds a name."""
+    """Yield the releases in which a module defines or imports a name."""
     module = canonical(gone.owner)
     package = package_of(module)
     known = table(package)
@@ -175,7 +175,7 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
 
 
 def _home(known: Table, dotted: str) -> str:
-    """Return the module that has a name in the newest release, or the name's replacement."""
+    """Return the replacement of a name, or else its dotted name in the newest release; empty if both are unknown."""
     owner, _, name = dotted.rpartition(".")
     root = owner.partition(".")[0]
     if advice := NAMES.get(dotted) or NAMES.get(f"{root}.{name}"):
@@ -185,7 +185,7 @@ def _home(known: Table, dotted: str) -> str:
 
 
 def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases that have a module. Yields nothing if the package is not installed."""
+    """Yield the releases that have a module. Yields nothing if the whole package is missing."""
     module = canonical(gone.name)
     known = table(package_of(module))
     if known is None or "." not in gone.name:
@@ -210,7 +210,7 @@ def _classes(gone: Gone) -> Iterator[str]:
 
 
 def _qualified(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the packages that define a class, or a function in their top-level module, with its dotted name."""
+    """Yield (package, dotted name) for every class of this name, and every function of this name at the top level."""
     for package in sorted(packages()):
         known = table(package)
         assert known is not None

@@ -1,7 +1,7 @@
 """Convert text to search terms: stems, identifier parts, Chinese bigrams, concepts, and corrections of typos.
 
 A *concept* is a set of phrases with one meaning, in English and Chinese (`concepts.txt`). Text with any of the phrases
-gets the concept's term, so that "video memory is full", "OOM" and "显存不足" match.
+gets the concept's term, so that "video memory is full", "OOM" and "显存不足" match each other.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHINESE_STOP_WORDS = """
 的 了 是 在 我 就 都 也 还 吗 呢 把 和 与 从 到 对 用 着 又 再 会 能 让 给 请 中 时 后 前 里 上 下
 """
 MOST_KEPT = 1 << 14
-"""The size of the stem cache, which is useful because texts repeat a few thousand words."""
+"""Maximum number of cached results. Texts repeat the same few thousand words, so caching them saves time."""
 _STOP_CHINESE = re.compile("|".join(CHINESE_STOP_WORDS.split()))
 
 
@@ -101,13 +101,13 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Return the stems of everyday words. They indicate little about the topic, even if entries rarely use them."""
+    """Return the stems of everyday words. They reveal little about the topic, even if they are rare in the entries."""
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 
 @lru_cache(maxsize=1)
 def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Read the tables: stemmed English phrase -> concepts, and Chinese phrase -> concepts."""
+    """Return two tables of concepts: one keyed by stemmed English phrase, the other by Chinese phrase."""
     english: dict[str, list[str]] = defaultdict(list)
     chinese: dict[str, list[str]] = defaultdict(list)
     text = resources.files("gpuwarden.knowledge").joinpath("concepts.txt").read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def chinese_terms(text: str) -> tuple[list[str], list[str]]:
-    """Return the concepts and the remaining character pairs of the Chinese words in `text`."""
+    """Return the concepts in the Chinese parts of `text`, and the character pairs of the words without a concept."""
     table = concepts()[1]
     longest = max(map(len, table), default=0)
     found: list[str] = []
@@ -185,7 +185,7 @@ class Speller:
                 self._grams[gram].add(word)
 
     def parts(self, word: str) -> tuple[str, ...]:
-        """Split an unknown word into two known words, as in "googlecolab", or return it alone."""
+        """Split an unknown word such as "googlecolab" into two known words. Return any other word unsplit."""
         if word in self.known or not word.isalpha() or not LEAST_JOINED <= len(word) <= 2 * self._longest + STEMMED:
             return (word,)
         halves = ((word[:at], stem(word[at:])) for at in range(4, len(word) - 3))
@@ -193,7 +193,7 @@ class Speller:
         return max(known, key=lambda pair: len(pair[0]), default=(word,)) if self.nearest(word) is None else (word,)
 
     def nearest(self, word: str) -> str | None:
-        """Return the closest known word within one edit (two from 9 letters on), or None.
+        """Return the closest known word within one edit (two for words of at least 9 letters), or None.
 
         Short words have too many neighbors, so a short word only matches a known word with the same letters.
         """
@@ -221,7 +221,7 @@ def _trigrams(word: str) -> set[str]:
 
 
 def edits(a: str, b: str) -> int:
-    """Count insertions, deletions, replacements and swaps of adjacent letters between two words."""
+    """Return the edit distance of two words. A swap of adjacent letters counts as one edit."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -1,4 +1,4 @@
-"""Dependencies of the use cases: ledger, policy, clock, backends and providers."""
+"""The context of every operation: its access to the ledger, the policy, the clock, the backends and the providers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gpuwarden.providers.base import Provider, keyed, load_provider
 
 REHEARSAL = "rehearsal/"
 STEP_S = 55.0
-"""Maximum seconds for one step on a machine while its job is locked. The first connection can take almost a minute."""
+"""Maximum duration in seconds of one step while a job is locked. The first connection can take almost a minute."""
 LOCK_PATIENCE_S = 60.0
 """Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
 
 
 class Ended(NamedTuple):
-    """A machine that is no longer billed, with the time when it ended and the cost of its last 24 hours in US dollars.
+    """A machine whose billing has ended: the time of the end, and the cost of its last 24 hours in US dollars.
 
     `pretend` is true for a machine in a rehearsal.
     """
@@ -52,7 +52,7 @@ class Context:
 
     ledger: Ledger
     source: Policy | Callable[[], InForce]
-    """A fixed policy, or a function that reads the policy in force at each decision."""
+    """A fixed policy, or a function that returns the policy that currently applies."""
     clock: Clock
     home: Path
     env: Mapping[str, str]
@@ -63,33 +63,35 @@ class Context:
     more_notices: tuple[Notice, ...] = ()
     """Notices about matters other than the policy, such as servers that use another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
-    """The provider's last answer to this process for each lease, with its time. The ledger records only status changes.
+    """Maps each lease to the last answer that this process received about its instance, and the time of that answer.
+
+    The ledger records only status changes.
     """
     unseen: dict[str, str] = field(default_factory=dict)
-    """The reason why this process's last poll of an instance failed, by lease."""
+    """Maps leases to the reason why this process's last poll of the instance failed."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """The observation from this process's last poll of each job (`observed`), or the error from that poll (`blind`)."""
     ended: dict[str, Ended] = field(default_factory=dict)
     ended_until: float = 0.0
-    """Machines that ended in the last day, by lease. `ended_until` is the time up to which they have been collected."""
+    """Machines whose billing ended in the last day, by lease, collected up to the time `ended_until`."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
-    """The account's funds at this process's last poll, by platform; None if no machine could be billed."""
+    """Maps platforms to the account's funds at this process's last poll; None if no machine could be billed."""
     phrase: Callable[[Sequence[NextStep]], str] = manual_text
-    """Renders the next steps of an alert as text; set by the interface that opens this context."""
+    """The function that renders an alert's next steps as text, set by the interface that opens this context."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     @property
     def in_force(self) -> InForce:
-        """Read the policy in force now. Raises BadRequest or LedgerError if it is invalid."""
+        """Return the current policy with its digest and notices. Raises BadRequest or LedgerError if it is invalid."""
         if isinstance(self.source, Policy):
             return InForce(self.source, digest_of(self.source.model_dump_json().encode()))
         return self.source()
 
     @property
     def policy(self) -> Policy:
-        """Read the policy in force now. Raises BadRequest or LedgerError if it is invalid."""
+        """Return the current policy. Raises BadRequest or LedgerError if it is invalid."""
         return self.source if isinstance(self.source, Policy) else self.source().policy
 
     @policy.setter
@@ -110,13 +112,16 @@ class Context:
             return (Notice("broken", error.message), *self.more_notices)
 
     def platforms(self) -> list[str]:
-        """Return every platform name, including rehearsals. A platform with targets is listed as `ssh/ALIAS`."""
+        """Return every platform name, including rehearsals. A platform with targets has a placeholder: `ssh/ALIAS`."""
         real = [load_profile(n, self.own_profiles) for n in profile_names(self.own_profiles)]
         rented = sorted(p.id for p in real if p.meter.metered)
         return sorted(p.listed for p in real) + [REHEARSAL + name for name in rented]
 
     def profile(self, platform: str) -> Profile:
-        """Return the profile of a platform. A rehearsal has the real platform's profile, with the local backend."""
+        """Return the profile of a platform.
+
+        A rehearsal has the real platform's profile, but the local backend and the simulated provider.
+        """
         if not platform.startswith(REHEARSAL):
             family, _, target = platform.partition("/")
             named = target and family in profile_names(self.own_profiles)
@@ -156,7 +161,7 @@ class Context:
         return found
 
     def backend(self, name: str) -> Backend:
-        """Return the backend with this name. It is loaded once."""
+        """Return the backend with this name, which is loaded at first use."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
@@ -167,7 +172,7 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """Return the provider for a platform. It is loaded once. Raises NotSupported if the platform has none."""
+        """Return a platform's provider, which is loaded at first use. Raises NotSupported if the platform has none."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -236,7 +241,10 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Lock a job, so that one process at a time advances it. Locks held by a dead process are released."""
+        """Lock a job, so that only one process at a time advances it. The locks of a dead process are released.
+
+        Raises Conflict if another process holds the lock for longer than `patience_s` seconds.
+        """
         deadline = anyio.current_time() + patience_s
         while (held := self.ledger.lock(job_id)) is None:
             if anyio.current_time() > deadline:

@@ -35,7 +35,7 @@ CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""Maximum seconds for one path. If packets are lost, each tested packet size takes a few seconds."""
+"""Maximum duration in seconds of one path's check. If packets are lost, each tested packet size takes a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Looked:
 
 
 async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
-    """Check the nodes; the first one is the rendezvous. Raises BadRequest if the names don't form a valid group."""
+    """Check the nodes; the first one is the rendezvous host. Raises BadRequest if the names form no valid group."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadRequest(f"{twice[0]} is listed twice", "List each node once.")
@@ -89,7 +89,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start the agents concurrently. Return them, and the reason for each node that did not respond."""
+    """Start an agent on every node concurrently. Return the agents, and the error of each node that did not respond."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ async def _each(
 
 
 class _Group:
-    """The agents used in one check."""
+    """The agents on the nodes of one group."""
 
     def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
         self._talks, self._wanted, self._clock = talks, wanted, clock
@@ -158,7 +158,7 @@ class _Group:
         return best
 
     async def ways(self, facts: GroupFacts) -> GroupFacts:
-        """Check the paths between the nodes, over the chosen interfaces."""
+        """Check the network paths between the nodes, over the chosen interfaces."""
         best = chosen(facts)
         there = [name for name in facts.names if name in best and name in facts.nodes]
         talks = {name: self._talks[name] for name in there}
@@ -184,9 +184,9 @@ class _Group:
     async def _way(
         self, talk: NodeTalk, target: str, own: Interface, other: Interface, ports: Mapping[str, Any]
     ) -> Way:
-        """Check one path.
+        """Check one network path.
 
-        Facts that the agent can't report remain unknown; an error does not stop the checks of other paths.
+        Facts that the agent can't report remain unknown. An error does not stop the checks of the other paths.
         """
         where: dict[str, Any] = {"source": own.address, "to": other.address, "token": self._token}
         found: dict[str, Any] = {}

@@ -41,7 +41,7 @@ DAY_S: Final = 86_400.0
 MAX_ALERTS: Final = 20
 """Maximum number of alerts per channel and round; the next round sends the rest."""
 ENDING_SOON: Final = "ending_soon"
-"""The kind of the notice before automatic teardown; its mark is the sequence number of the announcement."""
+"""Kind of the alert that announces an automatic teardown. Its mark is the sequence number of the announcement."""
 
 
 Key = tuple[str, str, str]
@@ -83,14 +83,14 @@ class Alert:
 
 
 def record(ctx: Context, event: type[AlertBody], key: Key, text: str, following: tuple[NextStep, ...] = ()) -> Alert:
-    """Record that an alert is raised or cleared."""
+    """Record that an alert has been raised or cleared, and return the alert."""
     subject, condition, mark = key
     told = tuple(step.as_dict() for step in following)
     return Alert.read(ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text, following=told)))
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert. Returns the reason if it fails, else None."""
+"""Sends one alert. Returns the reason if the alert can't be sent, else None."""
 
 
 def channels(ctx: Context) -> dict[str, Channel]:
@@ -133,17 +133,17 @@ def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
 
 
 class Courier:
-    """Sends each alert to every configured channel. Retries until the channel accepts it or the alert is cleared."""
+    """Sends alerts to every configured channel, and retries until the alert is accepted or cleared."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.trouble: dict[str, str] = {}
-        """Maps each failed channel to the reason."""
+        """Maps the name of each failed channel to the reason for its failure."""
         self._tries: Counter[tuple[str, int]] = Counter()
         self._next: dict[str, float] = {}
 
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
-        """Send each channel its pending alerts until one fails. Return the reason for each channel's failure.
+        """Send each channel its pending alerts, until one can't be sent. Return the reason for each channel's failure.
 
         A new alert is sent at once. The delay before the next attempt doubles after each failure. `current` contains
         the keys of the conditions that are currently true.
@@ -176,7 +176,7 @@ class Courier:
         ledger = self.ctx.ledger
         events = [
             event for key in current if key[2] and (event := ledger.alert(*key))
-        ]  # a condition with a mark is an event
+        ]  # a condition with a mark is a single event, which `standing_alerts` omits
         over = ledger.recent(AlertCleared, self.ctx.clock.now() - DAY_S)
         found: Iterator[Event[AlertBody]] = chain(events, ledger.standing_alerts(), over)
         return sorted(map(Alert.read, found), key=lambda alert: alert.seq)

@@ -32,7 +32,7 @@ class Capacity(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """One platform's answer. `refusal` is the error if the requested machine can't be rented there at the moment.
+    """One platform's answer. `refusal` is the error if the requested machine can't be rented there now.
 
     `profile` is None if the platform could not be queried; the reason is in `quote`.
     """
@@ -79,10 +79,10 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
 
 
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
-    """Query the given platforms, or all configured ones, concurrently. Return the cheapest offer first, refusals last.
+    """Query the given platforms, or all configured ones, concurrently. Return the offers, cheapest first.
 
-    A platform that can't be queried has an unknown price, and comes before the refusals. If it is the only platform
-    given, its error is raised.
+    Platforms that can't be queried have an unknown price, and come after the known prices; refusals come last. If the
+    only given platform can't be queried, its error is raised.
     """
     found: list[Offer] = []
 

@@ -1,4 +1,4 @@
-"""Launch from a receipt alone, using the arguments that were recorded when the receipt was issued."""
+"""Launch a job or a fan-out from its receipt alone, with the arguments recorded when the receipt was issued."""
 
 from __future__ import annotations
 

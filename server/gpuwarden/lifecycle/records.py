@@ -62,7 +62,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event since which no process of a job can write files; None if the job may still have a process."""
+    """Return the event after which no process of a job can write files; None if the job may still have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 
@@ -114,18 +114,18 @@ def receipt_used(ledger: Ledger, receipt_id: str) -> bool:
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
-    """Return the ids of the accepted jobs, least recently changed first."""
+    """Return the ids of the jobs in these states, least recently changed first; without states, all accepted jobs."""
     found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
     return [s.removeprefix("job/") for s in found]
 
 
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
-    """Return the ids of the leases, least recently changed first."""
+    """Return the ids of the leases in these states, least recently changed first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 
 def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
-    """Return the ids of a job's leases, least recently changed first."""
+    """Return the ids of a job's leases in these states, least recently changed first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states, job=job_id)]
 
 

@@ -40,12 +40,12 @@ def check_name(ctx: Context, person: str) -> None:
     if listed and maker not in {*listed, person}:
         raise Refused(
             f"{line(maker, 80) or 'an unknown user'} may not create a token or a passkey for {line(person, 80)}",
-            f"It may be created by its owner or by an approver in the policy: {', '.join(listed)}.",
+            f"Its owner or one of the policy's approvers can create it: {', '.join(listed)}.",
         )
 
 
 def check_receipt(ctx: Context, receipt: str) -> None:
-    """Raise Conflict if users have caps and the receipt and its spending approval belong to another user."""
+    """Raise Conflict if the policy has caps for users, and the receipt was issued to another user."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     asked = person_of(issued.actor) if issued else ""
     if ctx.policy.team.people and asked != person_here(ctx):

@@ -19,7 +19,7 @@ ASK_S = 45.0
 STORE_S = 60.0
 """Seconds for one check of an artifact store, while the job is locked."""
 STORE_FILE_S = 0.02
-"""Additional seconds per file: S3 needs one request per file, several at a time."""
+"""Additional seconds per file. S3 needs one request per file; several requests run concurrently."""
 MOST_STORE_S = 600.0
 
 
@@ -34,4 +34,4 @@ async def in_time(platform: str, question: Awaitable[Answer[T]]) -> Answer[T]:
         with anyio.fail_after(ASK_S):
             return await question
     except TimeoutError:
-        return Unknown(f"{platform} did not respond completely within {ASK_S:g} s")
+        return Unknown(f"{platform} did not send a complete response within {ASK_S:g} s")

@@ -35,7 +35,7 @@ _KEY = re.compile(r"[\x21-\x7e]{8,4096}")
 def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
     """Return the account's key from `variable` or from the file that `<variable>_FILE` names.
 
-    Raises AuthFailed, whose message never contains the key.
+    Raises AuthFailed if there is no valid key. The message never contains the key.
     """
     file = env.get(f"{variable}_FILE")
     text = env.get(variable)
@@ -51,7 +51,7 @@ def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
 def _plausible(key: str, variable: str, platform: str) -> str:
     if not _KEY.fullmatch(key):
         raise AuthFailed(
-            f"the value of {variable} can't be a key of {platform}: it is empty, too short or long, or contains spaces",
+            f"the value of {variable} can't be a key of {platform}: it is empty, too short or too long, or has spaces",
             "Copy the key again.",
         )
     return key
@@ -63,16 +63,16 @@ def _private_text(file: Path, platform: str) -> str:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise AuthFailed(f"the key file {file} of {platform} is not a regular file", "Name a regular file.")
+                raise AuthFailed(f"the key file {file} of {platform} is not a regular file", "Specify a regular file.")
             if os.name == "posix" and mode & 0o077:
                 raise AuthFailed(
                     f"the key file {file} of {platform} may be read by others (mode {mode & 0o777:04o})",
-                    f"chmod 600 {file}, and consider replacing the key: others may have read it.",
+                    f"Run `chmod 600 {file}`, and consider replacing the key: others may have read it.",
                 )
             return stream.read(MAX_KEY_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise AuthFailed(
-            f"the key file {file} of {platform} can't be read: {error.strerror or error}", "Check its name."
+            f"the key file {file} of {platform} can't be read: {error.strerror or error}", "Check the path."
         ) from None
 
 
@@ -110,7 +110,7 @@ def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
     if not (plain and parts.hostname and port_is_fine) or parts.username or parts.query or parts.fragment:
         raise BadRequest(
             f"{variable} must be an https address, or an http address of this machine, without user, query or fragment",
-            "The account's key is sent there.",
+            "Correct the address: the account's key is sent to it.",
         )
     return url
 
@@ -134,7 +134,8 @@ def public_key(env: Mapping[str, str]) -> str | None:
         text = given if _PUBLIC.fullmatch(given) else _first_line(Path(given).expanduser())
         if (key := same_key(text)) is None:
             raise BadRequest(
-                f"{SSH_KEY_VARIABLE} has no public SSH key", "Name a .pub file, such as ~/.ssh/id_ed25519.pub."
+                f"{SSH_KEY_VARIABLE} contains no public SSH key",
+                "Set it to a .pub file, such as ~/.ssh/id_ed25519.pub.",
             )
         return key
     home = Path(env.get("HOME") or "~").expanduser()
@@ -142,7 +143,7 @@ def public_key(env: Mapping[str, str]) -> str | None:
 
 
 def same_key(text: str) -> str | None:
-    """Return `<type> <base64>` of a line of an authorized_keys file; None if the line is not a key."""
+    """Return `<type> <base64>` from a line of an authorized_keys file; None if the line is not a key."""
     match = _PUBLIC.fullmatch(text.strip())
     return f"{match[1]} {match[2]}" if match else None
 

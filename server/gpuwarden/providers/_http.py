@@ -42,7 +42,9 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""If a rate limit requests a wait of at most this many seconds, a read waits; otherwise it raises RateLimited."""
+"""Maximum seconds that a rate-limited read waits before it is repeated. If the platform asks for a longer wait,
+RateLimited is raised.
+"""
 AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
 """An intermediary may reject a request without a User-Agent. The address lets a platform contact the project."""
 NAMES: Final = frozenset(
@@ -231,7 +233,9 @@ class ApiClient:
             raise AuthFailed(f"{platform} refused the key{detail}", f"Check {self.api.key_variable} and its scopes.")
         if status == 429:
             wait = "" if reply.after_s is None else f" and asks to wait {reply.after_s:g} s"
-            raise RateLimited(f"{platform} got too many requests{wait}{detail}", "Wait, then retry.", reply.after_s)
+            raise RateLimited(
+                f"{platform} received too many requests{wait}{detail}", "Wait, then retry.", reply.after_s
+            )
         if status == 402:
             raise BadRequest(f"{platform} refused: the account has no credit{detail}", "Add credit to the account.")
         if status in {400, 422}:
@@ -311,7 +315,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def names_instance(body: Any, depth: int = 4) -> bool:
-    """Return whether a reply to a create names an instance at any level, which proves that it exists."""
+    """Return whether a reply to a create names an instance at any level. If so, the instance exists."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, depth - 1) for item in body)
     if not isinstance(body, dict):
@@ -331,7 +335,7 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
     """Return an UNCLEAR instance for a row with only an id and a name. It may be running, so it counts as billed."""
-    why = f"{platform} lists it, but the other fields of its row could not be read"
+    why = f"{platform} lists the instance, but only its id and name could be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 
 

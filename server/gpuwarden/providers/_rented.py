@@ -55,11 +55,11 @@ class Rented:
     # ------------------------------------------------------------------------------------------------- the account
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the key in use and the API address."""
+        """Return a salted digest of the account's key and the API address."""
         return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
-        """Return the account that the key in use belongs to. The platform is queried once per key.
+        """Return the id of the account that the key belongs to. The platform is queried once per key.
 
         If the API address is not the platform's own, the address is part of the account's name, because a server at
         that address could report any account.
@@ -74,7 +74,7 @@ class Rented:
         return Known(self._accounts[key])
 
     async def ask_account(self) -> Answer[str]:
-        """Request the id of the account from the platform."""
+        """Return the account's id as reported by the platform. Raises NotSupported unless a subclass overrides it."""
         raise NotSupported(f"{self.api.platform} does not report the account through its API")
 
     # ------------------------------------------------------------------------------------------------ one instance
@@ -84,7 +84,7 @@ class Rented:
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Request one instance. None or NotFound means that, according to the platform, the instance does not exist."""
+        """Return one instance. None or NotFound means that the instance does not exist, according to the platform."""
         raise NotImplementedError
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
@@ -133,7 +133,7 @@ class Rented:
         """
         found: Instances = []
         for row in rows:
-            raw, what = json.dumps(row).encode(), "a row of its list"
+            raw, what = json.dumps(row).encode(), "the request for its list (one row)"
             read = self.client.parse(raw, shape, what)
             if isinstance(read, Known):
                 found.append(view(read.value))
@@ -190,7 +190,7 @@ class Rented:
 
     @staticmethod
     def token_in(label: str | None) -> str:
-        """Return the token in a name, or ""."""
+        """Return the token in an instance name, or "" if the name contains none."""
         return label.removeprefix(PREFIX) if label and label.startswith(PREFIX) else ""
 
     # ---------------------------------------------------------------------------------------------------- resources
@@ -212,7 +212,7 @@ class Rented:
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
     def wished(self, resources: Resources, name: str, variable: str = "") -> str:
-        """Return the job's option `name`, else the user's variable for all jobs, else ""."""
+        """Return the job's option `name`, else the value of the environment variable `variable`, else ""."""
         return str(resources.options.get(name) or (self.env.get(variable) if variable else "") or "")
 
     def ssh_key(self) -> str | None:
@@ -244,8 +244,8 @@ async def agreed_gone(
     """Return None if the list can be read and does not contain the instance either; otherwise return the instance as
     listed.
 
-    `said` is the reply for the single instance. A single 404 may be wrong, and a retired API address returns 404 for
-    every instance.
+    `said` describes the reply to the query for this instance. A single 404 may be wrong, and a retired API address
+    returns 404 for every instance.
     """
     try:
         answer = known_list() or await listing()
@@ -265,12 +265,12 @@ def no_such(platform: str, ident: str) -> NotFound:
 
 
 def positive_price(price: float | None) -> float | None:
-    """Return a positive price, otherwise None, because zero means unknown."""
+    """Return `price` if it is positive, otherwise None, because platforms report an unknown price as zero."""
     return price if price is not None and price > 0 else None
 
 
 def epoch(moment: datetime | None) -> float | None:
-    """Convert to seconds since the epoch; a time without a zone is UTC."""
+    """Convert a time to seconds since the epoch. A time without a zone counts as UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,9 +1,9 @@
-"""Base class of the providers that don't rent machines in advance.
+"""Base class for providers that don't rent machines in advance.
 
 `create` makes a reservation, and the job itself is the instance.
 
-A reservation is a private file, named by its token. Jobs of other programs may have any string as a token in their
-labels. A string that is not a valid file name does not belong to a reservation.
+A reservation is a private file, named by its token. A job of another program may have any string in the label for the
+token. A string that is not a valid file name can't belong to a reservation.
 """
 
 from __future__ import annotations
@@ -68,5 +68,5 @@ class ReservingProvider:
             meter=False,
             price_usd_per_hour=noted.get("usd"),
             created_at=noted.get("at"),
-            why="reserved; no job runs yet",
+            why="reserved; no job has started yet",
         )

@@ -4,7 +4,7 @@
 |---|---|
 | `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; all tokens have full rights |
 | `AUTODL_IMAGE` | uuid of the image of new instances |
-| `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
+| `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, because AutoDL reports yuan |
 
 The API does not report the account. After the token is replaced, the new token counts as another account's until a
 request confirms that it can access the instance.
@@ -104,7 +104,7 @@ class _Page(ResponseModel):
 
 
 class _Snapshot(ResponseModel):
-    """The fields of a snapshot that are not secret."""
+    """The fields of a snapshot that contain no secrets."""
 
     proxy_host: str
     ssh_port: int
@@ -130,7 +130,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if "频繁" in text or reply.status == 429:
         return RateLimited(f"AutoDL received too many requests {detail}", "Wait, then retry.", reply.after_s)
     if "库存" in text:
-        return NoCapacity(f"AutoDL has no free capacity now {detail}", "Try another GPU, or later.")
+        return NoCapacity(f"AutoDL has no free capacity now {detail}", "Try another GPU, or try again later.")
     if "余额" in text:
         return BadRequest(f"AutoDL refused: the account has no credit {detail}", "Add credit to the account.")
     if "关机" in text:
@@ -169,7 +169,7 @@ class AutoDL(Rented):
             findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add credit."))
         if self.ssh_key() is None:
             message = "this machine has no public SSH key; an AutoDL instance accepts only keys added in its console"
-            findings.append(self.finding(Severity.WARNING, message, "ssh-keygen -t ed25519"))
+            findings.append(self.finding(Severity.WARNING, message, "Create one with `ssh-keygen -t ed25519`."))
         return findings
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -192,7 +192,7 @@ class AutoDL(Rented):
                 )
             expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
             if expand > MOST_DISK_GB:
-                raise BadRequest(f"AutoDL's system disk grows to {SYSTEM_DISK_GB + MOST_DISK_GB} GB at most")
+                raise BadRequest(f"AutoDL's system disk can have at most {SYSTEM_DISK_GB + MOST_DISK_GB} GB")
         order: dict[str, object] = {
             "req_gpu_amount": resources.gpu_count,
             "expand_system_disk_by_gb": expand,
@@ -273,7 +273,7 @@ class AutoDL(Rented):
         return await self._act(id, "power_off")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Release an instance. Raises Conflict unless it is off, since AutoDL might release a running instance."""
+        """Release an instance. Raises Conflict unless it is off, because AutoDL might release even a running one."""
         if not is_safe_id(id):
             return Known(None)
         try:
@@ -332,7 +332,7 @@ class AutoDL(Rented):
     def _spec(self, resources: Resources) -> str:
         asked = self.refuse_unsold(resources)
         if not 1 <= resources.gpu_count <= MOST_GPUS:
-            raise BadRequest(f"AutoDL rents 1 to {MOST_GPUS} GPUs in one instance", "Ask for fewer.")
+            raise BadRequest(f"AutoDL rents 1 to {MOST_GPUS} GPUs in one instance", "Request fewer GPUs.")
         known = [spec for name, spec in SPECS.items() if asked == spec or gpu_matches(asked, (name,))]
         if len(known) > 1:
             raise BadRequest(
@@ -354,5 +354,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
-    """Return the provider for one profile. The provider does not store files."""
+    """Return the provider for one profile. The provider stores no files."""
     return AutoDL(profile, clock)

@@ -2,13 +2,13 @@
 
 A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
 environment variables that contain the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the
-platform's own tools that end machines. The guard of an agent's shell checks these commands.
+platform's own tools that end machines. The guard compares an agent's shell commands with them.
 
 Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
 have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
 inside `core.errors.nothing_sent` needs no such check: no order was sent, and the caller can try another platform at
-once. A lost or unreadable reply is an `Unknown` answer: the request may have taken effect, so the caller checks before
-it retries.
+once. A lost or unreadable reply is an `Unknown` answer: the request may have taken effect, so the caller checks for an
+effect before retrying.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ class Provider(Protocol):
     """Minimum seconds between two polls if the second is to confirm the first."""
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the account's key in use. Raises AuthFailed if no key is set."""
+        """Return a salted digest of the account's key. Raises AuthFailed if no key is set."""
         ...
 
     async def account_id(self) -> Answer[str]:
-        """Return the account of the key in use. Raises NotSupported if the platform's API does not report it."""
+        """Return the id of the account that the key belongs to. Raises NotSupported if the platform's API does not
+        report it.
+        """
         ...
 
     async def check(self) -> list[Finding]:
@@ -54,11 +56,11 @@ class Provider(Protocol):
         ...
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the current price."""
+        """Return the current price of a machine with these resources."""
         ...
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent one instance with `token` in its name or label. Returns at once."""
+        """Rent one instance with `token` in its name or label. Returns before the instance has booted."""
         ...
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -123,7 +125,7 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
     """Let `get` confirm a missing instance with a recently read list. With None, `get` requests a new list.
 
-    Otherwise, a platform that reclaimed a thousand machines would be asked for its list a thousand times.
+    Without a shared list, a thousand reclaimed machines would cause a thousand requests for the list.
     """
     token = _LIST.set(listed)
     try:
@@ -161,7 +163,7 @@ def provider_names() -> list[str]:
 
 
 def account_keys() -> frozenset[str]:
-    """Return the environment variables with the account keys of all providers. They are never sent to a machine."""
+    """Return the names of the environment variables for account keys, which are never sent to a machine."""
     names: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
     return frozenset(word for keys in names for key in keys for word in (key, f"{key}_FILE"))
 

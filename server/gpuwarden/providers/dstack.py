@@ -71,7 +71,7 @@ _THERE: Final = frozenset({"pending", "provisioning", "idle", "busy", "terminati
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> DstackProvider:
-    """Return the provider."""
+    """Return the provider for one profile."""
     return DstackProvider(profile, state, clock)
 
 
@@ -162,7 +162,7 @@ class DstackProvider(ReservingProvider):
         reservation.
         """
         try:
-            at = self._read(id).get("at")  # if the date is unknown, as for another machine's run, read all pages
+            at = self._read(id).get("at")  # unknown for a reservation made on another machine: all pages are read
             since = at - SKEW_S if at else None
             runs = [
                 r for r in await self._server.runs(self._project, active=False, since=since) if r.tags.get(LEASE) == id
@@ -185,7 +185,7 @@ class DstackProvider(ReservingProvider):
         return Known(gone.model_copy(update={"meter": False, "cost_usd": cost}))
 
     async def _left(self, id: str, run: Run) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine that an ended run left in the fleet or at the cloud itself, or None."""
+        """Return the machine of an ended run if it still exists in the fleet or at the cloud, otherwise None."""
         machine = run.machine
         if machine is None:
             return Known(None)

@@ -27,7 +27,7 @@ from gpuwarden.providers._reservations import ReservingProvider
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
-    """Return the provider."""
+    """Return the provider for one profile."""
     return HfJobsProvider(profile, state, clock)
 
 
@@ -75,12 +75,12 @@ class HfJobsProvider(ReservingProvider):
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the Hub token in use."""
+        """Return a salted digest of the Hub token and the Hub's address."""
         config = self._config or HubConfig.from_env()
         return salted(salt, self.name, config.endpoint, config.token or "")
 
     async def account_id(self) -> Answer[str]:
-        """Return the owner of the token."""
+        """Return the name of the user to whom the token belongs."""
         async with self._hub() as hub:
             return Known(await jobs.namespace(hub))
 
@@ -116,7 +116,9 @@ class HfJobsProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return a reservation's job, or the reservation before the launch; None if it has ended."""
+        """Return a reservation's job, or the reservation before the launch; None if the job or the reservation has
+        ended.
+        """
         try:
             async with self._hub() as hub:
                 found = await jobs.listed(hub, await self._owner(hub, id), {jobs.LEASE: id})
@@ -178,15 +180,15 @@ class HfJobsProvider(ReservingProvider):
         return str(self._read(token).get("namespace") or await jobs.namespace(hub))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: the API reports no balance."""
+        """Raise NotSupported, because the Hub's API reports no balance."""
         raise NotSupported("the Hub's API reports no balance", "See huggingface.co/settings/billing.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: an ended job can't be started again."""
+        """Raise NotSupported, because an ended job can't be started again."""
         raise NotSupported("a job that ended can't be started again", "Submit it again.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: a job can't be stopped and resumed."""
+        """Raise NotSupported, because a job can't be stopped and resumed."""
         raise NotSupported(
             "a job on Hugging Face can't be stopped and resumed", "Use terminate, which cancels the job."
         )
@@ -239,5 +241,5 @@ def _planned(one: Mapping[str, Any], prices: Mapping[str, float]) -> Instance:
         meter=False if paused else None,
         price_usd_per_hour=prices.get(str(one["jobSpec"].get("flavor"))),
         created_at=jobs.moment(one.get("createdAt")),
-        why=f"scheduled job {schedule}: " + ("suspended" if paused else f"starts a job by itself at {at}"),
+        why=f"scheduled job {schedule}: " + ("suspended" if paused else f"starts its next job at {at}"),
     )

@@ -2,12 +2,12 @@
 
 | variable | meaning |
 |---|---|
-| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; Lambda has no keys with fewer rights |
+| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; all Lambda keys have full rights |
 | `LAMBDA_SSH_KEY_NAME` | the account's SSH key for new instances; default: the key that matches yours |
 | `LAMBDA_FILESYSTEM` | the name of the filesystem for durable storage; default: `gpuwarden` |
 
-The API has no stop, price cap, bill or balance. A cap is compared with the price of the instance type before the
-launch. The account is identified by the owner in the audit log.
+The API does not support stopping or price caps, and does not report bills or the balance. A cap is compared with the
+price of the instance type before the launch. The account is identified by the owner in the audit log.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Kinds(ResponseModel):
 
 
 class _InstanceId(ResponseModel):
-    """The fields that even an invalid row must have: without a name, the row might have any token."""
+    """The fields that even an invalid row must have: an instance without a name could have any token."""
 
     id: Ident
     name: str
@@ -215,7 +215,7 @@ class LambdaCloud(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Launch the type that `quote` names."""
+        """Launch the cheapest type that is in stock."""
         with nothing_sent():
             label = self.label(token)
             offer = await self._offer(resources)
@@ -292,7 +292,9 @@ class LambdaCloud(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
-        """Return the cheapest type in stock, and a region that has it. Raises BadRequest or NoCapacity."""
+        """Return the cheapest type in stock, and a region that has it. Raises BadRequest for an unknown GPU, or
+        NoCapacity.
+        """
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
         if isinstance(home, Unknown):
@@ -310,7 +312,7 @@ class LambdaCloud(Rented):
         ]
         if not kinds:
             names = ", ".join(sorted({k.instance_type.gpu_description for k in sold})[:30])
-            raise BadRequest(f"Lambda has no GPU called {asked!r}", f"It has: {names}.")
+            raise BadRequest(f"Lambda has no GPU called {asked!r}", f"Known GPUs: {names}.")
         fitting = [
             (k.instance_type, region.name)
             for k in kinds
@@ -324,11 +326,11 @@ class LambdaCloud(Rented):
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             where = f" in {home.value}, the region of the filesystem" if home.value else ""
             where += f" in {line(wish, 40)}" if (wish := self.wished(resources, "region")) else ""
-            raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try later.")
+            raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try again later.")
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """Return the name of the SSH key for a launch. Raises BadRequest if no key is known to match the user's."""
+        """Return the name of the SSH key for a launch. Raises BadRequest if no key is known to be the user's."""
         answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
@@ -400,5 +402,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:
-    """Return the provider for one profile. This provider stores no files."""
+    """Return the provider for one profile. The provider stores no files."""
     return LambdaCloud(profile, clock)

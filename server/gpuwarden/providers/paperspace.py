@@ -8,13 +8,13 @@
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | optional ids of a private network and of a startup script |
 
 New Linux machines accept the SSH keys of the account. The API has no price list and no balance. Only existing machines
-have a price, so a quote uses the price of a machine of the same type in the team, a price cap can't be enforced, and
-the time when the balance runs out can't be predicted. A machine must be off before it can be deleted. A deadline
-becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
+have a price, so a quote uses the price of a machine of the same type in the team, and a price cap can't be enforced.
+Without a balance, gpuwarden can't predict when the credit runs out. A machine must be off before it can be deleted. A
+deadline becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
 
 The API description does not specify the unit of the usage rate or of the storage rate. Paperspace's older API had an
 hourly rate for usage and a monthly rate for storage. Every disk in the price list costs less than a dollar an hour and
-at least a dollar a month.
+at least a dollar a month, so a storage rate of at least one dollar is taken as monthly.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Session(ResponseModel):
 
 
 class _Deleted(ResponseModel):
-    """The reply to a deletion, which is any object that is not an error."""
+    """The reply to a deletion: any object that is not an error."""
 
     code: None = None
     message: None = None
@@ -168,13 +168,17 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the highest price of the team's machines of this type, if there are any. Raises NoCapacity."""
+        """Return the highest price of the team's machines of this type, if there are any. Raises NoCapacity if the
+        region has no free machine of this type.
+        """
         kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
             answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
             if isinstance(answer, Known) and not answer.value.available:
-                raise NoCapacity(f"Paperspace has no {kind} free in {region}", "Try another region, or wait.")
+                raise NoCapacity(
+                    f"Paperspace has no {kind} free in {region}", "Try another region, or try again later."
+                )
         machines = await self._machines()
         same = (
             []
@@ -302,7 +306,8 @@ class Paperspace(Rented):
             raise BadRequest(f"the template {given} does not support {kind}", f"Compatible templates: {ways}.")
         if not given and not usual:
             raise BadRequest(
-                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; compatible templates: {ways}."
+                f"Paperspace lists no ML-in-a-Box template for {kind}",
+                f"Set PAPERSPACE_TEMPLATE; compatible templates: {ways}.",
             )
         return Known(given or usual[-1].id)
 
@@ -400,5 +405,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. The provider stores no files."""
     return Paperspace(profile, clock)

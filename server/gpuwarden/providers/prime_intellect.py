@@ -138,7 +138,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if reply.status in {400, 409, 422} and re.search(
         r"capacity|out of stock|unavailable|no longer available", said, re.IGNORECASE
     ):
-        return NoCapacity(f"Prime Intellect has no free capacity now ({said})", "Try another GPU, or later.")
+        return NoCapacity(f"Prime Intellect has no free capacity now ({said})", "Try another GPU, or try again later.")
     return None
 
 
@@ -172,7 +172,7 @@ class PrimeIntellect(Rented):
         return [self.finding(Severity.ERROR, message, "Set PRIME_TEAM_ID to the id of one of your teams, or unset it.")]
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the key's user."""
+        """Return the id of the user to whom the key belongs."""
         answer = await self.client.ask("GET", "/user/whoami", _Whose)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
@@ -196,7 +196,7 @@ class PrimeIntellect(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent the offer that `quote` names."""
+        """Rent the cheapest matching offer."""
         with nothing_sent():
             label = self.label(token)
             chosen = await self._offer(resources)
@@ -270,11 +270,11 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Prime Intellect has no such operation."""
+        """Raise NotSupported, because Prime Intellect can't start a Pod again."""
         raise NotSupported("Prime Intellect can't start a Pod again", "Rent another Pod.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Prime Intellect has no such operation."""
+        """Raise NotSupported, because Prime Intellect can't stop a Pod."""
         raise NotSupported("Prime Intellect can't stop a Pod", "Use terminate, which also deletes the Pod's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -290,7 +290,7 @@ class PrimeIntellect(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[Chosen]:
-        """Return the cheapest matching offer. Raises NoCapacity."""
+        """Return the cheapest matching offer. Raises NoCapacity if there is none."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
@@ -314,7 +314,7 @@ class PrimeIntellect(Rented):
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             size = f" with {resources.disk_gb} GB of disk" if resources.disk_gb else ""
             size += "".join(f", {name} {line(wish, 60)}" for name, wish in resources.options.items())
-            raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try later.")
+            raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try again later.")
 
         def cost(chosen: Chosen) -> tuple[bool, float, str, str]:
             usd = chosen.usd_per_hour
@@ -367,7 +367,10 @@ class PrimeIntellect(Rented):
             why += f", installation {pod.installationStatus}"
         failed = state is _S.RUNNING and pod.installationFailure
         if state is _S.STOPPED and pod.stoppedPriceHr is None:
-            meter, why = True, f"{why}; the Pod has no price for the stopped state, so the full price is billed"
+            meter, why = (
+                True,
+                f"{why}; the Pod has no price for the stopped state, so it counts as billed at the full price",
+            )
         return Instance(
             id=pod.id,
             token=self.token_in(pod.name),
@@ -381,7 +384,7 @@ class PrimeIntellect(Rented):
         )
 
     def _where(self, pod: _Pod) -> Place | None:
-        """Return the address if the image is installed."""
+        """Return the SSH address, or None while the image is being installed."""
         if pod.installationStatus not in {None, "FINISHED", "ACTIVE", "COMPLETED"}:
             return None
         address = (
@@ -413,7 +416,7 @@ class PrimeIntellect(Rented):
                             state=_S.GONE,
                             meter=False,
                             cost_usd=past.totalBilledPrice,
-                            why="Prime Intellect has only its bill",
+                            why="Prime Intellect reports only the Pod's bill",
                         )
         except WardenError:
             return None

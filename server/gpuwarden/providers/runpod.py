@@ -119,7 +119,7 @@ class _Price(ResponseModel):
     community: float = 0.0
 
     def of(self, cloud: Cloud) -> float:
-        """Return the value that applies to a cloud."""
+        """Return the price or the count for a cloud."""
         return self.secure if cloud == "SECURE" else self.community
 
 
@@ -238,11 +238,11 @@ class RunPod(Rented):
         answer = await self.client.ask("GET", "/account/ssh-keys", _Keys)
         if isinstance(answer, Known) and not answer.value.keys:
             message = "neither this machine nor the RunPod account has a public SSH key, so no Pod would be reachable"
-            return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
+            return [self.finding(Severity.ERROR, message, "Create one with `ssh-keygen -t ed25519`.")]
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the user that the key belongs to."""
+        """Return the id of the user to whom the key belongs."""
         answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
@@ -264,7 +264,7 @@ class RunPod(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent the Pod that `quote` offered."""
+        """Rent a Pod with the cheapest GPU type in stock that meets the request."""
         with nothing_sent():
             label = self.label(token)
             offer = await self._offer(resources)
@@ -284,7 +284,7 @@ class RunPod(Rented):
             answer = await self.client.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
             if any(word in refusal.message.casefold() for word in _CAPACITY):
-                raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
+                raise NoCapacity(refusal.message, "Try another GPU, or try again later.") from None
             raise
         if isinstance(answer, Unknown):
             return answer
@@ -315,7 +315,7 @@ class RunPod(Rented):
         return Known(Balance(amount=user.clientBalance, per_hour=user.currentSpendPerHr))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped Pod. It may boot without its GPU, if another customer has rented it."""
+        """Start a stopped Pod. If another customer has rented its GPU, the Pod boots without a GPU."""
         return await self._act(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
@@ -360,7 +360,7 @@ class RunPod(Rented):
         kinds = [k for k in answer.value.gpus if gpu_matches(asked, (k.id, k.name))]
         if not kinds:
             names = ", ".join(sorted(k.name for k in answer.value.gpus)[:30])
-            raise BadRequest(f"RunPod has no GPU called {asked!r}", f"It has: {names}.")
+            raise BadRequest(f"RunPod has no GPU called {asked!r}", f"Known GPUs: {names}.")
         cap = resources.max_price_usd_per_hour
         fitting = [
             k
@@ -372,12 +372,14 @@ class RunPod(Rented):
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try later.")
+            raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try again later.")
         prices = {k.id: _price(k, resources, cloud) for k in fitting}
         return Known(min(fitting, key=lambda k: (prices[k.id] is None, prices[k.id] or 0.0, k.id)))
 
     def _cloud(self, resources: Resources) -> Cloud:
-        """Return the cloud to rent from. Raises BadRequest or NotSupported."""
+        """Return the cloud to rent from. Raises BadRequest for an invalid RUNPOD_CLOUD, NotSupported for an unsuitable
+        one.
+        """
         cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
@@ -448,7 +450,7 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Return whether the address is outdated.
+        """Return whether the reported SSH address is outdated.
 
         A restart changes the port, but the first replies repeat the old port.
         """
@@ -475,7 +477,9 @@ class RunPod(Rented):
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:
             return None
         cost = answer.value.metadata.totals.totalAmount
-        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
+        return Instance(
+            id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod reports only the Pod's bill"
+        )
 
 
 def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
@@ -512,5 +516,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RunPod:
-    """Return the provider for one profile. It keeps no files."""
+    """Return the provider for one profile. The provider stores no files."""
     return RunPod(profile, clock)

@@ -2,8 +2,8 @@
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_SKY_PYTHON` | the Python with SkyPilot; default: the interpreter of the `sky` command on the PATH |
-| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's variable: the address of its API server, if `sky api login` wrote none |
+| `GPUWARDEN_SKY_PYTHON` | the Python that has SkyPilot; default: the interpreter of the `sky` command on the PATH |
+| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's variable: the address of its API server, if `sky api login` stored none |
 | `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's variable: the account's token for a shared API server |
 
 A cluster's name contains gpuwarden's token, and the cluster's hash must match the recorded hash. A cluster counts as
@@ -105,7 +105,7 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> SkyProvider:
-    """Return the provider."""
+    """Return the provider for one profile."""
     return SkyProvider(profile, state, clock)
 
 
@@ -130,7 +130,7 @@ class SkyProvider:
         return salted(salt, self.name, *words)
 
     async def account_id(self) -> Answer[str]:
-        """Return the user of the API server, and its address."""
+        """Return the name of the user on the API server, and the server's address."""
         info = await self._sky.ask(Info, "info")
         return Known(f"{info.user} at {info.url}")
 
@@ -180,17 +180,20 @@ class SkyProvider:
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Launch a cluster named by the token, or adopt it if it exists. It stops itself if its cloud supports that."""
+        """Launch a cluster named after the token, or adopt it if it exists. The cluster stops itself if its cloud
+        supports that.
+        """
         with nothing_sent():
             name, wanted = cluster_name(token), task(self.infra, resources)
             if resources.durable_storage:
-                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Name an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Specify an artifact store.")
             most = resources.max_price_usd_per_hour
             price = await self.quote(resources) if most is not None else None
             asked = price.value.price_usd_per_hour if isinstance(price, Known) else None
             if most is not None and asked is not None and asked > most:
                 raise NotSupported(
-                    f"SkyPilot's price {usd_per_hour(asked)} exceeds {usd_per_hour(most)}", "Request a new quote."
+                    f"SkyPilot's price {usd_per_hour(asked)} exceeds the cap {usd_per_hour(most)}",
+                    "Request a new quote.",
                 )
         launched = await self._sky.ask(
             Launched,
@@ -207,12 +210,14 @@ class SkyProvider:
         return Known(self._booting(token, f"launch requested from SkyPilot; the cluster {switch}"))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return the cluster named by the token, or its pending launch."""
+        """Return the cluster named after the token, or its pending launch."""
         found = await self._of(token)
         return Known((found,) if found else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one cluster. It is gone only if SkyPilot's list, its cost report and the cloud's provider agree."""
+        """Return one cluster. It counts as gone only if SkyPilot's list, its cost report and the cloud's provider
+        agree.
+        """
         token = id.removeprefix(PREFIX)
         seen = await self._ask(id)
         if seen.clusters:
@@ -222,7 +227,7 @@ class SkyProvider:
                 return Unknown(f"the name {id} now belongs to another cluster")
             return Known(self._instance(cluster))
         if any(request.live for request in seen.requests):
-            return Known(self._booting(token, "SkyPilot is launching it"))
+            return Known(self._booting(token, "SkyPilot is launching the cluster"))
         return await self._gone(id, token, seen.why)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
@@ -237,7 +242,7 @@ class SkyProvider:
     # --------------------------------------------------------------------------------------------------------- verbs
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped cluster again, with its autostop."""
+        """Start a stopped cluster again, and set its autostop."""
         await self._sky.ask(Done, "act", verb="start", cluster=id, idle_minutes=minutes(None))
         return Known(None)
 
@@ -260,11 +265,11 @@ class SkyProvider:
         return await self._sky.ask(Clusters, "clusters", names=[name], fresh=True, reach=reach)
 
     async def _managed(self) -> tuple[Instance, ...]:
-        """Return the managed jobs, or one UNCLEAR instance if SkyPilot can't list them, since they may be billed."""
+        """Return the managed jobs, or one UNCLEAR instance if SkyPilot can't list them, because they may be billed."""
         try:
             jobs = (await self._sky.ask(ManagedQueue, "managed")).rows
         except WardenError as error:
-            why = line(f"SkyPilot can't list its managed jobs, which may run and be billed: {error.message}", 300)
+            why = line(f"SkyPilot can't list its managed jobs, which may be running and billed: {error.message}", 300)
             return (Instance(id="jobs", state=_S.UNCLEAR, why=why),)
         return tuple(_managed_machine(job) for job in jobs if job.cloud in ("", self.infra))
 
@@ -272,7 +277,7 @@ class SkyProvider:
         seen = await self._ask(cluster_name(token), reach=False)
         if seen.clusters:
             return self._instance(seen.clusters[0])
-        return self._booting(token, "SkyPilot is launching it") if any(r.live for r in seen.requests) else None
+        return self._booting(token, "SkyPilot is launching the cluster") if any(r.live for r in seen.requests) else None
 
     async def _gone(self, ident: str, token: str, why: str) -> Answer[Instance | None]:
         """Return the final state of an unlisted cluster, with its cost; Unknown if another source disagrees."""
@@ -309,7 +314,7 @@ class SkyProvider:
             if isinstance(seen, Unknown):
                 return f"{profile.title} can't confirm that {ident} is gone: {seen.why}"
             if seen.value is not None and seen.value.state is not _S.GONE:
-                return f"SkyPilot reports it as gone, but {profile.title} lists {ident} as {seen.value.state}"
+                return f"SkyPilot reports the cluster as gone, but {profile.title} lists {ident} as {seen.value.state}"
         return ""
 
     def _instance(self, cluster: Cluster) -> Instance:

@@ -1,8 +1,8 @@
 """Provider `sky_jobs`: SkyPilot's managed jobs. No machine is rented before a job runs.
 
-Its environment variables are those of the provider `sky`. `create` makes a reservation: it writes the token and the
-price to a file, dry-runs a launch, and costs nothing. After the launch, the instance's state is the state of the
-managed job with the reservation's name.
+It uses the environment variables of the provider `sky`. `create` makes a reservation: it writes the token and the price
+to a file, dry-runs a launch, and costs nothing. After the launch, the instance's state is the state of the managed job
+with the reservation's name.
 
 The end of a job does not prove that its machine is gone: the controller sets the state first and ends the machine
 afterwards. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
@@ -39,7 +39,7 @@ CONTROLLER: Final = (
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> SkyJobsProvider:
-    """Return the provider."""
+    """Return the provider for one profile."""
     return SkyJobsProvider(profile, state, clock)
 
 
@@ -72,7 +72,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             task(self.infra, resources)
             cluster_name(token)
             if resources.durable_storage:
-                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Name an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Specify an artifact store.")
             price = await self.quote(resources)
             usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
             most = resources.max_price_usd_per_hour
@@ -182,7 +182,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return await self._sky.ask(ManagedQueue, "managed", match=stem, finished=True)
 
     def _note(self, id: str, **seen: int | bool) -> None:  # noqa: A002
-        """Record facts about a reservation's job, so that a disappeared job differs from a job that never existed."""
+        """Record facts about a reservation's job, to tell a job that has disappeared from one that never existed."""
         noted = self._read(id)
         if noted and noted | seen != noted:
             self._write(id, noted | seen)

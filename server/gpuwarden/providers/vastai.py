@@ -117,7 +117,7 @@ class _GpuNames(ResponseModel):
 
 
 class _Made(ResponseModel):
-    """A contract that exists even if the request was refused."""
+    """The reply to an order. The contract that it names exists even if the order was refused."""
 
     success: bool
     new_contract: Contract
@@ -164,7 +164,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         after = float(threshold[1]) if threshold else None
         return RateLimited(f"Vast.ai received too many requests ({said})", "Wait, then retry.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
-        hint = "Submit the job again for the current offers, or choose another GPU or platform."
+        hint = "Submit the job again to get the current offers, or choose another GPU or platform."
         return NoCapacity(f"the Vast.ai offer is no longer available ({said})", hint)
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
         return NotFound(f"Vast.ai did not find the requested object: {said}")
@@ -205,11 +205,11 @@ class Vast(Rented):
             message = (
                 "neither this machine nor the Vast.ai account has a public SSH key, so no instance would be reachable"
             )
-            return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
+            return [self.finding(Severity.ERROR, message, "Create one with `ssh-keygen -t ed25519`.")]
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the user id of the key."""
+        """Return the id of the user to whom the key belongs."""
         answer = await self.client.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
@@ -299,7 +299,7 @@ class Vast(Rented):
         return Known(Balance(amount=user.balance if user.credit is None else user.credit))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped instance. It waits for its own GPU, which another customer may have rented."""
+        """Start a stopped instance. It waits until its own GPU, which another customer may have rented, is free."""
         self._stopped.discard(id)
         return await self._put(id, "running")
 
@@ -381,13 +381,13 @@ class Vast(Rented):
             return Unknown(f"Vast.ai listed only the first {OFFERS} offers, and none of them matches")
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
+            raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try again later.")
         fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names for a GPU; empty if the platform lists no names. Raises BadRequest if it does not
-        list the GPU.
+        """Return the platform's names for a GPU; empty if the platform lists no names. Raises BadRequest if the
+        platform lists names but not the GPU's.
         """
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
@@ -396,7 +396,9 @@ class Vast(Rented):
             self._gpu_names = answer.value.gpu_names
         names = tuple(name for name in self._gpu_names if gpu_matches(asked, (name,)))
         if self._gpu_names and not names:
-            raise BadRequest(f"Vast.ai has no GPU called {asked!r}", f"It has: {', '.join(sorted(self._gpu_names))}.")
+            raise BadRequest(
+                f"Vast.ai has no GPU called {asked!r}", f"Known GPUs: {', '.join(sorted(self._gpu_names))}."
+            )
         return names
 
     async def _rent(self, offer: _Offer, resources: Resources, label: str, token: str) -> Answer[Instance]:
@@ -485,7 +487,7 @@ class Vast(Rented):
             return None
         if not found:
             return None
-        why = "Vast.ai reports only its charges"
+        why = "Vast.ai reports only the charges for the instance"
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=total, why=why)
 
 
@@ -555,5 +557,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:
-    """Return the provider for one profile. The provider does not store files."""
+    """Return the provider for one profile. The provider stores no files."""
     return Vast(profile, clock)

@@ -2,9 +2,9 @@
 
 The processes and files of a rented machine are real; only the money is simulated.
 
-The cloud behaves as one profile's front matter describes: its verbs, the data that survives them, when the meter stops,
-and how an interruption happens. Time advances on access: every call first applies the transitions that are due
-(`tick`). A supervisor process (`supervisor.py`) polls, so that transitions also happen without other callers.
+The cloud behaves as one profile's front matter describes: which verbs it supports, which data survives them, when
+billing stops, and how an interruption happens. Time advances on access: every call first applies the transitions that
+are due (`tick`). A supervisor process (`supervisor.py`) polls, so that transitions also happen without other callers.
 
 A change and the list of its side effects are committed together by one rename. The side effects are then carried out;
 after a crash, the next caller completes them.
@@ -53,7 +53,7 @@ SOURCE = "rehearsal catalog, simulated money"
 
 @dataclass
 class Session:
-    """The cloud's state during one locked access."""
+    """The state of the cloud while it is locked for one call."""
 
     state: State
     config: Config
@@ -91,7 +91,7 @@ class Cloud:
         self.configure(settings, faults, make=make)
 
     def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
-        """Change settings or faults. For new faults, calls and instances are counted from this moment."""
+        """Change settings or faults. New faults count calls and instances from this moment."""
         with self.store.lock(make=make):
             old = self.store.config() or Config(profile=self.profile)
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
@@ -115,7 +115,7 @@ class Cloud:
     # ------------------------------------------------------------------------------------------------ the account
 
     def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the simulated price now."""
+        """Return the current simulated price of an instance."""
 
         def ask(s: Session) -> Quote:
             usd = meter.price(s.config.settings, self.profile, resources)
@@ -194,7 +194,7 @@ class Cloud:
         return self._call("start", act)
 
     def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request a stop."""
+        """Request the stop of an instance."""
 
         def act(s: Session) -> None:
             if self.profile.verbs.stop is None:
@@ -206,7 +206,7 @@ class Cloud:
         return self._call("stop", act)
 
     def self_stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Let an instance stop itself with its own key, if the platform gives it one."""
+        """Let an instance stop itself with its own key, if the platform provides one."""
 
         def act(s: Session) -> None:
             facts = self.profile.unattended
@@ -240,8 +240,8 @@ class Cloud:
     def tick(self) -> float | None:
         """Advance time. Return the seconds until the next scheduled change; None if nothing can change without a call.
 
-        The files of a running job can change an instance's state at any time. Return `inf` if no other change is
-        scheduled.
+        Returns `inf` if no change is scheduled but an instance is running, because its job's files can change its state
+        at any time.
         """
         with self._session(counts=False) as s:
             self._tick(s)
@@ -277,7 +277,7 @@ class Cloud:
             return found
 
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
-        """Add a fault to an instance, effective from now on."""
+        """Add a fault to an existing instance."""
         if fault.call is not None:
             raise BadRequest(f"{fault.kind} is a fault in a call; configure it with Faults")
         with self._session() as s:
@@ -294,10 +294,9 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Apply this cloud's faults to a backend's submit, so that its request or its reply may be lost. A submit does
-        not call the cloud itself.
+        """Apply this cloud's `submit` faults to the body, in which a backend submits a job without calling the cloud.
 
-        Raises Unreachable before or after the body, BadReply after it. The lock is not held while the body runs.
+        Raises Unreachable before or after the body, or BadReply after it. The lock is not held while the body runs.
         """
         with self._session() as s:
             kinds = self._strikes(s, "submit")
@@ -348,7 +347,7 @@ class Cloud:
 
     @contextmanager
     def _session(self, *, counts: bool = True) -> Iterator[Session]:
-        """Lock the cloud, advance time, yield the state, and then commit its changes and carry them out.
+        """Lock the cloud, advance time, yield the state, and then commit the changes and carry out their side effects.
 
         The state is also committed after a refused call, because the call was counted and time has advanced.
         """

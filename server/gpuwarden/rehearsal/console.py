@@ -1,5 +1,5 @@
-"""The provider's side of a simulated scenario, for evaluations and drills: the verbs and bills of rehearsal clouds, and
-a Hub.
+"""The provider's console in a simulated scenario, for evaluations and drills. It controls rehearsal clouds and a Hub,
+and shows the bills.
 
 The console reads and writes one JSON object per line. Like a provider's command line, it has no gates and reports the
 true state. It can't access a real account, because all its clouds are rehearsal clouds.

@@ -1,4 +1,4 @@
-"""Store the files of rehearsal instances in real folders, laid out according to the profile's tiers.
+"""Store the files of rehearsal instances in real folders, laid out according to the profile's storage tiers.
 
 ```
 <root>/instances/<id>/fs/         while the machine is on: the tiers at their mount paths
@@ -100,7 +100,7 @@ class Disk:
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Return the real folders of the volumes, by their path on the machine."""
+        """Return the real folder of each volume, keyed by the volume's path on the instance."""
         return {t.path: str(self._volume(t)) for t in self.tiers if shared(t)}
 
     def _volume(self, tier: Tier) -> Path:
@@ -116,15 +116,15 @@ def run_root(profile: Profile) -> str:
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """Return the tiers of an instance, outer mounts first. `sometimes` is whether to include the tiers that
-    only some machines have.
+    """Return the tiers of an instance, outer mounts first. If `sometimes` is true, they include the tiers that only
+    some machines have.
     """
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:
-    """Return whether a tier is a volume that belongs to the account, so that it survives the instance."""
+    """Return whether a tier is a volume, which belongs to the account and survives the instance."""
     return tier.survives.terminate is True and tier.path != "/"
 
 

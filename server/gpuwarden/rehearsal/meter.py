@@ -61,14 +61,14 @@ def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Rec
 
 
 def cost(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return the simulated dollars charged so far. The sum never decreases as `now` increases."""
+    """Return the cost until `now`, in simulated dollars. It never decreases as `now` increases."""
     compute = _compute_s(profile, settings, record, now) * record.usd_per_hour
     residue = _residue_s(settings, record, now) * record.residue_usd_per_hour
     return (compute + residue) / 3600
 
 
 def _compute_s(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return the billed seconds. Every period is rounded up to a multiple of the profile's granularity."""
+    """Return the billed seconds of compute. Each period is rounded up to a multiple of the profile's granularity."""
     if record.compute_since is None:
         return record.compute_s
     grain = profile.meter.granularity_s

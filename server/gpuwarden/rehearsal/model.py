@@ -23,10 +23,10 @@ class Settings(Frozen):
 
     Durations are in seconds on the cloud's clock. `time_scale` applies only to billing: each second on the clock is
     billed as that many seconds. It does not shorten boots, grace periods and resumes, so that processes have enough
-    time. `sometimes` decides whether storage that the profile marks as `sometimes` is present. More than
-    `calls_per_minute` calls in a minute on the clock are refused; 0 means no limit. `keeps_end_dates`: an instance is
-    stopped at the end date in its order; some real platforms accept an end date but ignore it. `settle_s` is the
-    minimum time between two polls that count as a confirmation.
+    time. `sometimes` decides whether storage that the profile marks as `sometimes` is present. Calls beyond
+    `calls_per_minute` in a minute on the clock are refused; 0 means no limit. If `keeps_end_dates` is true, an
+    instance is stopped at the end date in its order; some real platforms accept an end date but ignore it. `settle_s`
+    is the minimum time between two polls that count as a confirmation.
     """
 
     boot_s: float = Field(default=1.0, ge=0)
@@ -87,7 +87,7 @@ class Fault(Frozen):
         if (self.kind in CALL_FAULTS) != (self.call is not None):
             raise ValueError(f"{self.kind} {'needs a call' if self.kind in CALL_FAULTS else 'must not have a call'}")
         if self.kind == "stale" and self.call not in {"find", "get", "list"}:
-            raise ValueError("only find, get and list can be stale")
+            raise ValueError("only the calls find, get and list can be stale")
         return self
 
     def strikes(self, seed: int, position: int, nth: int) -> bool:
@@ -109,7 +109,7 @@ class Faults(Frozen):
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """Return the faults that the `nth` instance has when it is created."""
+        """Return the faults that apply to the `nth` instance."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
@@ -169,7 +169,7 @@ class State(BaseModel):
     calls: dict[str, int] = Field(default_factory=dict)
     minute: int = 0
     in_minute: int = 0
-    """The number of calls in the minute `minute` on the clock."""
+    """The number of calls so far in `minute`, which counts minutes on the cloud's clock."""
     records: dict[str, Record] = Field(default_factory=dict)
 
 

@@ -2,8 +2,8 @@
 
 A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if
 its process id is recorded in a run folder and its start ticks match, or if it descends from such a process. This
-includes children that called setsid or ignore SIGTERM. A process is not found only if it cleared its environment, was
-orphaned, *and* is not recorded in any status.
+includes children that called setsid or ignore SIGTERM. A process can be missed only if it cleared its environment,
+was orphaned, *and* is not recorded in any status.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
-# The supervisor does not get the marker, because it would then kill itself. It does not get the caller's secrets.
+# Other variables are not passed on: with the marker, the supervisor would kill itself, and it needs no secrets.
 SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
@@ -53,7 +53,7 @@ def terminate(processes: Iterable[psutil.Process]) -> None:
 
 
 def held(ids: set[str]) -> set[str]:
-    """Return the instances that still have a process with their marker, using one scan of all processes."""
+    """Return the ids of the instances that still have a process with their marker. All processes are scanned once."""
     return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
 
 

@@ -1,4 +1,4 @@
-"""Read a machine's run folders: the training step that was reached, whether the jobs have ended, and their processes.
+"""Read a machine's run folders: the training step reached, the processes of the jobs, and whether the jobs have ended.
 
 A job can write to its run folder, so the content is not trusted. A process is signaled only if the pid *and* the start
 ticks match those that the kernel reports.
@@ -17,7 +17,7 @@ FINAL = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
 
 
 def folders(run_root: Path) -> list[Path]:
-    """Return the run folders: folders, not links, that contain a status or metrics."""
+    """Return the run folders, which are the folders with a status or metrics. Links are ignored."""
     try:
         found = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError:

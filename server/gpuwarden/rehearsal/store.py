@@ -72,7 +72,7 @@ class Store:
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
-        """Replace the file atomically."""
+        """Atomically replace the file of the configuration or of the state."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
         write_private(path, model.model_dump_json())
 

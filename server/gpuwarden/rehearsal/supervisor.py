@@ -15,13 +15,13 @@ from pathlib import Path
 
 LOOK_S = 0.05
 IDLE_S = 1.0
-"""The longest wait between two polls. Waits grow until something changes."""
+"""The longest wait between two polls. The waits become longer as long as nothing changes."""
 
 
 def main(root: Path) -> None:
     """Detach from the caller, then poll until the cloud can't change without a call."""
     if hasattr(os, "fork") and os.fork():
-        return  # the caller waits for the launcher; the supervisor itself is orphaned
+        return  # the caller waits only for this process; the forked child becomes the supervisor
     from filelock import FileLock, Timeout
 
     from gpuwarden.core.errors import WardenError

@@ -1,5 +1,5 @@
-"""The state transitions of an instance, as pure functions of a record, a time and a profile that return a record with
-pending effects.
+"""The state transitions of an instance. Each is a pure function of a record, a time and a profile, and returns a record
+with pending effects.
 
 ```
 create -> booting -> running -> stopping -> stopped -> booting (start)
@@ -51,8 +51,8 @@ class Engine:
 
     def stop(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
         """Return the record after a stop: its processes are signaled now and killed after the stop time. An interrupted
-        instance stops immediately. `by_itself`: the instance requested the stop, or the platform did so at the end
-        date.
+        instance stops immediately. `by_itself` is true if the instance itself requested the stop, or if the platform
+        stopped it at the end date.
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
@@ -75,7 +75,7 @@ class Engine:
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """Return the record after the instance has vanished; no list or lookup contains it afterwards."""
+        """Return the record after the instance has vanished. The provider then reports it in no list or lookup."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
@@ -92,7 +92,7 @@ class Engine:
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
     def strike(self, record: Record, at: float, step: int | None) -> Record:
-        """Apply the preemptions and disappearances of a running instance that its step or the time triggers."""
+        """Apply each preemption or disappearance of a running instance that is due at this step or time."""
         for fault in record.faults:
             if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
                 continue

@@ -1,5 +1,4 @@
-"""Put the package `gputrain` into a script that imports it, so that a job needs only one file, and analyze such
-scripts.
+"""Bundle the package `gputrain` with a script that imports it, so that a job needs only one file; analyze bundles.
 
 The package's code is added as comments after the script's last line. A loader before the script's first import of the
 package imports the modules from these comments. The script itself is not changed, so `split` can restore it.
@@ -64,7 +63,7 @@ sys.meta_path.insert(0, _Gputrain(sys._getframe().f_code.co_filename))
 
 @dataclass(frozen=True)
 class Bundle:
-    """A script, and the sources of its package by module. `lines` are the lines at which the sources begin."""
+    """A script and the sources of its package, by module. `lines` maps a module to the line where its source begins."""
 
     script: str
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +112,7 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
 
 
 def holds_package(text: str) -> bool:
-    """Return true if a text contains the line after which the loader reads the package, with any kind of line end."""
+    """Return true if a text contains the line that begins the package's code, with any kind of line break."""
     return _CODE in io.StringIO(text, newline=None).read().split("\n")
 
 
@@ -150,10 +149,10 @@ _BY_NAME: Final = frozenset({"getattr", "vars", "globals", "eval", "exec", "__di
 
 
 def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
-    """Return a script's syntax tree with the code of the package before its first use.
+    """Return a script's syntax tree, with the package's code inserted before the first use of the package.
 
     Of the shipped package, only the functions and classes that the script reaches are added. Nodes of the package have
-    line numbers after the script's last line. Names of the package that the script defines too get another name. Raises
+    line numbers after the script's last line. Names of the package that the script also defines are renamed. Raises
     BadRequest for invalid sources.
     """
     if not bundle.sources:
@@ -177,7 +176,7 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
 
 
 def _asks_by_name(script: ast.Module, bundle: Bundle) -> bool:
-    """Return whether a script imports a module of the package, and may use names that are only in its strings."""
+    """Return whether a script imports a module of the package, and may look up names at run time."""
     nodes = list(ast.walk(script))
     modules = any(isinstance(node, ast.Import) and _imported(node) for node in nodes)
     modules |= any(name in bundle.sources for node in nodes for name in _imported(node)[1:])
@@ -189,7 +188,7 @@ def _asks_by_name(script: ast.Module, bundle: Bundle) -> bool:
 
 
 def _reached(package: list[ast.stmt], script: ast.Module) -> list[ast.stmt]:
-    """Return the package's statements without the functions and classes whose names nothing in use mentions."""
+    """Return the package's statements, without functions and classes that the script never uses."""
     defined: dict[str, list[ast.stmt]] = {}
     todo: list[ast.AST] = [script]
     for node in package:
@@ -216,13 +215,13 @@ def _defined(body: list[ast.stmt]) -> set[str]:
 
 
 class _Rename(ast.NodeTransformer):
-    """Renames names of the package that a script also defines, except inside functions that bind them."""
+    """Rename names of the package that a script also defines, except inside functions that bind these names."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
 
     def whole(self, node: ast.stmt) -> ast.stmt:
-        """Rename a statement of a module, and return it."""
+        """Rename the names in a top-level statement, and return the statement."""
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in self.names:
             node.name = f"{PACKAGE}_{node.name}"
         self.visit(node)
@@ -274,7 +273,7 @@ def _alias(alias: ast.alias, node: ast.stmt) -> ast.stmt:
 
 
 def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> None:
-    """Add a module's statements after those of the modules that it imports, and its parent's before both."""
+    """Add a module's statements, after those of the package itself and of the modules that it imports."""
     if module in order or module not in bundle.sources:
         return
     order[module] = []  # a circular import ends here
@@ -290,7 +289,7 @@ def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> N
 
 
 def missing_module(tree: ast.Module, bundle: Bundle) -> str:
-    """Return a module that a script imports but its package does not have; empty if there is none."""
+    """Return a module of the package that a script imports but that is missing; empty if there is none."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if _imported(node) and module not in bundle.sources:

@@ -51,7 +51,7 @@ ROW_FUNCTIONS = frozenset({"map", "filter", "with_transform", "set_transform"})
 
 
 def row_functions(program: Program) -> Iterator[tuple[Call, ast.expr | None]]:
-    """Yield the calls that change or filter rows, each with its function."""
+    """Yield the calls that change or filter rows, each with the function that it applies."""
     for call in program.calls:
         if call.last in ROW_FUNCTIONS and call.name.startswith(".") and call.node is not None:
             given = call.node.args[:1] or [k.value for k in call.node.keywords if k.arg in {"function", "transform"}]
@@ -59,7 +59,7 @@ def row_functions(program: Program) -> Iterator[tuple[Call, ast.expr | None]]:
 
 
 def column_reads(program: Program) -> Iterator[tuple[str, int]]:
-    """Yield the columns that the functions passed to `map` and `filter` read from every row."""
+    """Yield the columns that row functions and reward functions read from every row, each with its line."""
     certain = {id(node) for node, _ in program.nodes} - program.maybe - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     for call in program.calls:
@@ -72,8 +72,9 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
-    """Yield the columns that row functions read only if other columns have certain values, each with these other
-    columns.
+    """Yield each column that row functions read only if other columns have certain values.
+
+    Each item is the column, the line, and the other columns.
 
     Only conditions that read the other columns with `get` are used, because a dataset that has these columns probably
     has rows with such values. Conditions that test whether a row has a column, or that do not depend on the row, are

@@ -10,7 +10,7 @@ from gpuwarden.static_analysis.package_usage import OWN
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 
 _DATACLASS_PARSERS = {"HfArgumentParser": False, "TrlParser": True, "H4ArgumentParser": True}
-"""Parsers that read dataclasses. The value is true if the parser handles `--config FILE` itself."""
+"""Parsers that create flags from dataclasses. The value is true if the parser handles `--config FILE` itself."""
 _EXACT = frozenset({"parse_args", "parse_args_into_dataclasses", "parse_args_and_config"})
 _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 

@@ -17,7 +17,7 @@ _FLAGS = {"store_true": False, "store_false": True}
 class Option:
     """One declared option: its flags on the command line, and its default as an expression.
 
-    `fixed` is the value of an option without such an expression; UNKNOWN if the option is required.
+    `fixed` is the default if there is no such expression; UNKNOWN if the option is required.
     """
 
     words: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Option:
 
 
 def flags(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with underscores for dashes."""
+    """Return the options in a command line (`--name value`, `--name=value`, `--name`), with underscores for dashes."""
     found: dict[str, Any] = {}
     for n, word in enumerate(argv):
         if word.startswith("--") and len(word) > 2:
@@ -68,7 +68,7 @@ def added_option(node: ast.Call) -> tuple[str, Option]:
 
 
 def field_option(value: ast.expr | None) -> Option:
-    """Return the option that a field of a class declares by its default, or by a call to `field`."""
+    """Return the option that a class field declares with its default value or with a call to `field`."""
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _FIELD):
         return Option(default=value)
     named = next((k.value for k in value.keywords if k.arg == "default"), None)
@@ -78,7 +78,7 @@ def field_option(value: ast.expr | None) -> Option:
 def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[str, Any]) -> Any:
     """Return an option's value on the command line, or None if it is not given.
 
-    An abbreviated option counts as given, with an unknown value.
+    A short or abbreviated option counts as given, with an unknown value.
     """
     if name in found:
         return typed_value(option, name, argv, found[name])

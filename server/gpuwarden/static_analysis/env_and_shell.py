@@ -1,4 +1,4 @@
-"""Find the variables that a program reads, and the programs that it starts."""
+"""Find the environment variables that a program reads, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
 @dataclass(frozen=True)
 class EnvRead:
-    """An environment variable that a program reads. `required`: the program fails if the variable is not set."""
+    """An environment variable that a program reads. `required`: the program fails if the variable is not set.
+
+    `checked`: the program has a default, tests the value, or catches the error.
+    """
 
     name: str
     line: int
@@ -24,7 +27,7 @@ class EnvRead:
 
 @dataclass(frozen=True)
 class Shell:
-    """A started program: its argument list, whether its output is `hidden`, and whether its failure is `checked`."""
+    """A program that a script starts: its arguments, whether its output is `hidden` and its failure is `checked`."""
 
     words: tuple[str, ...]
     line: int
@@ -41,7 +44,7 @@ class Shell:
 
 
 def env_reads(program: Program) -> Iterator[EnvRead]:
-    """Yield the variables that a program reads but does not set."""
+    """Yield the environment variables that a program reads but does not set."""
     written: set[str] = set()
     tested: set[str] = set()
     bodies = [statement for node, _ in program.nodes if isinstance(node, ast.Try) for statement in node.body]
@@ -151,7 +154,7 @@ def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def installed(shells: Iterable[Shell], tool: str) -> frozenset[str]:
-    """Return the packages that the program installs itself, with `apt` or `pip`."""
+    """Return the packages that a script installs itself with `tool`, which is `apt` or `pip`."""
     found: set[str] = set()
     for shell in shells:
         words = [w.rpartition("/")[2] if n == 0 else w for n, w in enumerate(shell.words)]

@@ -42,7 +42,7 @@ class _Bracket:
 
 
 class Rewriting:
-    """Rewrites a program into older grammar. `hoisted` maps placeholders to the f-string expressions they replace."""
+    """Rewrite a program into older grammar. `hoisted` maps placeholders to the f-string expressions they replace."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -247,7 +247,7 @@ class Rewriting:
         if inner[-1].text == "=":
             inner, sign = inner[:-1], "="
             self.shown[f"{name}="] = source[one.start + 1 : one.code_end]
-        self.hoisted[name] = ast.Constant(None)  # reserve the name, because an inner f-string needs more names
+        self.hoisted[name] = ast.Constant(None)  # reserve the name, because nested f-strings also need names
         self.hoisted[name] = self._parsed(inner, one.tokens[-1])
         conversion = source[one.code_end : one.spec_start].rstrip()
         spec = ""

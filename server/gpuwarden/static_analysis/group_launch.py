@@ -27,7 +27,7 @@ TRAINER_TIMEOUT_S: Final = 1800.0
 
 @dataclass(frozen=True)
 class GroupLaunch:
-    """A launch, parsed from a command. None means unknown or not given."""
+    """The launch of a job on several nodes, parsed from its command. None means unknown or not given."""
 
     launcher: Literal["torchrun", "horovodrun", ""] = ""
     nodes: int | None = None
@@ -84,7 +84,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
 
 
 def collective_timeout(uses: Uses | None, given: Mapping[str, str]) -> float | None:
-    """Return the timeout of collectives in seconds; None if PyTorch's default applies, or if the value is computed."""
+    """Return the timeout of collective operations in seconds; None for PyTorch's default or a computed value."""
     said = given.get("ddp_timeout", "")
     if said.isdigit():
         return float(said)

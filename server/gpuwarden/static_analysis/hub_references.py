@@ -26,7 +26,7 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class RepoUse:
-    """One repo that the program reads. `role` is data, model, adapter, tokenizer or file.
+    """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
     `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
     condition. `inside` is the folder in the repo from which the program loads.
@@ -79,7 +79,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
 
 
 def split_keys(program: Program) -> dict[int, list[str]]:
-    """Return the splits that are read from the result of each call, directly or through a variable."""
+    """Return, by the id of each call, the splits that are read from its result, directly or through a variable."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
         if isinstance(node, ast.Assign):

@@ -1,9 +1,9 @@
 """Parse Python with the grammar of releases newer than the running interpreter.
 
 Each newer construct is rewritten into older grammar with the same line numbers, and the standard library parses the
-result. Other ways don't work: a newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and
-`type`, and libcst uses a different kind of syntax tree. Values that a rule could misread become unknown: a t-string and
-an unpacking comprehension become calls of an undefined name.
+result. The alternatives don't work: a newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and
+`type` statements, and libcst uses a different kind of syntax tree. Values that a rule could misread become unknown: a
+t-string and an unpacking comprehension become calls to an undefined name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def newer_constructs(source: str) -> tuple[Construct, ...]:
 
 
 def newest(constructs: Sequence[Construct]) -> Construct | None:
-    """Return the first of the constructs that need the latest Python."""
+    """Return the construct that needs the latest Python release; the first one if several need it."""
     last = max((c.version for c in constructs), default=None)
     return next((c for c in constructs if c.version == last), None)
 

@@ -194,7 +194,7 @@ class Libraries:
                     yield Misfit(message, f"Use {meant}.", not call.maybe)
 
     def accepted_ever(self, name: str) -> frozenset[str] | None:
-        """Return the arguments of a class in any release; None if a definition or a base of it accepts any argument."""
+        """Return the arguments that a class accepts in any release; None if the class or a base accepts any name."""
         own = self.use.own.get(OWN + name.removeprefix(OWN))
         if own is None:
             return accepted_ever(name) if package_of(name) else None
@@ -268,7 +268,7 @@ class Libraries:
             named = [flag for flag in fields if not flag.startswith("no_")]
             if not declared and (line.ignores or not exact):
                 meant = misspelt(name, named)
-                does = "which ignores it" if line.ignores else "in any release"
+                does = "which ignores it" if line.ignores else "with any release of its libraries"
                 if meant or line.ignores:
                     fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
                     yield Misfit(f"--{name} is not a flag of this script, {does}", fix, bool(meant))

@@ -20,7 +20,7 @@ OWN = "<script>."
 
 @dataclass(frozen=True)
 class PackageUse:
-    """The result of `package_use`.
+    """The facts that `package_use` finds in a program.
 
     `own` contains the script's classes, as definitions like those in the tables. `rebound` contains imported names that
     the script also binds to other objects. `careful` contains lines that run only with some releases, or that have a
@@ -33,7 +33,7 @@ class PackageUse:
 
 
 def package_use(program: Program) -> PackageUse:
-    """Find out how a program uses packages."""
+    """Find a program's own classes, rebound names, and lines that depend on a release."""
     classes = [n for n, scope in program.nodes if isinstance(n, ast.ClassDef) and scope is None]
     local = frozenset(node.name for node in classes)
     return PackageUse(

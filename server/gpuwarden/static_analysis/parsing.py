@@ -16,10 +16,10 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return the syntax tree of a script in the grammar of any known release, and the constructs that Python 3.11 does
-    not support.
+    """Parse a script with the grammar of any known Python release.
 
-    Raises BadRequest for text that Python can't parse, or that nests too deeply.
+    Return the syntax tree, and the constructs that Python 3.11 does not support. Raises BadRequest for text that Python
+    can't parse, or that nests too deeply.
     """
     text = text.removeprefix("\ufeff")  # Python ignores a byte order mark in a file
     try:

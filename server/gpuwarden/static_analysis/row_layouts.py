@@ -55,7 +55,7 @@ class Fit:
 
 
 def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
-    """Return the best use of columns as one of a method's column sets. `columns` maps names to types ("": unknown)."""
+    """Return the best fit of columns to one of a method's column sets. `columns` maps names to types ("": unknown)."""
     found = as_it_is(columns, wanted) or next(renamed(columns, wanted), None)
     if found is not None:
         return found
@@ -124,7 +124,7 @@ def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator
     context = "instruction" in columns and any(usable("text", columns.get(name, "-")) for name in _CONTEXTS)
     for names in wanted:
         if context and "completion" in names:
-            continue  # a rename would train without the context
+            continue  # after a rename, training would not use the context
         if renames := _renames(columns, names):
             back = {new: old for old, new in renames.items()}
             yield Fit(names, renames, talks=any(_ROLES.match(columns[back.get(n, n)]) for n in names))

@@ -52,7 +52,7 @@ class Header:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """The facts that rules read. `error` is the reason why the text can't be parsed; `uses` is then empty.
+    """The facts about a script. `error` is the reason why the text can't be parsed; `uses` is then empty.
 
     `grammar` is the construct that needs the latest Python, or None if Python 3.11 can parse the script. `newer`: the
     header requires a Python whose grammar is not supported. `fetched` is the digest of a script that was downloaded.
@@ -72,7 +72,7 @@ def read_script(
 ) -> ScriptFacts:
     """Analyze a script as it would run with these variables, arguments and files in its working folder.
 
-    The function never raises.
+    Errors are returned in `error`, never raised.
     """
     header = None
     try:
@@ -103,7 +103,7 @@ def read_script(
 
 
 def parse_bundle(text: str) -> tuple[Bundle, ast.Module, tuple[Construct, ...]]:
-    """Return a script without the package in it, the syntax tree, and the constructs that Python 3.11 does not support.
+    """Return a script's bundle, the tree without the package, and the constructs that Python 3.11 does not support.
 
     Raises BadRequest for text that can't be parsed, and for a package that is not in the form that `bundled` writes;
     for example, if the loader was changed, or if code follows the package.
@@ -115,14 +115,14 @@ def parse_bundle(text: str) -> tuple[Bundle, ast.Module, tuple[Construct, ...]]:
             return bundle, tree, constructs
     if holds_package(text):
         raise BadRequest(
-            f"the package {PACKAGE} at the end of the script, or its loader, was changed, or lines follow it",
+            f"the package {PACKAGE} at the end of the script, or its loader, has been changed, or lines follow it",
             "Change only the other lines, or pass the script without the package.",
         )
     return Bundle(text), *parse(text)
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
-    """Return the facts about a command without reading its files: the commands of trl, and flags that name repos."""
+    """Return the facts that follow from a command line alone: from trl's commands, and from flags that name repos."""
     given = flags(argv)
     method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
     settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}

@@ -59,7 +59,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Uses:
-    """The result of `analyse`."""
+    """The facts that `analyse` finds in a program."""
 
     imports: tuple[tuple[str, int], ...] = ()
     optional: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 
 
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
-    """Yield the imported dotted names, with lines."""
+    """Yield the dotted names and lines of all required imports, or else of all optional imports."""
     for node, _ in program.nodes:
         if (id(node) in program.optional or id(node) in program.maybe) is required:
             continue

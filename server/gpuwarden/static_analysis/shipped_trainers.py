@@ -35,7 +35,7 @@ ALIASES: Final[Mapping[str, tuple[str, str]]] = {
 class Trainer:
     """One shipped trainer. `wanted` are the column sets that it can read; it uses the first one that the dataset has.
 
-    `source` is its file, and `text` is the script that is submitted: the file with the package `gputrain`.
+    `source` is the text of its file, and `text` is the script that is submitted: the file with the package `gputrain`.
     """
 
     name: str
@@ -70,7 +70,7 @@ def trainer_names() -> tuple[str, ...]:
 
 @cache
 def shipped_scripts() -> frozenset[str]:
-    """Return the scripts that are submitted for the shipped trainers."""
+    """Return the texts of the scripts that are submitted for the shipped trainers."""
     return frozenset(map(_script, trainer_names()))
 
 
@@ -92,7 +92,7 @@ def trainer(name: str) -> Trainer:
 
 
 def trainer_file(name: str) -> Path:
-    """Return the shipped file of a trainer."""
+    """Return the path of a trainer's shipped file."""
     return data_dir("skills") / FOLDER / f"{name}.py"
 
 

@@ -127,7 +127,7 @@ class _Lexer:
         return Token(names[str(match.lastgroup)], match[0], start, self.at)
 
     def string(self, start: int, prefix: str, quote: str) -> Text:
-        """Return the string literal whose first quote was just read."""
+        """Return the string literal whose opening quote has just been read."""
         formatted = "f" in prefix or "t" in prefix
         self.level += formatted
         if self.level > MOST_NESTED:

@@ -1,7 +1,7 @@
 """Walk a Python program once: find the parts that can run, and the names that they import, bind, declare and change.
 
-A survey uses conditions that were evaluated before, and evaluates nothing itself. It walks the tree with a list instead
-of recursion, so that deep nesting can't overflow the stack.
+A survey uses conditions that have already been evaluated, and evaluates nothing itself. It walks the tree with a list
+instead of recursion, so that deep nesting can't overflow the stack.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Survey:
                     self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
 
     def _bind(self, name: str, value: ast.expr | None, scope: Scope) -> None:
-        """Record a value of a name; None if it is not an expression."""
+        """Record a value that is assigned to a name; None if it is not an expression."""
         home = self._outer.get(id(scope), {}).get(name, scope)
         self.assigned.setdefault((id(home) if home else 0, name), []).append(value)
 

@@ -74,7 +74,7 @@ class TypedSettings:
 
     @property
     def unknown(self) -> list[str]:
-        """Return the given names that are not declared."""
+        """Return the names of given settings that are not declared."""
         return sorted(name for name in self.given if name not in self.declared)
 
     @property

@@ -206,7 +206,7 @@ def unread_modules(program: Program, known: frozenset[str]) -> Iterator[tuple[st
 
 
 def _acts(name: str) -> bool:
-    """Return true if a function may do a complete job or save, according to its name."""
+    """Return true if a function's name suggests that it does a complete job, or that it saves."""
     words = [word.lower() for word in _WORD.findall(name)]
     return bool(words) and (words[0] in _ACTS or bool((_KEEPS | _LISTENS) & set(words)))
 

@@ -193,7 +193,7 @@ def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
 
 
 def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[str] = ()) -> Iterator[str]:
-    """Yield descriptions of code that was not read and may write files. `local` are folders of the program."""
+    """Yield descriptions of code that was not read and may write files. `local` are the program's own folders."""
     yield from dict.fromkeys(words for words, _ in unread_modules(program, _known(local)))
     yield from _other_writers(program, shells)
 

@@ -28,7 +28,7 @@ HOPELESS = {4, 5}  # out of memory, diverged: other settings may succeed
 
 
 def suggested(trial: optuna.Trial, space: list[str]) -> dict[str, Any]:
-    """Return the settings for a trial."""
+    """Return the settings that Optuna suggests for a trial."""
     chosen: dict[str, Any] = {}
     for name, _, values in (item.partition("=") for item in space):
         low, between, high = values.partition("..")

@@ -55,7 +55,7 @@ class CptSettings(TextSettings):
 
 
 def read(settings: CptSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

@@ -17,7 +17,7 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
-"""Distill a large language model (the teacher) into a small one (the student), on the student's answers.
+"""Distill a large language model (the teacher) into a small one (the student), using the student's answers.
 
 Rows: `prompt`. The teacher scores each token of the student's answers; both need the same tokenizer.
 
@@ -57,7 +57,7 @@ class DistillSettings(GeneratingSettings):
     beta: float = option(1.0, "0: forward KL, 1: reverse KL, in between: a mixture", least=0, most=1)
 
     def check(self) -> None:
-        """Raise Stop if settings contradict each other."""
+        """Raise Stop if a required setting is missing or settings contradict each other."""
         super().check()
         if not self.teacher:
             raise Stop(Exit.CONFIG, "teacher is not set", "pass --teacher ID_OR_FOLDER")
@@ -77,7 +77,7 @@ def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
 
 
 def read(settings: DistillSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

@@ -51,11 +51,11 @@ class DpoSettings(TextSettings):
     """Direct preference optimization."""
 
     learning_rate: float = option(5e-6, "peak learning rate", least=0, most=1)
-    beta: float = option(0.1, "how closely to follow the reference model", least=0)
+    beta: float = option(0.1, "higher values keep the model closer to the reference model", least=0)
 
 
 def read(settings: DpoSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

@@ -17,7 +17,7 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
-"""Improve a language model by comparing its own answers under a reward (GRPO).
+"""Improve a language model by comparing the rewards of its own answers (GRPO).
 
 Rows: `prompt`, and the columns that the rewards read, such as `answer`.
 
@@ -52,7 +52,7 @@ class GrpoSettings(OnlineSettings):
 
 
 def read(settings: GrpoSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

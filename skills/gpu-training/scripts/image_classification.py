@@ -75,7 +75,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def read(settings: ClassificationSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, (), check_pictures)
 
 

@@ -52,13 +52,13 @@ class KtoSettings(TextSettings):
     """Kahneman-Tversky optimization."""
 
     learning_rate: float = option(5e-6, "peak learning rate", least=0, most=1)
-    beta: float = option(0.1, "how closely to follow the reference model", least=0)
-    desirable_weight: float = option(1.0, "weight of good answers", least=0)
-    undesirable_weight: float = option(1.0, "weight of bad answers", least=0)
+    beta: float = option(0.1, "higher values keep the model closer to the reference model", least=0)
+    desirable_weight: float = option(1.0, "weight of the loss on good answers", least=0)
+    undesirable_weight: float = option(1.0, "weight of the loss on bad answers", least=0)
 
 
 def read(settings: KtoSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 
@@ -70,7 +70,7 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
         )
     labels = {*data.train["label"], *(data.held_out["label"] if data.held_out else ())}
     if strange := sorted(labels - {True, False}, key=str):
-        raise Stop(Exit.DATA, f"a row has the label {strange[0]!r}", "KTO's labels are true and false")
+        raise Stop(Exit.DATA, f"a row has the label {strange[0]!r}", "use the labels true and false")
     if len(labels) < 2:
         raise Stop(Exit.DATA, f"every row has the label {labels.pop()}", "KTO needs good and bad answers")
     tokenizer = load_tokenizer(settings, data)

@@ -41,21 +41,21 @@ from gputrain.settings import Common, option, read_settings
 from gputrain.smoke import MODEL, Smoke, with_inputs, write_adapter
 
 TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS")
-BLOCK = 256  # weights that a K type packs together
+BLOCK = 256  # the number of weights in one block of a K type
 
 
 @dataclass
 class GgufSettings(Common):
     """Merging and conversion."""
 
-    model: str = option("", "adapter or model: folder or Hub id")
+    model: str = option("", "adapter or model to convert: folder or Hub id")
     base: str = option("", "base model of an adapter; empty: the one in the adapter's config")
     types: str = option("Q4_K_M,Q8_0", "GGUF types, comma-separated", choices=TYPES, several=True)
     fallback: bool = option(False, "accept another type for tensors whose size doesn't allow the requested type")
     llama_cpp: str = option("", "folder with llama.cpp's source; empty: download it")
     llama_cpp_build: str = option("", "folder for llama.cpp's build; empty: build-cpu below its source")
     pre_tokenizer: str = option("", "pre-tokenizer to use for a tokenizer that llama.cpp doesn't know, such as gpt-2")
-    jobs: int = option(4, "number of parallel compilers", least=1)
+    jobs: int = option(4, "number of parallel compiler processes", least=1)
 
 
 def merge(settings: GgufSettings, kinds: list[str]) -> Path:

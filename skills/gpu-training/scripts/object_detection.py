@@ -66,11 +66,11 @@ class DetectionSettings(PictureSettings):
 
     objective: str = option("eval_map", "metric for ranking checkpoints, also written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
-    boxes: str = option("refuse", "boxes that extend beyond their picture", choices=("refuse", "clip"))
+    boxes: str = option("refuse", "treatment of boxes that extend beyond their picture", choices=("refuse", "clip"))
 
 
 def read(settings: DetectionSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, (), check_pictures)
 
 

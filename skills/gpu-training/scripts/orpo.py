@@ -51,11 +51,11 @@ class OrpoSettings(TextSettings):
     """Odds-ratio preference optimization."""
 
     learning_rate: float = option(8e-6, "peak learning rate", least=0, most=1)
-    beta: float = option(0.1, "weight of the odds ratio", least=0)
+    beta: float = option(0.1, "weight of the odds-ratio loss", least=0)
 
 
 def read(settings: OrpoSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

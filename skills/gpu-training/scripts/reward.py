@@ -54,7 +54,7 @@ class RewardSettings(TextSettings):
 
 
 def read(settings: RewardSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

@@ -52,12 +52,12 @@ ALSO = (ALL, "answer")
 class RlooSettings(OnlineSettings):
     """REINFORCE leave-one-out."""
 
-    generations: int = option(4, "answers per prompt, which are compared with each other", least=2)
+    generations: int = option(4, "number of answers to generate and compare for each prompt", least=2)
     beta: float = option(0.05, "weight of the penalty for the distance to the reference model", least=0)
 
 
 def read(settings: RlooSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

@@ -56,7 +56,7 @@ class EmbeddingSettings(Settings):
 
 
 def check(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first sampled row with a value that is empty or not text, or with a score not from 0 to 1."""
+    """Raise Stop at the first sampled row with an empty value, a value that isn't text, or a score outside 0 to 1."""
     for index in sample(rows):
         for name in names:
             value = rows[index][name]
@@ -84,7 +84,7 @@ def check_lengths(settings: EmbeddingSettings, tokenizer: Any, data: Data) -> No
 
 
 def read(settings: EmbeddingSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, (), check)
 
 

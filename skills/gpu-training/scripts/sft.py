@@ -51,12 +51,12 @@ ALSO = ("tools",)
 class SftSettings(TextSettings):
     """Supervised fine-tuning."""
 
-    learning_rate: float = option(1e-4, "peak learning rate; about 2e-5 for full fine-tuning", least=0, most=1)
-    loss_on: str = option("default", "tokens to learn", choices=("default", "assistant", "completion", "all"))
+    learning_rate: float = option(1e-4, "peak learning rate; use about 2e-5 for full fine-tuning", least=0, most=1)
+    loss_on: str = option("default", "tokens with a loss", choices=("default", "assistant", "completion", "all"))
 
 
 def read(settings: SftSettings) -> Data:
-    """Read the rows. For other rows, pass `convert`: a function that returns the columns above for one row."""
+    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
     return load(settings, WANTED, ALSO)
 
 

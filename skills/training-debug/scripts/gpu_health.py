@@ -42,7 +42,7 @@ def command(*words, timeout=30):
 
 
 def cards(fields):
-    """Return the GPUs with their `fields`, or a reason. Fields that the driver doesn't know are omitted."""
+    """Return (GPUs, reason for a failure). Each GPU is a dict of its `fields`, without those unknown to the driver."""
     fields = list(fields)
     while True:
         text, why = command("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
@@ -57,7 +57,7 @@ def cards(fields):
 
 
 def number(text):
-    """Return a number, or None for any other text (`[N/A]`, `[Not Supported]`)."""
+    """Return the text as a number, or None if it isn't one (`[N/A]`, `[Not Supported]`)."""
     try:
         return float(int(text, 16)) if text.startswith("0x") else float(text)
     except (AttributeError, ValueError):
@@ -73,7 +73,7 @@ def judge(card):
     if card.get("remapped_rows.failure", "").lower() in {"yes", "1"}:
         yield 2, f"{who}: a row could not be remapped"
     if card.get("remapped_rows.pending", "").lower() in {"yes", "1"}:
-        yield 1, f"{who}: a row waits to be remapped at the next reset"
+        yield 1, f"{who}: a row will be remapped at the next reset"
     mask = int(number(card.get("clocks_throttle_reasons.active")) or 0)
     for bit, name in THROTTLE.items():
         if mask & bit:
@@ -83,7 +83,7 @@ def judge(card):
         yield 1, f"{who}: the temperature is {heat:.0f} degrees Celsius"
     used, util = number(card.get("memory.used")), number(card.get("utilization.gpu"))
     if used and used > 1024 and not util:
-        yield 1, f"{who}: {used:.0f} MiB in use, but nothing running; see vram_zombies.py"
+        yield 1, f"{who}: {used:.0f} MiB in use, but its utilization is 0; see vram_zombies.py"
 
 
 def xids():

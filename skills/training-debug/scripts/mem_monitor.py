@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # ruff: noqa: D103, PTH123, PTH208, S108 (stands alone, Python 3.8)
-"""Record the memory that limits a job: the container's, not the host's.
+"""Record a job's memory use and its limit, which is the container's and not the host's.
 
     python3 mem_monitor.py [--pid PID] [--every 5] [--samples 0] > memory.tsv
 
-Prints one tab-separated line per sample: time, used and allowed bytes of the cgroup (version 2 or 1), number of kills
-by the kernel, resident bytes and number of processes in the tree of PID, bytes used in /dev/shm. A value that can't be
-read is `-`. Needs only Linux and Python 3.8 or newer. Ends when PID ends, after `--samples`, or on a signal.
+Prints one tab-separated line per sample: time, used and allowed bytes of the cgroup (version 2 or 1), number of
+processes killed by the kernel, resident bytes and number of processes in the tree of PID, bytes used in /dev/shm. A
+value that can't be read is `-`. Needs only Linux and Python 3.8 or newer. Ends when PID ends, after `--samples`, or on
+a signal.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def cgroup():
 
 
 def tree(root):
-    """Return (resident bytes, number of processes) of `root` and its descendants, or (None, 0) if it has ended."""
+    """Return (resident bytes, number of processes) of `root` and its descendants, or (None, 0) if `root` has ended."""
     parents, resident = {}, {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         stat, statm = read(f"/proc/{name}/stat"), read(f"/proc/{name}/statm")

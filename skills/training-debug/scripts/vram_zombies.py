@@ -17,7 +17,7 @@ import time
 
 
 def holders():
-    """Return ({pid: its open device files}, the number of processes that could not be examined)."""
+    """Return the open GPU device files by process id, and the number of processes that could not be examined."""
     found, closed = {}, 0
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():

@@ -217,7 +217,7 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.json", b'[{}, "x"]', "not a list of objects"),
         ("a.json", b'[{"a": "\xff"}]', "can't be read"),
         ("a.json", b'{"a": 1', "not valid JSON"),
-        ("a.exe", b"MZ", "not a file of rows"),
+        ("a.exe", b"MZ", "not in a supported file format"),
     ],
 )
 def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands for the installation: doctor, hooks, mcp, demo."""
+"""Commands for the installation: doctor, setup, hooks, mcp, demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.context import Context
 
 MOST_OTHERS: Final = 3
-"""Maximum number of servers with a different ledger that are listed in a reply."""
+"""Maximum number of servers with a different ledger or policy that a reply lists."""
 
 
 @cli.command()
@@ -82,9 +82,9 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
-    """Guard an agent's shell: install, uninstall, status.
+    """Install or uninstall the guard of an agent's shell, or show its status.
 
-    The guard blocks the usual ways to bypass gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run.
+    The guard blocks the usual ways to bypass gpuwarden, such as `vastai destroy`, `sky down` or `rm -rf` of a live run.
     """
     from gpuwarden.config import load_config
     from gpuwarden.interfaces.hooks.install import hooks as use_case
@@ -93,7 +93,9 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--client", default="", metavar="NAME", help="Client that starts the server, shown by gpuwarden doctor.")
+@click.option(
+    "--client", default="", metavar="NAME", help="Name of the client that starts the server, for gpuwarden doctor."
+)
 def mcp(client: str) -> int:
     """Serve the tools to an MCP client, over stdio."""
     from gpuwarden.interfaces.mcp.stdio import serve_stdio
@@ -106,7 +108,7 @@ def mcp(client: str) -> int:
 def _opened(client: str, listed: contextlib.ExitStack) -> Context:
     """Open the ledger for a server, and add notices about servers that use another ledger or policy.
 
-    The server is registered until `listed` closes.
+    The new server stays registered until `listed` closes.
     """
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered

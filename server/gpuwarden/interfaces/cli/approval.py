@@ -1,6 +1,6 @@
 """Ask the user at a terminal for approval.
 
-The prompt is written to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program
+The answer is read from the terminal itself (`/dev/tty`), not from standard input, so a pipe can't give it. A program
 with a pseudo-terminal can answer the prompt, so set a PIN (`gpuwarden approve --set-pin`) that no program knows.
 """
 
@@ -54,9 +54,7 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Maximum seconds that the approval command waits until billing is confirmed stopped. After that, the command returns
-without the confirmation.
-"""
+"""Maximum seconds that the approval command waits for the confirmation that billing has stopped."""
 SHOWN = 20
 """Maximum number of files that the prompt lists, files without a copy first. The other files are only counted."""
 
@@ -210,7 +208,7 @@ def request_facts(view: TeardownView) -> list[str]:
 
 
 def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
-    """Return the receipt whose price can be approved. Raises NotFound, or Conflict if it has expired."""
+    """Return a receipt whose spending can be approved. Raises NotFound, or Conflict if the receipt has expired."""
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
         raise NotFound(f"this ledger has no receipt {receipt!r}", "gpuwarden submit prints the receipt.")
@@ -282,7 +280,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     if decided != NOTHING and (issued.job is not None or receipt_used(ctx.ledger, receipt)):
         given = "--auto-teardown" if order else "--relaunch-budget"
         raise Conflict(
-            "the job is already accepted, so its teardown and relaunch can't be set now", f"Leave {given} out."
+            "the job has already been accepted, so its teardown and relaunch can't be set now", f"Leave {given} out."
         )
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
         worst = usd(issued.worst_cost)
@@ -347,7 +345,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
     """
     asked = asked_for(ctx, ticket)
     if allowed(ctx, asked.digest):
-        return Result(message="This script is already allowed to be rehearsed here.", next=(do(Action.REHEARSE),))
+        return Result(message="The rehearsal of this script is already allowed.", next=(do(Action.REHEARSE),))
     warn(ctx, terminal)
     terminal.say(
         f"rehearse the script {asked.name} on this machine: {asked.script_bytes:,} bytes, {asked.script_digest}"
@@ -391,7 +389,7 @@ def held(job_id: str, effect: Objection) -> Result:
         message = f"Automatic teardown does not apply to {job_id}; a teardown needs the user's approval."
         return Result(code=effect, message=message)
     if effect is Objection.TOO_LATE:
-        message = f"Too late: the call to tear down the machine of {job_id} was already approved or sent. "
+        message = f"Too late: the call to tear down the machine of {job_id} has already been approved or sent. "
         message += "Automatic teardown sends no further call."
         follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)
         return Result(ok=False, code=effect, message=message, next=(follow,))
@@ -435,8 +433,8 @@ async def choose_pin(ctx: Context) -> Result:
 
 
 async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
-    """Ask the user at a terminal to let jobs run on this machine without a sandbox, and record the answer in
-    the policy.
+    """Ask the user at a terminal whether jobs may run on this machine without a sandbox, and record the answer in the
+    policy.
     """
     found = await to_thread.run_sync(detect)
     if found.kind is not Kind.NONE:

@@ -21,7 +21,7 @@ def audit() -> None:
 
 @audit.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--append", is_flag=True, help="Append the events recorded since an earlier export.")
+@click.option("--append", is_flag=True, help="Append the events recorded since the export in FILE.")
 @JSON
 def export(file: Path, append: bool, as_json: bool) -> int:
     """Write every event to FILE, one JSON object per line, each with its user, interface and hash."""

@@ -26,7 +26,7 @@ R = TypeVar("R", bound="Result")
 
 
 def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
-    """Return whether `--json` is given after the name of the command or of a parent group."""
+    """Return whether `--json` was passed to the command or to one of its parent groups."""
     return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
 
 
@@ -117,7 +117,7 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def open_context(actor: str = "cli") -> Context:
-    """Return a context for this user's settings and ledger, in which next steps are worded as commands."""
+    """Return a context for this user's settings and ledger. Next steps in its alerts are rendered as commands."""
     from gpuwarden.app import open_context
     from gpuwarden.interfaces.cli.wording import in_commands
 
@@ -144,7 +144,7 @@ def begin() -> None:
 
 
 SCREENS: Final = frozenset({"status", "jobs", "costs", "waits"})
-"""Replies that `screen` prints."""
+"""Replies that the `screen` module prints."""
 _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 """Replies that already list every open approval."""
 
@@ -158,7 +158,7 @@ def tell_what_waits() -> None:
     from gpuwarden.interfaces.cli import console, screen
     from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
-    with contextlib.suppress(WardenError, OSError):  # the command itself is already done
+    with contextlib.suppress(WardenError, OSError):  # the command itself has already finished
         config = load_config()
         if _RUN.ctx is None and not (config.home / "ledger.db").exists():
             return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int:
     """Request the teardown of a job's machine.
 
-    The request is refused until every file that would be lost is copied and proven. Then the user runs `gpuwarden
+    The request is refused until every file that would be lost has been copied and proven. Then the user runs `gpuwarden
     approve TICKET`.
     """
     from gpuwarden.interfaces import results
@@ -48,7 +48,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code for an approval on the web page, which shows the value of PAGE.",
+    help="Show a one-time code to type on the approval web page, which displays the value of PAGE.",
 )
 @click.option("--set-pin", is_flag=True, help="Choose a PIN, which every approval at a terminal then requires.")
 @click.option("--without-proof", is_flag=True, help="Accept losing unverified files; you have to type the job's name.")
@@ -76,7 +76,7 @@ async def approve(
     relaunch_budget: float | None,
     as_json: bool,
 ) -> int:
-    """Approve a teardown (t...) or a spending request (r...). Without a ticket, list the open requests.
+    """Approve a teardown (t...), spending (r...) or a rehearsal (s...). Without a ticket, list the open requests.
 
     The command asks the user at a terminal; no flag or variable replaces the answer.
     """
@@ -112,7 +112,7 @@ async def approve(
 @JSON
 @runs_async
 async def hold(job_id: str, as_json: bool) -> int:
-    """Cancel automatic teardown and self-stop.
+    """Cancel the automatic teardown and the self-stop of a job's machine.
 
     The reply shows whether the machine is held or the request came too late.
     """
@@ -176,7 +176,10 @@ async def offers(
 @click.option("--install", is_flag=True, help="Install the watch as a service of this account.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
 @click.option(
-    "--keys", type=click.Path(path_type=Path), default=None, help="A private file with keys, one NAME=VALUE per line."
+    "--keys",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="A private file with API keys, one NAME=VALUE per line.",
 )
 @click.option("--beside", type=int, hidden=True, help="The process id of the server that starts the watch.")
 @JSON
@@ -187,8 +190,9 @@ async def watch(
     """Advance every job, and alert the user to problems.
 
     The watch raises an alert for an idle GPU, a stall, a failure, a finished job whose machine is still billed, and a
-    cap that was reached. It copies and proves the outputs of jobs, and tears down a machine only by automatic teardown.
-    Alerts are recorded in the ledger and sent to the channels in the policy's [watch] table.
+    cap that has been reached. It copies and proves the outputs of jobs. It tears down a machine only by automatic
+    teardown, which the user has to allow in advance. Alerts are recorded in the ledger and sent to the channels in the
+    policy's [watch] table.
     """
     import anyio
 

@@ -77,7 +77,7 @@ COLORS = {
 
 
 def shown(text: str) -> str:
-    """Return text that is safe to print: without cursor movements, markup or quotation marks."""
+    """Return text that is safe to print: without cursor movements, markup or the marks around quoted text."""
     return escape(unquoted(plain(text)))
 
 
@@ -195,7 +195,7 @@ def reported(reply: MetricsReply) -> None:
 
 
 FIGURES: Final = 52
-"""Width in columns of the figures in a fan-out's table."""
+"""Width of the numeric part of a fan-out's table, in terminal columns."""
 
 
 def fanned_out(reply: SubmitReply) -> None:
@@ -306,7 +306,7 @@ def diagnosed(reply: DiagnoseReply) -> None:
         "raised at": f"{raised.frame}{f' ({where})' if where else ''}" if raised and raised.frame else "",
         "rank": raised.rank if raised else "",
         "caused by": "\n".join(f"{one.type}: {one.message}" for one in failure.chain),
-        "message of": reply.origin.told if reply.origin else "",
+        "message from": reply.origin.told if reply.origin else "",
         "does not exist": " ".join(failure.missing.values()),
         "exit": " ".join(str(part) for part in (failure.exit_code, failure.signal) if part not in (None, "")),
         "last progress": failure.last_progress,
@@ -563,7 +563,7 @@ def lesson(reply: LessonReply) -> None:
     for text in (reply.lines, again, worked, reply.changes, reply.text):
         if text:
             out.print(shown(plain(text)), soft_wrap=True)
-    for label, words in (("missing", reply.missing), ("not shown", reply.doubts)):
+    for label, words in (("missing", reply.missing), ("gap", reply.doubts)):
         for word in words:
             out.print(f"[yellow]{label}:[/] {shown(word)}", soft_wrap=True)
     message(reply)

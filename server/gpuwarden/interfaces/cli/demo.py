@@ -1,6 +1,6 @@
 """The demo: one training job from submission to teardown, in a rehearsal of a rented platform.
 
-The processes, files, digests and refusals are real and come from the use cases that the tools and commands call. Only
+The processes, files, digests and refusals are real: the demo calls the same use cases as the tools and commands. Only
 the costs are simulated. The demo uses a separate folder, policy and ledger.
 """
 
@@ -66,7 +66,7 @@ class Stage:
     acts: int = 0
 
     def act(self, title: str) -> None:
-        """Begin the next part."""
+        """Begin the next part, and print its title."""
         self.acts += 1
         if not self.quiet:
             self.console.print(f"\n[bold cyan]{self.acts}. {escape(title)}[/]")
@@ -135,7 +135,7 @@ async def say_sandbox(stage: Stage) -> None:
     """Print whether the demo's script runs in a sandbox on this machine."""
     sandbox = await to_thread.run_sync(detect)
     if sandbox.kind is not Kind.NONE:
-        stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
+        stage.say(f"[dim]jobs run in a sandbox on this machine: {escape(sandbox.kind)}[/]")
     else:
         stage.say(
             "[dim]no sandbox works on this machine: the demo's own script runs without one, but an agent's job would "
@@ -161,7 +161,7 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
     for f in blocking:
         stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
 
-    stage.act("The agent submits it properly")
+    stage.act("The agent submits a complete job")
     spec = demo_spec()
     checked = await submit(ctx, spec)
     for f in checked.findings:
@@ -283,7 +283,7 @@ async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[Pul
 
     stage.act("The agent pulls again, which transfers only the damaged file, then verifies")
     again = await pull(ctx, job.id)
-    stage.say(f"{again.received.bytes_sent:,} bytes transferred, {again.received.bytes_skipped:,} already equal")
+    stage.say(f"{again.received.bytes_sent:,} bytes transferred, {again.received.bytes_skipped:,} already identical")
     report = await verify_job(ctx, job.id, Level.LOAD)
     _show_report(stage, report)
     return pulled, caught, report

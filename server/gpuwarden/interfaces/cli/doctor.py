@@ -33,7 +33,7 @@ from gpuwarden.running_servers import elsewhere, running
 
 
 class SettingReply(BaseModel):
-    """One effective setting."""
+    """One effective setting with its origin."""
 
     setting: str
     value: str
@@ -41,7 +41,7 @@ class SettingReply(BaseModel):
 
 
 class CheckedReply(BaseModel):
-    """One check."""
+    """The result of one check."""
 
     what: str
     ok: bool
@@ -92,13 +92,13 @@ _BROKEN: Final[dict[BreakCode, str]] = {
     "undecodable": "contains bytes that are not text",
 }
 _RESTORE: Final = (
-    "The ledger is not reliable. Restore a copy, and check every platform's console, because machines may still be "
+    "The ledger is not reliable. Restore a backup, and check every platform's console, because machines may still be "
     "billed."
 )
 
 
 def _watch(config: Config) -> CheckedReply:
-    """Check that a watch runs. Without a watch, automatic teardown does not happen and no alert is sent."""
+    """Check that a watch is running. Without a watch, automatic teardown does not happen and no alert is sent."""
     found, needed = watch_service.runs(config.home), config.policy.teardown.automatic != "off"
     ok = found.leads or found.installed or not needed
     return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown needs a watch"))
@@ -178,7 +178,7 @@ def in_short_unless_secret(path: str, value: object) -> str:
 
     A weak approval channel is marked as such.
     """
-    if path.endswith(("pin_hash", "_url")):  # the URL of a webhook is as secret as its key
+    if path.endswith(("pin_hash", "_url")):  # the URL of a webhook is a secret
         return "set" if value else "not set"
     if isinstance(value, tuple):
         value = tuple(f"{name} (weak: a script can answer it)" if name in WEAK else name for name in value)
@@ -220,7 +220,7 @@ def _server(config: Config) -> CheckedReply:
 
 
 def other_servers(config: Config) -> list[str]:
-    """Describe the running servers that use another ledger or policy file than this shell, one sentence each."""
+    """Return one sentence for each running server that uses a different ledger or policy file than this shell."""
     found = elsewhere(absolute(config.home), config.policy_file)
     return [Notice("other_server", s.title, s.home, about=s.policy).text for s in found]
 

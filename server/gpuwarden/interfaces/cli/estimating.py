@@ -37,9 +37,9 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Estimate the memory and time of a run, without a GPU.
 
-    WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings before a
-    script override the script's settings; all words after the script are passed to it. Exit code 1: the run does
-    not fit on any of the named GPUs.
+    WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Options before a
+    script override the script's settings; options after the script are passed to it if it declares them. Exit code 1:
+    the run does not fit on any of the named GPUs.
     """
     from gpuwarden.interfaces.results.estimate import estimated
     from gpuwarden.lifecycle.submission.estimating import estimate as use_case

@@ -25,14 +25,22 @@ FOLLOW_S: Final = 5.0
 @click.argument("what", nargs=-1, required=True)
 @click.option("--on", "platform", default=None, help="Platform; see `gpuwarden profiles`.")
 @click.option("--grid", "axes", multiple=True, metavar="NAME=A,B", help="An axis of the grid; can be repeated.")
-@click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each setting with the seeds 0 to N - 1.")
+@click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each configuration with seeds 0 to N - 1.")
 @click.option(
     "--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw random settings, --trials times."
 )
-@click.option("--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose, --trials times.")
-@click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of draws.")
-@click.option("--maximize", is_flag=True, help="A higher objective is better.")
-@click.option("--weigh", default="", metavar="NAME", help="A cell's cost is proportional to this setting.")
+@click.option(
+    "--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose settings, --trials times."
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(1, 1_000),
+    default=20,
+    show_default=True,
+    help="Number of random or tuned configurations.",
+)
+@click.option("--maximize", is_flag=True, help="Maximize the objective instead of minimizing it.")
+@click.option("--weigh", default="", metavar="NAME", help="Assume that a cell's cost is proportional to this setting.")
 @click.option(
     "--max-machines",
     type=click.IntRange(1, 256),
@@ -48,7 +56,7 @@ FOLLOW_S: Final = 5.0
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="An output of each cell, in the cell's folder."
 )
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit of one cell.")
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard time limit of one cell.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time of one cell.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="GPUs per machine; each runs a cell.")
@@ -75,10 +83,10 @@ async def fan_out(
     plot: Path | None,
     **given: Any,
 ) -> int:
-    """Run a script many times and prove every run.
+    """Run a script many times, and verify the outputs of every run.
 
-    WHAT is a script.py with its arguments, or the id of a fan-out (f...) to show and advance. Options come before a
-    script: all words after the script are passed to it.
+    WHAT is a script.py with its arguments, or the id of a fan-out (f...) to show and advance. Options after
+    a script are passed to it if it declares them.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
@@ -125,7 +133,7 @@ async def fan_out(
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:
-    """Set new limits for a fan-out and resume it. If higher limits need a receipt, only return these limits."""
+    """Set new limits for a fan-out and resume it. If higher limits were only checked, return them without resuming."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out
     from gpuwarden.lifecycle.fan_out.limits import change_limits

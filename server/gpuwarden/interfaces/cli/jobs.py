@@ -31,7 +31,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option(
     "--platform",
     default=None,
-    help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
+    help="Platform; see `gpuwarden profiles`. rehearsal/NAME is simulated.",
 )
 @click.option("--name", default=None, help="Short name; default: the script's name.")
 @click.option("--project", default=None, help="Tag for `gpuwarden costs`.")
@@ -43,13 +43,19 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload from the working directory."
 )
 @click.option(
-    "--output", "outputs", multiple=True, metavar="PATH", help="An output to keep, relative to the working folder."
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="PATH",
+    help="An output to keep, relative to the job's working folder.",
 )
 @click.option(
     "--artifact-store", default="", metavar="URL",
     help="Upload the outputs as they are saved: s3://bucket/path or hf://owner/repo/path.",
 )  # fmt: skip
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit; default: the estimate plus 30%.")
+@click.option(
+    "--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard time limit; default: the estimate plus 30%."
+)
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
 @click.option("--gpu", default=None, help="GPU name.")
@@ -204,7 +210,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pause(job_id: str, as_json: bool) -> int:
-    """Let a job save its state and end, to resume it later.
+    """Let a job save its state and end, so that it can be resumed later.
 
     Its files are kept for `gpuwarden resume`. Its machine keeps running and is billed: `gpuwarden teardown --verb stop`
     requests a stop, which the user approves.
@@ -244,7 +250,7 @@ async def resume(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: bool) -> int:
-    """Copy a job's outputs and log here, and compare digests. Run it again to resume a copy."""
+    """Copy a job's outputs and log here, and compare digests. Repeat the command to resume a copy."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
     from gpuwarden.lifecycle.artifacts.pull import pull as use_case
@@ -281,8 +287,8 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     """Prove that a checkpoint is complete and loads.
 
     WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job, the pulled copy is verified. If no copy
-    was pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
-    and the result is marked as reported by the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
+    has been pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the
+    machine, and the result is marked as reported by the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
     The headers, opcodes, tensors and unpacked bytes of each file are read up to fixed limits. If a file exceeds a
     limit, the verdict is inconclusive.

@@ -99,7 +99,9 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
         known=known,
         message=f"{', '.join(known)} already explain this; check that this failure is different" if known else "",
-        hint=f"Review it, then add it to {made.page}." if not missing else "Pass the missing fields, then retry.",
+        hint=f"Review the draft, then add it to {made.page}."
+        if not missing
+        else "Pass the missing fields, then retry.",
         complete=not missing,
         job=lesson.job.id,
         platform=lesson.job.spec.platform,
@@ -121,5 +123,5 @@ def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, 
         if made.known
         else ""
     )
-    hint = f"Review it, then add it to {made.page} by hand."
+    hint = f"Review the draft, then add it to {made.page} by hand."
     return DraftReply(page=made.page, text=made.text, known=list(made.known), message=told, hint=hint)

@@ -58,7 +58,9 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
         if (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch apply only to machines that you own; {name} is rented.")
         elif told.host and (profile.backend == "local" or profile.id == "ssh"):
-            found.append(f"platforms.{name}: host has no effect; it is this machine or part of the platform's name.")
+            found.append(
+                f"platforms.{name}: host has no effect; the host is this machine or part of the platform's name."
+            )
     return found
 
 

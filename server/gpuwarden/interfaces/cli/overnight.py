@@ -2,9 +2,9 @@
 
 The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked to
 approve its teardown at 9:00, and the demo compares the two bills. The demo advances a simulated clock that all
-processes read from a file. The processes, uploads, files, proofs, notices and bills are real and come from the same
-functions that the MCP tools and the watch call. While the laptop is closed, the demo calls none of these functions: it
-reads the state of the simulated machines directly, which is impossible on a real cloud.
+processes read from a file. The processes, uploads, files, proofs, notices and bills are real: the demo calls the same
+functions as the MCP tools and the watch. While the laptop is closed, it calls none of these functions and reads the
+state of the simulated machines directly, which is impossible on a real cloud.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Night:
         self.stage.say(f"[bold]{local(self.clock.now(), '%H:%M')}[/] {text}")
 
     def first(self, what: str, text: str = "") -> None:
-        """Record the time of the first observation of `what`, and print `text` at that time."""
+        """Record the time when `what` is first observed, and print `text` then."""
         if what not in self.seen:
             self.seen[what] = self.clock.now()
             if text:
@@ -169,8 +169,8 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit a job with automatic teardown and a job whose teardown needs approval. Return both once they
-    are running.
+    """Submit a job with automatic teardown and a job whose teardown needs approval. Return both once
+    they have been launched.
     """
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")

@@ -39,7 +39,7 @@ def takes_codes(ctx: Context) -> bool:
 
 
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
-    """Ask the user at a terminal about a ticket, and show a code for one page on that terminal.
+    """Ask the user at a terminal to approve a ticket, and show a code for one browser session there.
 
     `session` is the id of the browser session; the page shows it. Raises NotFound, Conflict, or Refused.
     """
@@ -69,7 +69,7 @@ async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
         issued = open_spending(ctx, ticket)
         facts = spending_facts(issued.data, ordered_by(ctx, ticket))
         if not is_asked(ctx, issued):
-            raise Conflict("this spending needs no approval, or is already approved")
+            raise Conflict("this spending needs no approval, or has already been approved")
         return facts, spending_digest(issued, facts)
     view = await proceed(ctx, ticket)
     if view.record.state is Teardown.BLOCKED:

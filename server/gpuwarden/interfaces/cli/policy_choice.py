@@ -26,7 +26,7 @@ from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
-    """The policy file in force and its values. `since`: the time when the file's current text was recorded."""
+    """The policy file in force and its values. `since` is the time when the file's current text was recorded."""
 
     file: str
     exists: bool
@@ -61,7 +61,10 @@ async def use_policy(ctx: Context, path: Path) -> Result:
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal. The PIN comes from the policy in force, so that a new file can't supply its own PIN."""
+    """Ask on a given terminal whether to put a file in force.
+
+    The PIN comes from the policy in force, so that a new file can't supply its own PIN.
+    """
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)

@@ -1,4 +1,4 @@
-"""Commands for reference: history, search, diagnose, rules, profiles."""
+"""Reference commands: history, search, diagnose, rules, profiles."""
 
 from __future__ import annotations
 

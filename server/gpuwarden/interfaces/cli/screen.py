@@ -33,7 +33,7 @@ KINDS = {
     "teardown": "to approve", "ordered": "ends", "unseen_end": "end not confirmed", "blocked": "blocked",
     "unasked": "ended, billed", "spending": "to approve", "price": "the price rose",
 }  # fmt: skip
-"""A short label for each kind of question to the user."""
+"""A short label for each kind of decision that waits for the user."""
 
 
 def status(reply: StatusReply) -> None:
@@ -87,7 +87,7 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
 
 
 def _questions(waiting: list[WaitingReply]) -> Table:
-    """Return each question in full, followed by a line with the command that answers it."""
+    """Return each decision in full, followed by a line with the commands for it."""
     table = _plain_table()
     table.add_column(no_wrap=True)
     table.add_column()
@@ -99,9 +99,9 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 
 
 def _waiting(waiting: list[WaitingReply]) -> Table:
-    """Return one line for each question: the job, the cost of its machine, and the command that answers the question.
+    """Return one line for each decision: the job, the cost of its machine, and the commands for the decision.
 
-    On a narrow terminal, only the names are shortened, not the command.
+    On a narrow terminal, only the names are shortened, not the commands.
     """
     costs, answers = [], []
     for w in waiting:

@@ -91,7 +91,7 @@ async def write(
 ) -> int:  # fmt: skip
     """Write a template's script, and the command that submits it.
 
-    The package that the script imports, gputrain, is written next to it; `gpuwarden submit` adds it to the script.
+    The script's package, gputrain, is written next to the script; `gpuwarden submit` adds the package to the script.
     If a model and a dataset are given, both are inspected, and the config, the split, the column names and the chat
     template are set accordingly.
     """

@@ -25,7 +25,7 @@ from gpuwarden.private import private_folder, write_private
 NAME: Final = "gpuwarden-watch"
 LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
-"""The file with the keys, next to the policy: one NAME=VALUE per line."""
+"""The file with the API keys, next to the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
 """Variables with the paths of the ledger and the policy; the service must use the same paths."""
 WAIT_S: Final = 30.0
@@ -101,7 +101,10 @@ def service_file() -> Path:
 
 
 def install(keys: Path) -> Result:
-    """Write the service and start it. If the service manager is not reachable, the service starts at the next login."""
+    """Write the service file, and start the service.
+
+    If the service manager is not reachable, the service starts at the next login.
+    """
     file, env = service_file(), {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     file.parent.mkdir(parents=True, exist_ok=True)
     if sys.platform == "darwin":
@@ -152,18 +155,18 @@ def _ask(*argv: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """State of the watch: whether a watch runs for the ledger, and whether the service is installed."""
+    """State of the watch: whether a watch is running for the ledger, and whether the service is installed."""
 
     leads: bool
     installed: bool
 
     def __str__(self) -> str:
-        now = "a watch runs" if self.leads else "no watch runs"
+        now = "a watch is running" if self.leads else "no watch is running"
         return f"{now}; the watch is {'' if self.installed else 'not '}installed as a service"
 
 
 def runs(home: Path) -> Runs:
-    """Return whether a watch runs for the ledger in `home`, and whether the service is installed."""
+    """Return whether a watch is running for the ledger in `home`, and whether the service is installed."""
     lock = FileLock(private_folder(home / "locks") / "watch.lock", mode=0o600)
     try:
         with lock.acquire(blocking=False):

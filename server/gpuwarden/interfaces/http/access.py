@@ -27,7 +27,7 @@ CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
 
 
 def cookie_name(serving: Serving) -> str:
-    """Return the name of a session's cookie. It includes the port, because the ports of a host share cookies."""
+    """Return the name of a session's cookie. It includes the port, because all ports of a host share cookies."""
     return f"gpuwarden_session_{serving.settings.port}"
 
 

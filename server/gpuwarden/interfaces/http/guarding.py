@@ -1,4 +1,4 @@
-"""Check every request before routing (Host, Origin, body size and body duration), and set the headers of every
+"""Check every request before routing (Host, Origin, size and transfer time of the body), and set the headers of every
 response.
 
 The guard is pure ASGI middleware, so it covers routes, mounts, errors and WebSockets, and does not buffer anything.
@@ -49,7 +49,7 @@ class _TooSlow(Exception):
 
 
 class _Unread(OSError):
-    """The client does not read the response. It is an OSError, because Starlette treats an OSError from `send` as a
+    """The client does not read the response. This is an OSError, because Starlette treats an OSError from `send` as a
     disconnected client.
     """
 
@@ -81,7 +81,7 @@ class Guard:
         try:
             with streaming:
                 await self.app(scope, body, answering)
-            if streaming.cancelled_caught:  # the server stops, or the token has expired or was revoked
+            if streaming.cancelled_caught:  # the server stops, or the token has expired or been revoked
                 await send(END[scope["type"]])
         except (_TooLarge, _TooSlow) as cut:
             if answering.started:

@@ -90,7 +90,7 @@ class Answer(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Return the principal of the request; None if it is not authenticated yet."""
+        """Return the principal of the request; None if it has not been authenticated yet."""
         ...
 
 
@@ -127,7 +127,7 @@ class Serving:
                 scope.cancel()
 
     async def end_refused(self) -> None:
-        """End the streams whose token or session expired or was revoked. Runs until canceled."""
+        """End the streams whose token or session has expired or been revoked. Runs until canceled."""
         while True:
             await anyio.sleep(RECHECK_S)
             try:

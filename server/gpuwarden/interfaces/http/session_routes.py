@@ -29,7 +29,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
             return error_answer(
-                AuthFailed("this link was already used or has expired", "Run gpuwarden dashboard again.")
+                AuthFailed("this link has already been used or has expired", "Run gpuwarden dashboard again.")
             )
         # This is not a redirect: if the link was opened from another site or a file, a browser would not send a strict
         # cookie after a redirect. A request from a page of this server counts as same-site.

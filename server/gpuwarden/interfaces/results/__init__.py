@@ -1,7 +1,7 @@
-"""Replies: the results of use cases, in the form shared by the tools and `--json`.
+"""Replies: the results of use cases, in the form that the tools and `--json` share.
 
-Every reply contains `ok` and `code`, because some transcript formats drop error flags. Untrusted text is fenced here,
-and limited in length. Next steps are values until `worded` renders them for one interface. Each reply is imported on
+Every reply contains `ok` and `code`, because some transcript formats drop error flags. Untrusted text is fenced and
+shortened here. Next steps are values until `worded` renders them for one interface. Each reply is imported on
 first access, because a command needs only one, and importing all replies would import every use case.
 """
 
@@ -200,7 +200,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that defines a reply."""
+    """Import a public name from the module that defines it."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

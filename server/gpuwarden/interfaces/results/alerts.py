@@ -13,8 +13,8 @@ from gpuwarden.lifecycle.notify import Alert
 
 
 class AlertReply(Guided):
-    """One alert. `state` is raised, or cleared once the problem is over; `about` is a job, a lease or the current
-    day.
+    """One alert. `state` is raised, or cleared once the problem is over. `about` is the subject: a job, a lease, an
+    account's balance or the current day.
     """
 
     at: float

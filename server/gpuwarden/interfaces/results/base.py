@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
-"""Maximum number of entries in one list in a reply; longer lists would fill up a model's context."""
+"""Maximum number of entries in each list of a reply; longer lists would fill up a model's context."""
 
 
 Words = Callable[[Sequence[NextStep]], str]
@@ -66,7 +66,7 @@ class Result(BaseModel):
 
 
 class WarnedReply(Result):
-    """A reply about costs. `warnings` lists problems with the policy, such as a file at an unusual path."""
+    """Base class for replies with warnings, mostly about problems with the policy."""
 
     warnings: list[str] = Field(default_factory=list)
 
@@ -82,11 +82,11 @@ def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
 
 
 _PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting": "hint"}
-"""The lists in a reply whose entries have next steps, each with the text field for an entry's rendered steps."""
+"""The lists in a reply whose entries have next steps, mapped to the text field for the rendered steps."""
 
 
 def worded(reply: R, words: Words) -> R:
-    """Return a reply with its next steps, and those of its findings, rendered for an interface.
+    """Return a reply with its next steps, and those of its list entries, rendered for an interface.
 
     Only the text fields for `next` are rewritten, because other text in a reply may be a path, a name or a log.
     """
@@ -100,7 +100,7 @@ def worded(reply: R, words: Words) -> R:
 
 
 def sentence(call: str, step: NextStep) -> str:
-    """Return one sentence for a step: "Call x to do y.", "Or call x."."""
+    """Return a step as one sentence, such as "Call x to do y." or "Or call x."."""
     start = f"or {call}" if step.alternative else call
     end = f" {step.purpose}" if step.purpose and step.purpose[0].isalnum() else step.purpose
     return f"{start[0].upper()}{start[1:]}{end}."
@@ -131,7 +131,7 @@ class RefusalReply(ErrorReply):
 class MeterReply(BaseModel):
     """An instance's billing. An estimated cost is an upper bound.
 
-    `billing` is null if it is unknown; the instance then counts as billed.
+    `billing` is null if the billing state is unknown; the instance then counts as billed.
 
     `host_key` is the fingerprint of the only host key that gpuwarden accepts from the machine.
     """
@@ -146,8 +146,9 @@ class MeterReply(BaseModel):
 
 
 class EndingReply(BaseModel):
-    """The user's decision, made in advance, about the teardown of a job's machine. `ends_at` is set once the
-    user has been notified.
+    """The automatic teardown and self-stop that the user chose for a job's machine.
+
+    `ends_at` is set once the user has been notified.
     """
 
     automatic_teardown: Verb | None = None
@@ -166,7 +167,7 @@ class EndingReply(BaseModel):
 
 
 def ending_of(found: Arranged | None) -> EndingReply | None:
-    """Return the decision that the user made in advance about a job's machine; None if there is no decision."""
+    """Return the automatic teardown and self-stop of a job's machine; None if neither was chosen."""
     if found is None:
         return None
     return EndingReply(

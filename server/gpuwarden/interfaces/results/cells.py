@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs attention. `tries` is the number of machines' queues that contained the cell."""
+    """One cell that needs attention. `tries` is the number of machine queues that have contained the cell."""
 
     index: int
     state: str
@@ -29,10 +29,11 @@ class CellReply(BaseModel):
 
 
 class FanOutReply(BaseModel):
-    """A fan-out.
+    """The states, costs and results of a fan-out.
 
-    `states` counts its cells by state. `odd` lists the cells that are neither waiting, running nor verified. `jobs`
-    lists the running jobs, `duplicates` the cells that completed more than once.
+    `states` counts the cells by state. `odd` lists the cells that are neither waiting, running nor verified, `jobs` the
+    running jobs, `duplicates` the cells that completed more than once, and `strangers` the cells that are not in their
+    queue or differ from the plan.
     """
 
     cells: int = 0

@@ -36,9 +36,9 @@ class DiagnosisReply(BaseModel):
 
 
 class ArtifactStoreReply(BaseModel):
-    """The content of a job's artifact store, according to its file list.
+    """The content of a job's artifact store, according to the store's file list.
 
-    `why` states the reason if the content is unknown or may lack files from the machine.
+    If the content is unknown or may lack files from the machine, `why` gives the reason.
     """
 
     store: str
@@ -69,11 +69,11 @@ class CheckReply(WarnedReply):
     remaining_range_s: list[int] = Field(default_factory=list)
     """Lowest and highest estimate of the seconds until the last step, from this run's pace and earlier runs."""
     projected_cost_usd: float | None = None
-    """Projected cost of the current machine at the last step, in US dollars."""
+    """Projected cost of the current machine up to the last step, in US dollars."""
     curve: list[float] = Field(default_factory=list)
     """The loss from the first step to the last, downsampled."""
     usage: dict[str, float] = Field(default_factory=dict)
-    """The machine's last report about its GPU, memory and disk, in percent and bytes."""
+    """GPU, memory and disk usage in the machine's last report, in percent and bytes."""
     allocation: dict[str, str | float] = Field(default_factory=dict)
     """Report of the engine that runs the job, such as Slurm: the engine's job id, queue, nodes and restarts."""
     exit_code: int | None = None
@@ -84,7 +84,7 @@ class CheckReply(WarnedReply):
     skew: SkewReply | None = None
     """Package releases that contain the name that the failed job could not find."""
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
-    """Outcomes of the read-only checks on the machine of a job with problems."""
+    """Outcomes of the read-only checks that ran on the machine because the job has problems."""
     artifact_store: ArtifactStoreReply | None = None
     """The content of the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)

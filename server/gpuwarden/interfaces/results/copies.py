@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):
-    """The copied files. `missing` lists declared outputs that do not exist on the machine. `store` is the artifact
+    """The result of a pull. `missing` lists declared outputs that do not exist on the machine. `store` is the artifact
     store that the files were copied from; empty if they came from the machine.
     """
 
@@ -34,7 +34,7 @@ class PullReply(Result):
 
 
 class FileReply(BaseModel):
-    """The evidence for one file."""
+    """The evidence about one file or checkpoint."""
 
     path: str
     format: str
@@ -43,10 +43,10 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted or unknown. Unknown does not pass. Proven files are counted but not listed.
+    """A verdict: proven, refuted or unknown. Only proven passes. Proven files are counted but not listed.
 
-    Code `claimed`: the machine checked its own files, and nothing was copied here. `problems` are the reasons why the
-    verdict is not proven; `warnings` do not affect the verdict.
+    The code `claimed` means that the machine checked its own files and nothing has been copied here. `problems` are the
+    reasons why the verdict is not proven; `warnings` do not affect the verdict.
     """
 
     verdict: str
@@ -65,7 +65,7 @@ class VerifyReply(Result):
 
 _NEXT: Final[dict[Cause, str]] = {
     Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Use weights in the safetensors format or from a source "
-    "that you trust, or convert this file on a scratch machine without keys.",
+    "that you trust, or convert this file on a scratch machine without credentials.",
     Cause.DAMAGE: "If it is still damaged after copying it again, the source is damaged: use another checkpoint.",
     Cause.CONTRADICTION: "Its parts contradict each other, and copying it again does not help: save it again from "
     "the run, or use another checkpoint.",
@@ -73,7 +73,7 @@ _NEXT: Final[dict[Cause, str]] = {
     "out why the run diverged.",
     Cause.NO_RESUME: "Resume from a complete checkpoint, or restart the optimizer from these weights.",
     Cause.NEEDS_CODE: "It can't be verified without running its code: check the imported names, then load it on a "
-    "scratch machine without keys and save the tensors as safetensors.",
+    "scratch machine without credentials and save the tensors as safetensors.",
     Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
     Cause.LIMIT: "Verify a part of it or use a lower level; at a terminal, the user can allow more time and bytes.",
     Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write a manifest at save time.",
@@ -112,7 +112,7 @@ def pulled(result: PullResult) -> PullReply:
         next=result.next_steps,
     )
     if result.store:
-        reply.message = f"Copied from {result.store}, since the machine can't be read."
+        reply.message = f"Copied from {result.store}, because the machine can't be read."
         if result.unsettled:
             reply.message += quoted(f" It may lack files: {result.unsettled}.")
     if result.log_lost:
@@ -141,7 +141,7 @@ def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
     if report.claimed:
         following = [do(Action.PULL, "; only a copy that is verified here counts")]
         if report.verdict == "proven":
-            code, message = "claimed", "The machine reports the checkpoint as complete; it was not copied here."
+            code, message = "claimed", "The machine reports the checkpoint as complete; it has not been copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,

@@ -22,8 +22,8 @@ class OutcomeReply(BaseModel):
 
 
 class DecisionCheckReply(BaseModel):
-    """One check: its command as a list of arguments, and the place where it runs: `machine` (the job's machine),
-    `login` or `here`.
+    """One check: its command as a list of arguments, and the machine that runs it: `machine` (the job's machine),
+    `login` (the login node) or `here`.
     """
 
     id: str

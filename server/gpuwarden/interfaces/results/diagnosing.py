@@ -20,14 +20,14 @@ from gpuwarden.knowledge.version_skew import explain
 
 COLLECT = (
     "the complete log of the rank that failed first",
-    "the exit code, and dmesg -T | tail or the platform's event list for a kill",
+    "the exit code and, if the process was killed, dmesg -T | tail or the platform's event list",
     "pip freeze, nvidia-smi, and the exact command",
 )
 """Information to collect if no entry is a likely match."""
 
 
 class ExceptionReply(BaseModel):
-    """One exception: its innermost frame, the package and, if it is in the log, the package's version."""
+    """One exception with its innermost frame and the package that raised it. `version` is empty if the log lacks it."""
 
     type: str
     message: str
@@ -120,7 +120,7 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
 
 
 def failure_reply(failure: Failure) -> FailureReply:
-    """Return a failure with all strings sanitized and limited in length."""
+    """Return the reply about a failure, with all strings sanitized and shortened."""
     missing = failure.gone.model_dump(include={"kind", "owner", "name"}) if failure.gone else {}
     return FailureReply(
         outcome=failure.outcome,
@@ -149,7 +149,7 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
 
 
 def _by_words(hit: Hit) -> Diagnosis:
-    """Return an entry that matches the words of the failure but not its signature."""
+    """Return a diagnosis from an entry that shares words with the failure but has no matching signature."""
     why = "no signature matches; this entry's wording is the closest to the failure's"
     return Diagnosis(
         id=hit.id,

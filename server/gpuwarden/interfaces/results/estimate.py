@@ -36,7 +36,7 @@ class EstimateReply(Result):
     """`traced`: from a trace of the model itself; `formula`: from a formula."""
     how: str
     parts_gb: dict[str, float] = Field(default_factory=dict)
-    """Components of the memory use, each at its usual size in gigabytes."""
+    """Usual size in gigabytes of each component of the memory use."""
     cards: list[CardReply] = Field(default_factory=list)
 
 

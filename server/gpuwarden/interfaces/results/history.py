@@ -10,12 +10,12 @@ from gpuwarden.core.sanitize import named
 FOREIGN: Final = frozenset(
     {"why", "observation", "problems", "missing", "not_taken", "findings", "text", "unread", "aside", "refusal"}
 )
-"""Fields of event bodies that may contain text from outside gpuwarden, including all nested values."""
+"""Fields of event bodies whose values, at any depth, may contain text from outside gpuwarden."""
 MAX_TEXT: Final = 1_200
 
 
 def told_events(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events for a reply. The ledger itself stores the original text."""
+    """Return events for a reply, with foreign text quoted. The ledger itself stores the original text."""
     return [{**row, "body": _marked(row["body"], foreign=False)} for row in rows]
 
 

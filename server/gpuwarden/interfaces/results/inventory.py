@@ -25,7 +25,7 @@ class ClockReply(BaseModel):
 
 
 class InstanceReply(BaseModel):
-    """One machine. `billing` is null if it is unknown; the machine then counts as billed."""
+    """One machine. `billing` is null if the billing state is unknown; the machine then counts as billed."""
 
     platform: str
     instance_id: str | None
@@ -53,7 +53,7 @@ class InstanceReply(BaseModel):
 class AccountReply(BaseModel):
     """The balance and the spending rate of one platform's account. Null values are unknown.
 
-    `clock` is the time at which the balance will be used up at this rate.
+    `clock` states when the balance will run out at this rate.
     """
 
     platform: str
@@ -75,7 +75,7 @@ class InstancesReply(WarnedReply):
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
     offers: list[OfferReply] = Field(default_factory=list)
-    """Offers for another machine, if requested."""
+    """Offers for the GPU that the caller asked about, if any."""
 
 
 def listed(inventory: Inventory) -> InstancesReply:
@@ -136,7 +136,7 @@ def account_reply(funds: Funds) -> AccountReply:
         currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
         clock=clock_reply(clock) if clock else None,
-        note="" if funds.whole else "the prices of some machines there are unknown",
+        note="" if funds.whole else "the prices of some machines on this platform are unknown",
     )
 
 

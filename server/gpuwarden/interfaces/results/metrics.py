@@ -16,7 +16,7 @@ MAX_ALERTS: Final = 20
 
 
 class MetricReply(Frozen):
-    """One metric. `last` is None if its last value is not finite; `odd` counts such values."""
+    """One metric. `last` is None if the last value is not finite; `odd` counts the values that are not finite."""
 
     name: str
     points: int

@@ -15,11 +15,11 @@ from gpuwarden.lifecycle.offers import Capacity, Offer
 
 
 class OfferReply(BaseModel):
-    """One platform. `capacity`: available, unknown, none (no machine is free now) or not_sold. A null price is unknown.
+    """One offer. `capacity`: available, unknown, none (no machine is free now) or not_sold. A null price is unknown.
 
-    `survives_stop` lists the mounts whose files survive a stop. It is null if the platform has no stop or was not
-    queried. If a mount is followed by a name in parentheses, the job must request that storage. `bills_when_stopped` is
-    true if anything is or may be billed after a stop.
+    `survives_stop` lists the mounts whose files survive a stop. It is null if the platform can't stop machines or was
+    not queried. If a mount is followed by a name in parentheses, the job must request that storage.
+    `bills_when_stopped` is true if anything is or may be billed after a stop.
     """
 
     platform: str

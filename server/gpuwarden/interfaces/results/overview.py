@@ -1,4 +1,4 @@
-"""Replies to status, jobs, costs and wait, and the list of open questions to the user."""
+"""Replies to the status, jobs and costs commands, and the list of decisions that wait for the user."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NOBODY: Final = Team()
 
 
 class WaitingReply(Guided):
-    """One question to the user. `hint` describes how to answer it; `cost_usd` is the machine's cost so far or the job's
-    maximum cost.
+    """One decision that waits for the user. `hint` has the commands for it; `cost_usd` is the machine's cost so far or
+    the job's maximum cost.
     """
 
     ticket: str
@@ -91,7 +91,7 @@ class SpendingReply(BaseModel):
 
 
 class StatusReply(WarnedReply):
-    """The data for the overview.
+    """The overview: jobs, decisions that wait for the user, other machines and spending.
 
     `unknown` maps a machine's name to the reason why its state could not be read; such a machine may be billed.
     """
@@ -139,7 +139,7 @@ class CostsReply(WarnedReply):
 
 
 class WaitsReply(Result):
-    """Open questions to the user."""
+    """The decisions that wait for the user."""
 
     waiting: list[WaitingReply] = Field(default_factory=list)
 
@@ -200,7 +200,7 @@ def job_line(line: JobLine) -> JobLineReply:
 
 
 def waiting_reply(waiting: Waiting) -> WaitingReply:
-    """Return one question to the user."""
+    """Return one decision that waits for the user."""
     return WaitingReply(
         ticket=waiting.ticket,
         kind=waiting.kind,
@@ -231,7 +231,7 @@ def waits(found: Sequence[Waiting]) -> WaitsReply:
 def jobs_of(page: JobPage) -> JobsReply:
     """Return the reply to the jobs command."""
     return JobsReply(
-        message="" if page.lines else "No such job.",
+        message="" if page.lines else "No job matches.",
         jobs=[job_line(line) for line in page.lines],
         after=page.after,
     )

@@ -19,7 +19,7 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum number of lines in a symptom. A longer text counts as a log, and its words select no decision list."""
+"""Maximum number of lines in a symptom. A longer text counts as a log, and no decision list is chosen by its words."""
 LEAD = "A match is a hint, not a proof."
 
 

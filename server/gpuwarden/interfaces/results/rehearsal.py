@@ -15,11 +15,11 @@ LOG = 1_500
 
 
 class RehearsalReply(Result):
-    """`passed`, `fault` (an error in the script, with its line) or `stopped` (the script could not be rehearsed; the
-    message has the reason).
+    """The result of a script's first step.
 
-    `substitutes` lists the replaced parts, such as models. The reply comes from the process that runs the script, so no
-    part of it is verified.
+    `outcome` is `passed`, `fault` (an error in the script, with its line) or `stopped` (the script could not be
+    rehearsed; the message has the reason). `substitutes` lists the replaced parts, such as models. The reply
+    comes from the process that runs the script, so no part of it is verified.
     """
 
     outcome: Literal["passed", "fault", "stopped"]

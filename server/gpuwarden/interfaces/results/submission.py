@@ -41,7 +41,7 @@ class SubmitReply(WarnedReply):
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
-    """Names of storage that is billed after the machine is torn down."""
+    """Names of the storage that remains billed after teardown."""
     storage_usd_per_hour: float | None = None
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="Result of the script's first step on this machine")

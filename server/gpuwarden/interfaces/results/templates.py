@@ -24,7 +24,7 @@ ROW: Final = 600
 
 
 class TemplateReply(BaseModel):
-    """One template: its title, the rows that it reads, and its required settings."""
+    """One template: its title, the columns that it reads, and its required settings."""
 
     name: str
     title: str

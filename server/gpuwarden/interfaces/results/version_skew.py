@@ -28,14 +28,14 @@ class SkewReply(BaseModel):
 
 
 def skew_reply(skew: Skew | None) -> SkewReply | None:
-    """Return a skew with all strings sanitized and limited in length."""
+    """Return the reply about a version skew, with all strings sanitized and shortened."""
     if skew is None:
         return None
     return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})
 
 
 def told(reply: SkewReply) -> str:
-    """Return a skew as one sentence for a terminal."""
+    """Return a version skew as one sentence for a terminal."""
     facts = {
         Change.REMOVED: f"exists up to {reply.package} {reply.until}, not in {reply.gone_in}",
         Change.ADDED: f"is available since {reply.package} {reply.since}",

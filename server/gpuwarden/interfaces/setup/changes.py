@@ -28,9 +28,9 @@ NOTE: Final = "setup.json"
 
 
 class Written(Frozen):
-    """A change that was written to one client's file: its offset, its text, and the file's digest after the change.
+    """A change that has been written to one client's file: its offset, its text, and the resulting digest of the file.
 
-    `made`: the file did not exist before the change. `guard`: setup also installed the guard.
+    `made` is true if the file did not exist before. `guard` is true if setup also installed the guard.
     """
 
     file: str = ""
@@ -42,14 +42,14 @@ class Written(Frozen):
 
 
 class Note(Frozen):
-    """All changes that `gpuwarden setup` wrote, keyed by client."""
+    """All changes that `gpuwarden setup` has written, keyed by client."""
 
     clients: dict[str, Written] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that is not written yet. `before` is None if the file does not exist."""
+    """A change that has not been written yet. `before` is None if the file does not exist."""
 
     client: ClientFile
     before: str | None
@@ -146,7 +146,7 @@ def lines_of(client: ClientFile, entry: dict[str, Any]) -> str:
 
 
 def read(file: Path) -> str | None:
-    """Return a file's text; None if it does not exist. Raises ValueError if it is not UTF-8."""
+    """Return a file's text; None if there is no file. Raises ValueError if the text is not UTF-8."""
     try:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def read(file: Path) -> str | None:
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a file's text, to detect changes."""
+    """Return the SHA-256 digest of a file's text, to detect changes."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

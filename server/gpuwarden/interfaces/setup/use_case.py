@@ -51,7 +51,7 @@ class ChangeReply(BaseModel):
 
 
 class SetupReply(Result):
-    """For each client, the state of its server, and of its guard if it supports one. `paste`: lines to add by hand."""
+    """The state of each client's server, and of its guard if it supports one. `paste` has lines to add by hand."""
 
     clients: dict[str, str] = Field(default_factory=dict)
     guards: dict[str, str] = Field(default_factory=dict)
@@ -75,8 +75,8 @@ class Plan:
 
 
 def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, person: bool) -> Plan:
-    """Plan the changes for the named clients, or for all installed ones. `person`: whether the user decides at
-    a terminal.
+    """Plan the changes for the named clients, or for all installed clients. `person` is true if the user decides at a
+    terminal.
     """
     plan = Plan()
     passed = [v.name for v in variables(config.policy.secrets.allowed)]
@@ -98,7 +98,7 @@ def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, p
 
 
 def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
-    """Plan the change that adds the server to one client, or record why it is not possible."""
+    """Plan the change that adds the server to one client, or record why it can't be added."""
     states = plan.reply.clients
     try:
         change = planned(client, wanted)
@@ -123,7 +123,7 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
         states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
         return
     if any(notice.question for notice in config.notices):
-        states[name] = "left out, because this shell's ledger or policy is not the recorded one"
+        states[name] = "left out, because this shell uses a different ledger or policy than the recorded one"
         return
     try:
         states[name] = hooks("status", (name,), config, env).clients[name]
@@ -245,10 +245,10 @@ def _started(plan: Plan) -> str:
     said = []
     if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
         count = tools_of(from_here("setup", __version__))
-        said.append(f"The server starts and offers {count} tools.")
+        said.append(f"The server starts and has {count} tools.")
     for name, folder in plan.plugins.items():
         count = tools_of(from_folder(name, str(folder)))
-        said.append(f"The {name} plugin starts and offers {count} tools.")
+        said.append(f"The {name} plugin starts and has {count} tools.")
     return " ".join(said)
 
 
@@ -270,7 +270,7 @@ def tools_of(run: Run) -> int:
 
 
 def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
-    """Start a server, send it `ASK`, and return its list of tools, or an empty table if it sends none.
+    """Start a server, send it `ASK`, and return its list of tools, or an empty dict if it sends none.
 
     The server is killed after FIRST_START_S seconds.
     """

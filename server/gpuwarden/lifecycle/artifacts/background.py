@@ -39,12 +39,12 @@ decide."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
-"""Job states in which the outputs are final, or are the point from which the job resumes."""
+"""Job states in which the outputs don't change: the job has ended, or it is paused."""
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.PARTIAL, Copy.DAMAGED})
 
 
 class Keeper:
-    """Makes verified copies, one job at a time. A failed copy is retried at doubling intervals."""
+    """Makes verified copies of jobs' outputs, one job at a time. A failed copy is retried at doubling intervals."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -63,11 +63,10 @@ class Keeper:
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Succeeded or paused jobs whose machines may be billed, and whose copy is not verified yet but can be.
+        # Succeeded or paused jobs whose machines may be billed, and whose copy has yet to be made or verified.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        # Running jobs that may be relaunched: a relaunch needs a verified copy that was made before the machine is
-        # lost.
+        # Running jobs that may be relaunched: without a verified copy, they can't resume after the machine is lost.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
         # Jobs that lost their machine and are relaunched from the newest outputs in their artifact store.
@@ -118,7 +117,7 @@ class Keeper:
         ]
 
     async def _wake(self) -> None:
-        """Start the self-stopped machines of jobs with automatic teardown. The copy and the teardown follow.
+        """Start the self-stopped machines of jobs with automatic teardown, so that the outputs can be copied.
 
         If a job's artifact store has all its outputs, they are copied from there and the machine is not started.
         """
@@ -135,12 +134,12 @@ class Keeper:
                 self.trouble.pop(job.id, None)
             except (WardenError, OSError) as error:
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
-                self.trouble[job.id] = f"its machine stopped itself and could not be started yet: {known.message}"
+                self.trouble[job.id] = f"its machine stopped itself and has not been started again: {known.message}"
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     async def _kept_instead(self, job: JobRecord) -> bool:
-        """Copy and verify a job's outputs from its artifact store; False if the machine has to be started."""
+        """Copy a job's outputs from its artifact store and verify them. Return False if the machine is needed."""
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 

@@ -41,7 +41,7 @@ class Held(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step with its evidence: the time of its record, the numbers of files and bytes, and the problems."""
+    """One step with its evidence: the time when it was recorded, the numbers of files and bytes, and the problems."""
 
     rung: Rung
     held: Held

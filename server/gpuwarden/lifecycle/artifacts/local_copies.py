@@ -1,8 +1,9 @@
 """Records of the pulled copies of a job's artifacts.
 
-A pull writes one record: the local path of each file, and the machine's manifest. A *seal* is a digest of the files'
-metadata (size, times, inode). With it, a later check detects in milliseconds whether the copy has changed since it was
-verified. A change to any byte changes the seal, because ordinary programs can't set a file's status change time.
+Each pull writes one record with the local path of each file and the machine's manifest. A *seal* is a digest of the
+files' metadata (size, times, inode). With a seal, a later check detects in milliseconds whether the copy has changed
+since it was verified. A change to any byte changes the seal, because ordinary programs can't set a file's status change
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
-    """Current state of the local copy. `verdict` is None if the copy was not verified since its last change.
+    """Current state of the local copy. `verdict` is None if the copy has not been verified since it last changed.
 
     `equal` is true if every file has the digest that the manifest lists, regardless of the verdict on its content.
     `unread` lists files in unsupported formats if the verdict is unknown only because of them; their digests equal the
@@ -72,7 +73,7 @@ class Pulled(Frozen):
     def local_manifest(self) -> Manifest:
         """Return the machine's manifest with local file names; files with absolute paths are under `machine/`.
 
-        A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
+        An output that the job never wrote is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
         """
         files = tuple(
             f.model_copy(update={"path": Path(self.places[f.path]).relative_to(self.dest).as_posix()})
@@ -111,13 +112,13 @@ def save_pull(
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
-    """Return a job's latest pull; None if there is no pull or its record was changed or lost."""
+    """Return a job's latest pull; None if there is no pull, or if its record has been changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     return read_pull(ctx, event.data.record, event.data.digest) if event else None
 
 
 def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
-    """Read the pull from a record file; None if the record was changed or lost."""
+    """Return the pull that a record file describes; None if the file has been changed or lost."""
     try:
         pulled = Pulled.model_validate_json((ctx.home / "pulls" / record).read_bytes())
     except (OSError, ValueError):
@@ -223,7 +224,7 @@ def seal(pulled: Pulled) -> str | None:
 
 
 def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
-    """Record a verification, unless the files changed while they were read."""
+    """Record a verification. If the files changed while they were read, it is recorded without a seal and not used."""
     sealed = before if before == seal(pulled) else None
     readable = report.readable is Verdict.PROVEN
     event = ArtifactsVerified(
@@ -242,7 +243,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verification state of a local copy. It has no verdict if the copy changed after it was verified."""
+    """Return the verification state of a local copy, without a verdict if the copy changed after its verification."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
     if proof is None or proof.seal is None:

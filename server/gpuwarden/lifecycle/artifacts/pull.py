@@ -219,7 +219,7 @@ async def _pull_log(
 ) -> tuple[Path | None, int]:
     """Save the last part of the log next to the artifacts, with a line in place of each missing part.
 
-    Return its path and the number of missing bytes. The path is None after a failure, because no check needs the log.
+    Return its path and the number of missing bytes. If saving fails, the path is None, because no check needs the log.
     """
     part = target / STAGING / f"{LOG_NAME}.draft"
     taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}

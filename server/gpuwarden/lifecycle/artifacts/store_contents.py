@@ -49,7 +49,7 @@ class _Lenient(BaseModel):
 
 
 class StoreRow(_Lenient):
-    """One file in the store. `gone` means that the machine had removed it when the list was made."""
+    """One file in the store. `gone` means that the file no longer existed on the machine when the list was made."""
 
     path: str = Field(max_length=4096)
     size: int = Field(ge=0, le=MOST)
@@ -72,7 +72,7 @@ class _Skip(_Lenient):
 
 
 class StoreEnd(_Lenient):
-    """The end of a run. `look` identifies the last check before a self-stop; empty if there was none."""
+    """The final report of a run. `look` identifies the last check before a self-stop; empty if there was none."""
 
     outputs: tuple[str, ...] = Field(max_length=1000)
     status: dict[str, Any]
@@ -84,7 +84,7 @@ class StoreEnd(_Lenient):
 
 
 class StoreList(_Lenient):
-    """The stored list."""
+    """A job's list of files, as its runner wrote it to the artifact store."""
 
     job: str
     taken_at: float = Field(default=0.0, ge=0, lt=1e11)
@@ -141,7 +141,7 @@ async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
             store = open_store(ctx, address)
             content = await store.manifest(address.key(job.id, MANIFEST))
     except TimeoutError:
-        raise Unreachable(f"{address} did not respond completely within {store_limit(0):g} s", "Try again.") from None
+        raise Unreachable(f"{address} sent no complete response within {store_limit(0):g} s", "Try again.") from None
     if content is None:
         return None
     try:
@@ -211,5 +211,5 @@ def unsettled(ctx: Context, job: JobRecord, contents: StoreContents) -> Reason |
 
 
 def reported_end(contents: StoreContents) -> Observation | None:
-    """Return the job's end as an observation from a store's list; None if the list does not record an end."""
+    """Return an observation of how the job ended, according to a store's list; None if the list has no final report."""
     return observation(contents.listed.end.status | {"now": contents.listed.taken_at}) if contents.listed.end else None

@@ -50,7 +50,7 @@ async def reachable(ctx: Context, store_url: str) -> Answer[str]:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
     except TimeoutError:
-        return Unknown(f"{store_url} did not respond completely within {store_limit(0):g} s")
+        return Unknown(f"{store_url} sent no complete response within {store_limit(0):g} s")
     except (NotFound, AuthFailed, NotSupported) as error:
         return Known(error.message)
     except WardenError as error:
@@ -91,7 +91,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listing with digests that the machine computes now.
+    """Return the listed files with new digests, which the machine computes in this call.
 
     A file gets no digest if its seal, times or size don't match. A seal alone is not enough: it applies to a size and
     times, and a job can move another file with the same size and times to the sealed path.

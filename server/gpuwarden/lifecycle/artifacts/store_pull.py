@@ -143,7 +143,7 @@ async def receive_from_store(
 
 
 async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]:
-    """Return the reason for each listed file that can't be copied, by path. Nothing is downloaded."""
+    """Return the paths of the listed files that can't be copied, with the reasons. Nothing is downloaded."""
     refused: dict[str, str] = {}
     keys: dict[str, str] = {}
     for file in manifest.files:
@@ -158,7 +158,7 @@ async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]
         with anyio.fail_after(limit):
             found: dict[str, StoredFile] = await contents.store.files(list(keys.values()), read=False)
     except TimeoutError:
-        raise Unreachable(f"{contents.address} did not respond completely within {limit:g} s", "Try again.") from None
+        raise Unreachable(f"{contents.address} sent no complete response within {limit:g} s", "Try again.") from None
     rows = {row.path: row for row in contents.files}
     for file in manifest.files:
         if file.path in keys:
@@ -169,8 +169,8 @@ async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]
 
 
 def better_here(ctx: Context, job: JobRecord, contents: StoreContents) -> str:
-    """Return a file in the last copy that is newer than the store's version, or a newer checkpoint that the store
-    lacks.
+    """Return the path of a file in the last copy that is newer than the store's version, or of a newer checkpoint that
+    the store lacks.
 
     Return an empty string if there is none. A store with a final list is never older. The times in an unsigned list
     can't be trusted, so any local file that differs from the list counts as newer.

@@ -112,7 +112,7 @@ async def verify_job(
 ) -> Report:
     """Verify a job's latest pull against the manifest made on the machine, and record the verdict.
 
-    Raises NotFound for an unknown job, and Conflict if the job was not pulled.
+    Raises NotFound for an unknown job, and Conflict if the job has not been pulled.
     """
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)

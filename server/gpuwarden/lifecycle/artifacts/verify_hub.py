@@ -65,7 +65,7 @@ async def verify_hub(
         )
         proved = made.proved
         if made.verdict is Verdict.PROVEN:
-            proved += (f"the repo at commit {listing.commit[:12]} lists sizes that match its storage",)
+            proved += (f"the sizes that the repo lists at commit {listing.commit[:12]} match its stored files",)
         return made.model_copy(update={"not_checked": (unread, *made.not_checked[1:]), "proved": proved})
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
@@ -130,7 +130,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
 
 
 def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
-    """Return a repo's folders as a `Tree`, like a folder on disk."""
+    """Return a repo's files as a `Tree`, as if they were in a folder on disk."""
     top = Folder(root, "")
     folders = {"": top}
     for path, file in sorted(files.items()):

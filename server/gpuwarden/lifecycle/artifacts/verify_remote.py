@@ -112,7 +112,7 @@ async def verify_there(
 ) -> Report:
     """Examine a job's files on its machine, and record the report as the machine's claim.
 
-    `against` is a path on the machine, like an output: relative to the working folder, or absolute.
+    `against` is a path on the machine in the same form as an output: absolute, or relative to the working folder.
     Raises BadRequest for an invalid path, Conflict for a job without files, and NotSupported if the backend can't
     examine files.
     """
@@ -147,7 +147,7 @@ async def verify_there(
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
-    """Validate the machine's findings, and return them for each output.
+    """Validate the machine's findings, and combine those of all outputs.
 
     The second return value combines the comparisons of all outputs that contain a model.
     """
@@ -175,7 +175,7 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compar
         for name, texts in said.compared or ():
             getattr(merged, name).extend(_lines(texts))
     if not compared:
-        merged.doubts.append("it has no tensors to compare")
+        merged.doubts.append("the job's outputs have no tensors to compare")
     return found, merged
 
 

@@ -1,8 +1,8 @@
 """Contact a machine over SSH for the first time: pin its host key, then check that it can run a job.
 
 The key is recorded, for the lease or for the user's machine, before any other data is sent. From then on, no other key
-is accepted. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented until
-the user decides. A machine that the user owns is probed by the submit gate.
+is accepted. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented until the user
+decides. A machine that the user owns is probed by the submit gate.
 """
 
 from __future__ import annotations

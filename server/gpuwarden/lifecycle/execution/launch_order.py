@@ -39,7 +39,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
 
 
 async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
-    """Return the backend's order for one attempt of a job, with the paths of its local input files."""
+    """Return the task that the backend launches for one attempt of a job, with the paths of the local input files."""
     from gpuwarden.lifecycle.submission.input_store import staged  # slow import
 
     inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)

@@ -36,12 +36,15 @@ from gpuwarden.lifecycle.leases.self_stop import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0
-"""Seconds before the first retry to start a machine that did not start; the wait doubles each time."""
+"""Seconds before the first retry of a failed start; the wait doubles with each retry."""
 LONGEST_START_S: Final = 300.0
 
 
 async def paused(ctx: Context, job: JobRecord) -> bool:
-    """Wait for a request to resume, then launch the job again in the folder with its checkpoint."""
+    """If a resume was requested, launch the job again in the folder with its checkpoint, after starting its machine.
+
+    A job that was canceled or has reached its cost cap ends instead.
+    """
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED))
     if over_cap(ctx, job):

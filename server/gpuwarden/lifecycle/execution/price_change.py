@@ -1,6 +1,6 @@
 """Handle a machine that costs more than the checked price: launch its job only within the caps or after approval.
 
-Some platforms report the true price only after the machine was created. The job's cost at that price is compared with
+Some platforms report the true price only after a machine is created. The job's cost at that price is compared with
 the caps before the launch. If a cap is exceeded, the job waits for approval. If the price is not approved in time, the
 machine is terminated before it has run a job.
 """
@@ -25,7 +25,9 @@ ROUNDING: Final = 1.01
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Return whether a job may be launched at its machine's price; "no" if the price was not approved in time."""
+    """Return "yes" if a job may be launched at its machine's price, "ask" while the price needs the user's approval,
+    and "no" if it was not approved in time.
+    """
     price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -74,7 +76,7 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.data.ticket):
         return None
     text = (
-        f"{asked.data.why}. The job is not launched, and the machine is billed. Without approval, the machine is "
+        f"{asked.data.why}. The job has not been launched, and the machine is billed. Without approval, the machine is "
         "terminated when the boot limit is reached."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)

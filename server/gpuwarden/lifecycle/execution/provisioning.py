@@ -113,7 +113,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
 
 
 def wanted(spec: JobSpec) -> Resources:
-    """Return the machine that a job requests."""
+    """Return the resources of the machine that a job requests."""
     return Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -256,7 +256,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
 
 
 async def refresh_lease(ctx: Context, lease_id: str) -> None:
-    """Poll a lease's instance in any state of its job. The caller holds the job's lock."""
+    """Poll a lease's instance, whatever the state of its job. The caller holds the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
         await look(ctx, lease_id)

@@ -1,4 +1,4 @@
-"""Suggest the next call for a job whose machine is gone. No machine is rented again automatically."""
+"""Suggest the next steps for a job whose machine is gone. No machine is rented again automatically."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Reasons for which the job would end on any other machine too."""
+"""Reasons for a job's end that would recur on any other machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
-"""Reasons for the end of a process that may result from losing the machine, unless gpuwarden ended the machine."""
+"""Reasons for a job's end that may be due to the loss of its machine, unless gpuwarden ended the machine."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
 def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the next calls for an interrupted job that can't continue on its machine; empty for any other job."""
+    """Return the next steps for an interrupted job that can't continue on its machine; empty for any other job."""
     lost = job.state in {Job.PREEMPTED, Job.FAILED} or job.reason is Code.ENDED_PAUSED
     if job.lease is None or not lost:
         return ()
@@ -61,7 +61,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         resume = do(Action.SUBMIT, ", but with a script that resumes from that repo", receipt="")
         return steps((NOT_RENTED_AGAIN, large, "Push it to the Hub first.", resume))
     name = name_below_cwd(ctx, pulled)
-    first = f"To resume, copy the verified {pulled.dest} to a folder named resume in the working directory."
+    first = f"To resume, copy the verified files in {pulled.dest} to a folder named resume in the working directory."
     if name is not None:
         first = "To resume, use the verified copy."
     folder = name or "resume"
@@ -70,7 +70,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
-    """Return the copy's path relative to the working directory, for use as an input; None if hidden or outside it."""
+    """Return the copy's path in the working directory, for use as an input; None if it is elsewhere or hidden."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

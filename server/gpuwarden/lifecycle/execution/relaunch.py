@@ -59,7 +59,7 @@ def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
 
 
 def may_relaunch(ctx: Context, job_id: str) -> bool:
-    """Return whether the user set a relaunch budget for a job."""
+    """Return whether the user has approved a relaunch budget for a job."""
     return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
 
 
@@ -96,7 +96,7 @@ def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
 
 
 def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
-    """Return the relaunch of a job whose machine is lost, or the reason why the job is not relaunched."""
+    """Return the terms of a relaunch for a job whose machine is lost, or the reason why it is not relaunched."""
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
     if allowed is None:
         return "the user has not allowed it"

@@ -16,7 +16,9 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
-"""Minimum duration of an attempt in seconds, so that the job can save again, unless the time limit is used up."""
+"""Minimum time limit of an attempt in seconds, so that the job can save again. No attempt is started after the job has
+used up its own time limit.
+"""
 WORTH_S: Final = 300.0
 """An attempt is started only if the approved amount pays for at least this many seconds."""
 
@@ -90,7 +92,7 @@ def _refused(job: JobRecord, why: str) -> Refused:
 
 
 def ran_s(ctx: Context, job: JobRecord) -> float:
-    """Return the total duration in seconds of the attempts that ended in a pause since the last interruption.
+    """Return the total duration in seconds of the attempts, since the last interruption, that ended in a pause.
 
     Each relaunch after an interruption gets the full time limit and counts as a restart.
     """

@@ -67,7 +67,7 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
     Job.FAILED: JobFailed,
     Job.CANCELED: JobCanceled,
 }
-"""The event that records each job state that can result from an observation."""
+"""Maps the job states that can result from an observation to the events that record them."""
 
 
 async def submitting(ctx: Context, job: JobRecord) -> bool:
@@ -158,8 +158,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
 async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
     """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
-    The machine's disk can't be read, so the job's end is read from the artifact store. Without a store, the end is
-    unknown.
+    The machine's disk can't be read, so the outcome is read from the artifact store. Without a store, it is unknown.
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
@@ -222,7 +221,7 @@ def _waited_long(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> bool:
-    """Return whether the machine restarted since the attempt's launch, according to the platform or its kernel."""
+    """Return whether the machine has restarted since the attempt's launch, according to the platform or the kernel."""
     launched = ctx.ledger.last(job.subject, JobSubmitted)
     if launched is None:
         return False
@@ -238,7 +237,7 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Determine the job's state if its machine responds but has no run folder: FAILED if the machine restarted.
+    """Determine the state of a job whose machine responds but has no run folder: FAILED if the machine has restarted.
 
     A volume may be attached late, so a second observation must confirm the loss at least `FOLDER_GONE_S` seconds later.
     """

@@ -47,7 +47,7 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
-    """Return the remaining steps of the job with this id; empty if no job with this id was accepted."""
+    """Return the remaining steps of the job with this id; empty if no such job has been accepted."""
     known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
     return following(ctx, read_job(ctx.ledger, what)) if known else ()
 
@@ -139,8 +139,9 @@ class Arranged:
     """The user's advance decision about the teardown of a job's machine. Times are in seconds since the epoch.
 
     `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the channel and
-    the author of the order. `ends_at` is set after the notice was delivered, `objected_at` after a hold canceled the
-    order. `self_stop_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
+    the author of the order. `ends_at` is set once the notice has been delivered, and `objected_at` once a hold has
+    canceled the order. `self_stop_after_s` is the time in seconds between the job's end and the self-stop; None without
+    self-stop.
     """
 
     verb: Verb | None = None

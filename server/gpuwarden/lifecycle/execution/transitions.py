@@ -14,7 +14,7 @@ MAYBE_DONE = (Unreachable, BadReply)
 
 
 def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:
-    """Record a job's change of state and the reason, as a code and a sentence. Return True, because it changed."""
+    """Record a job's new state and the reason for it, as a code and a sentence. Always return True."""
     ctx.ledger.add(job.subject, event.because(reason) if reason else event)
     return True
 

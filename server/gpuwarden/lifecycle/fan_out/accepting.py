@@ -1,4 +1,4 @@
-"""Accept a plan with one receipt: check its cells, bound the total cost, then launch it."""
+"""Accept a fan-out's plan with one receipt: check the cells, limit their total cost, then launch them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, to get a new one
 async def fan_out(
     ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a plan, and launch it if it is allowed. On a metered platform, a plan needs a receipt first, like a job.
+    """Check a plan, and launch it if it is allowed. On a metered platform, the launch needs a receipt, as for a job.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
     and BadRequest for a plan whose cost has no upper bound.
@@ -129,7 +129,7 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
         paid = again and checked[0].facts.metered and ctx.profile(known.plan.base.platform).meter.metered
         pretend = known.plan.base.platform.startswith(REHEARSAL) is plan.base.platform.startswith(REHEARSAL)
         if paid and pretend and not standing(ctx, known).over:
-            cells = f"{counted(again, 'cell')} of {counted(plan.size, 'cell')}"
+            cells = f"{counted(again, 'cell')} of this plan's {counted(plan.size, 'cell')}"
             asks.append(f"fan-out {known.id} already has {cells} and has not finished, so they would be paid for twice")
             break
     return "; ".join(filter(None, asks))

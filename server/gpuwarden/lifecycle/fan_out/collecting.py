@@ -27,7 +27,7 @@ MAX_REPORT: Final = 1 << 20
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
-    """Copy, verify and collect ended queues that are not collected yet. Return the reasons for failures, by job."""
+    """Copy, verify and collect ended queues that have not been collected. Return the reasons for failures, by job."""
     fan, trouble = read_fan_out(ctx.ledger, fan_id), dict[str, str]()
     for queue in fan.queues:
         job = read_job(ctx.ledger, queue.job)
@@ -79,7 +79,7 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return the result in a cell's folder; None if `cell.json` can't be read, because the cell did not end."""
+    """Return the result in a cell's folder; None without a readable `cell.json`, because the cell then did not end."""
     prefix = f"{CELLS}/{index:05d}/"
     said = _read(pulled.places.get(f"{prefix}cell.json"))
     if said is None:

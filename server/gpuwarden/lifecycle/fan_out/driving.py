@@ -18,7 +18,7 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Advances the fan-outs of one ledger. The interval doubles after each hold or failure.
+    """Advances the fan-outs of one ledger. The interval between attempts doubles after each hold or failure.
 
     A finished fan-out is checked again only after it is resumed or its limits change.
     """
@@ -69,13 +69,13 @@ class FanOuts:
         return fan_id != subject and fan_id not in self._last and (fan_id in self._open or not self._read)
 
     async def _advanced(self, fan_id: str) -> bool:
-        """Advance one fan-out. Return whether it is blocked by a hold or a failure."""
+        """Advance one fan-out. Return whether a hold or a failure blocks it."""
         try:
             found = await advance_fan_out(self.ctx, fan_id, jobs=False)
         except Exception as error:
             self._trouble[fan_id] = {fan_id: what_went_wrong(error)}
             return True
-        self._trouble[fan_id] = {job: f"its copy is not proven yet: {why}" for job, why in found.trouble}
+        self._trouble[fan_id] = {job: f"its copy has not been proven yet: {why}" for job, why in found.trouble}
         self._last[fan_id] = found
         if found.now is not None and found.now.over:
             self._open.discard(fan_id)

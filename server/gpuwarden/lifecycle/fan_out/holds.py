@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
 class Hold(StrEnum):
-    """Why no further cell is launched although cells are waiting. Running jobs continue."""
+    """The reason why no further cell is launched although cells are waiting. Running jobs continue."""
 
     BUDGET = "budget"
     CAPS = "caps"
@@ -43,7 +43,7 @@ class Held:
     needs: float | None = None
 
     def text(self, detail: str) -> str:
-        """Return a sentence about the hold. `detail` is its detail in the form that the interface shows."""
+        """Return a sentence about the hold, which contains `detail`: the hold's detail as the interface displays it."""
         return {
             Hold.BUDGET: f"The budget is too small for another machine: {detail} is spent or reserved.",
             Hold.CAPS: f"Your caps block further launches: {detail}.",

@@ -58,7 +58,7 @@ class FanOutResult:
     held: Held | None = None
     trouble: tuple[tuple[str, str], ...] = ()
     rise: Rise | None = None
-    """Higher limits that were only checked; running jobs are unchanged."""
+    """Higher limits that have been checked but not applied."""
     next_steps: tuple[NextStep, ...] = ()
 
 

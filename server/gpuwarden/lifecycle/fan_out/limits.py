@@ -30,7 +30,7 @@ WITHOUT_RECEIPT: Final = "Omit the receipt to get a new one."
 
 @dataclass(frozen=True)
 class Rise:
-    """Higher limits that were checked but not applied yet. A call with `receipt` applies them, after an approval if
+    """Higher limits that have been checked but not applied. A call with `receipt` applies them, after an approval if
     required.
     """
 
@@ -74,9 +74,9 @@ async def change_limits(
 ) -> Rise | None:
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
-    Return the higher limits if they were only checked, or None if the limits were applied. Raises BadRequest for
-    invalid limits, Conflict for a receipt that is outdated or was issued for another request, and Refused if the gate
-    blocks the change or the user has to approve it first.
+    Return the higher limits if they have only been checked, or None if the limits have been applied. Raises BadRequest
+    for invalid limits, Conflict for a receipt that is outdated or was issued for another request, and Refused if the
+    gate blocks the change or the user has to approve it first.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
@@ -125,7 +125,7 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
 
 
 def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
-    """Return the digest of a limit change, over the fan-out's id, its number of decisions, and the requested plan."""
+    """Return the digest of a limit change: of the fan-out's id, its number of decisions, and the requested plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
@@ -166,7 +166,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked
 def _record(
     ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, by: str, *, receipt: str = "", price: float | None = None
 ) -> None:
-    """Record new limits. Raises Conflict for a receipt that was already used."""
+    """Record new limits. Raises Conflict for a receipt that has already been used."""
     body = FanOutLimited(
         max_machines=wanted.max_machines, max_cost_usd=wanted.max_cost_usd, receipt=receipt, price=price, by=by
     )

@@ -38,9 +38,9 @@ from gpuwarden.people import person_of
 class FanOutRecord:
     """One fan-out. `cells` contains the cells of the plan and the cells that a search has added.
 
-    `person` requested the fan-out, and its inputs are in `folder`. `plan` has the current limits; `asked` is the digest
-    of the accepted plan. `consent` is the receipt for the current limits, which were applied at `consented_at`. `shown`
-    is the maximum cost on that receipt in US dollars; None if unknown.
+    `person` is the user who requested the fan-out, and `folder` contains its inputs. `plan` has the current limits;
+    `asked` is the digest of the accepted plan. `consent` is the receipt for the current limits, which were applied at
+    `consented_at`. `shown` is the maximum cost on that receipt in US dollars; None if unknown.
     """
 
     id: str
@@ -160,7 +160,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Return true if no cell is running, and no further cell can be launched or requested from a search."""
+        """Return whether no cell is running, and no further cell can be launched or requested from a search."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
         asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size
@@ -168,7 +168,7 @@ class Standing:
 
 
 def standing(ctx: Context, fan: FanOutRecord) -> Standing:
-    """Compare a fan-out's plan with its jobs and their copies. No platform is queried."""
+    """Return the current state of a fan-out, computed from its plan, its jobs and their copies without any query."""
     jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
     queues = [
         QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)

@@ -3,7 +3,7 @@
 The ledger stores salted digests (`Account`), never the key. If the key is unchanged, the account is the same and the
 platform is not queried. If the key is different, the platform is queried for the key's account. If the account can't be
 determined, for example because a key was replaced on a platform without account ids or an older version wrote the
-ledger, the lease is bound to the key only after an answer contains the instance.
+ledger, the lease is bound to the key only after the platform has reported the instance to a query with that key.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """The provider of one lease. If the key is that of another account, every answer is Unknown and no verb is sent."""
+    """The provider of one lease. With the key of another account, it sends no requests and every answer is Unknown."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
         self.provider = ctx.provider(lease.platform)
 
     async def get(self, ident: str) -> Answer[Instance | None]:
-        """Query the instance."""
+        """Query the state of an instance."""
 
         def shows(seen: Instance | None) -> bool:
             return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
@@ -90,7 +90,7 @@ class Bound:
         return await self._look(lambda: walk.machine(self.lease, ident) if walk else self.provider.get(ident), shows)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Find all instances with a token."""
+        """Return all instances that have this token."""
         walk = shared_answers(self.ctx)
         return await self._look(lambda: walk.carrying(self.lease, token) if walk else self.provider.find(token), bool)
 
@@ -106,11 +106,11 @@ class Bound:
         return await self._act(lambda outbid: bidder.raise_bid(outbid, most), ident)
 
     async def stop(self, ident: str) -> Answer[None]:
-        """Request a stop."""
+        """Request a stop of the instance."""
         return await self._act(self.provider.stop, ident)
 
     async def terminate(self, ident: str) -> Answer[None]:
-        """Request a termination."""
+        """Request the termination of the instance."""
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:
@@ -128,7 +128,7 @@ class Bound:
         return answer
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
-        """Send a verb if the key is proven to belong to the lease's account or to have access to the instance."""
+        """Send a request if the key is proven to belong to the lease's account or to have access to the instance."""
         if walk := shared_answers(self.ctx):
             walk.forget(self.lease.platform, ident)
         found = await match(self.ctx, self.lease)

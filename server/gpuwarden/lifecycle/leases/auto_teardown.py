@@ -1,4 +1,4 @@
-"""Read the automatic teardown in force for a job, and check whether a watch is running that can execute it."""
+"""Find the automatic-teardown order for a job, and check whether a watch is running that can execute the order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpuwarden.policy_record import Notice
 WATCH_FILE: Final = "watch.json"
 """File in the state folder in which the leading watch keeps its state between rounds."""
 ROUND: Final = "watch|round|"
-"""Key in `WATCH_FILE` for the round itself; the conditions have other keys."""
+"""Key in `WATCH_FILE` for the times of the watch's rounds. The other keys belong to conditions."""
 WATCHED_S: Final = 900.0
-"""Seconds after its last round during which a watch, or the timer used instead, counts as running."""
+"""A watch, or the timer used instead, counts as running for this many seconds after its last round."""
 
 
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
-    """Return the automatic teardown for a job that is being accepted; None if the user will be asked.
+    """Return the automatic-teardown order for a job that is being accepted; None if the user will be asked.
 
     `at` is the time at which the approval must be valid; None for now. A decision about this job takes precedence over
-    the policy. A policy file or ledger other than the recorded one never orders a teardown.
+    the policy. The policy has no effect here while its file or the ledger differs from the recorded one.
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
@@ -49,7 +49,7 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
 
 
 def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
-    """Return the automatic teardown in force for a job; None after a hold.
+    """Return the automatic-teardown order that applies to a job; None after a hold.
 
     An order from the policy is valid only as long as the policy in force contains it.
     """
@@ -59,7 +59,7 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order in the form currently in force, with the longer of the order's and the policy's grace periods.
+    """Return an order as it applies now, with the longer of its own and the current policy's grace periods.
 
     A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't
     be read.
@@ -74,9 +74,9 @@ def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
 
 
 def rounds(ctx: Context) -> tuple[float, float]:
-    """Return the time since which the watch has run without a long gap, and the time of its last round; 0 if none ran.
+    """Return the time since which the watch has run without a long gap, and the time of its last round.
 
-    Both are in seconds since the epoch.
+    Both are in seconds since the epoch, or 0 if no watch has run.
     """
     try:
         since, last, _ = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
@@ -91,7 +91,7 @@ def watched(ctx: Context) -> bool:
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return the notices for a reply about costs: a notice if no watch runs for automatic teardown, then the others."""
+    """Return the notices for a reply about costs. If automatic teardown has no running watch, the first one says so."""
     ordered = False
     with contextlib.suppress(WardenError):  # the warnings already report an invalid policy
         ordered = ctx.policy.teardown.automatic != "off"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
-"""Hours that a machine is assumed to be billed after its job has ended."""
+"""Assumed number of billed hours between a job's end and the teardown of its machine."""
 
 
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
-    """Return the reason why the user must approve this cost; empty if it is within the caps.
+    """Return the reasons why the user must approve a job's cost; empty if no approval is needed.
 
-    `worst` is the total cost of several jobs like this one, in US dollars; `of` lists those that are already accepted.
+    `worst` is the maximum total cost of several such jobs in US dollars; `of` lists those that are already accepted.
     """
     worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
@@ -90,9 +90,9 @@ def caps_on(
 
 
 def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
-    """Describe the first cap that a cost would exceed; empty if there is none. For `of`, see `caps_on`.
+    """Return a description of the first cap that a cost would exceed; empty if there is none. For `of`, see `caps_on`.
 
-    If the ledger lost events, the past cost is unknown and every cost counts as above the caps.
+    If the ledger has lost events, the past cost is unknown, so every cost counts as above the caps.
     """
     doubt = ctx.ledger.trouble()
     if doubt is not None and doubt.incomplete:
@@ -101,7 +101,7 @@ def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tup
 
 
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
-    """Return the program, arguments and inputs. Jobs with equal values do the same work."""
+    """Return a job's program, arguments, variables and inputs. Jobs with equal values do the same work."""
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
@@ -111,8 +111,8 @@ def spent_today(
     """Return the cost of the last 24 hours in US dollars.
 
     A job accepted in that time counts with its past and maximum further cost. An older job counts with its cost in that
-    time and the further cost of a resume. `pretend` selects rehearsals instead of real jobs, `without` lists the jobs
-    to omit, and `counts` selects jobs.
+    time and the further cost of a resume. `pretend` selects rehearsals instead of real jobs. Jobs are omitted if they
+    are in `without`, or if `counts` returns false for them.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
     # Only open jobs, and jobs whose machines are billed or were billed in the last day, can have costs.
@@ -130,7 +130,7 @@ def spent_today(
 
 
 def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return the maximum further cost of a job that was resumed after a pause, in US dollars."""
+    """Return the maximum further cost of a job that has been resumed after a pause, in US dollars; 0 for other jobs."""
     resumed = ctx.ledger.last(job.subject, ResumeRequested)
     rests = job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested)
     if resumed is None or resumed.data.worst_cost is None or rests:
@@ -140,7 +140,7 @@ def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 
 
 def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return the past and maximum further cost of a job, in US dollars."""
+    """Return the sum of a job's past cost and its maximum further cost, in US dollars."""
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     cost = sum(lease.cost or 0.0 for lease in leases)
     before = sum(lease.cost or 0.0 for lease in leases if lease not in live)
@@ -170,11 +170,11 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Only a spending approval through one of these channels may contain other decisions about the job."""
+"""Channels through which the approval of a job's spending may also contain other decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:
-    """Return a receipt's spending approval if the decisions in it are valid now, or were valid at `at`; else None."""
+    """Return a receipt's spending approval if its decisions are valid at `at` (default: now), else None."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if granted is None or issued is None or granted.data.channel not in TRUSTED:
@@ -184,6 +184,6 @@ def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGran
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
-    """Return whether the user approved this receipt's spending and the approval has not expired."""
+    """Return whether the user has approved this receipt's spending and the approval has not expired."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     return granted is not None and granted.data.holds_at(ctx.clock.now())

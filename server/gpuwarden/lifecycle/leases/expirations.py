@@ -26,7 +26,7 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
 
 
 def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
-    """Return the maximum seconds from renting a machine to its job's end; None if the job has no timeout."""
+    """Return the maximum number of seconds from a machine's rental to its job's end; None if the job has no timeout."""
     if spec.timeout_s is None:
         return None
     runs = 1 + spec.max_restarts if spec.interruptible else 1

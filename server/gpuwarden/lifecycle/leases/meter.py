@@ -34,13 +34,16 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Seconds at full price that a platform may still add to the bill after the machine is off."""
+"""Number of seconds at full price by which a bill may still grow after the machine is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
 """Smallest change in a price (as a fraction) or in a bill (in US dollars) that is recorded."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
-    """Poll the provider for a lease's instance and record changes. Known(None) means gone, even if unconfirmed."""
+    """Poll the provider for a lease's instance, and record changes.
+
+    Return Known(None) if the instance is reported gone, even if that is not confirmed yet.
+    """
     answer = await _look(ctx, lease_id)
     if (walk := shared_answers(ctx)) is not None:
         walk.settled(f"lease/{lease_id}")
@@ -91,7 +94,7 @@ def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
-    """Return a lease with the latest answer that this process received, and its current cost."""
+    """Return a lease with its current cost and the latest answer that this process received about its instance."""
     lease = read_lease(ctx.ledger, lease_id)
     heard = ctx.seen.get(lease_id)
     if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
@@ -111,7 +114,7 @@ def silent(ctx: Context, lease: LeaseRecord) -> bool:
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return the upper bound of a lease's cost so far in US dollars, as used by every cap; None if unknown."""
+    """Return the upper bound of a lease's cost so far in US dollars, to compare with caps; None if it is unknown."""
     return lease_now(ctx, lease_id).cost
 
 
@@ -128,7 +131,10 @@ def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether an instance that never ran a job is being terminated. A stop would not end all its costs."""
+    """Return whether an instance is being terminated because it did not become usable for a job.
+
+    A stop of such an instance is not enough, because its disk may still be billed.
+    """
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
@@ -169,7 +175,7 @@ def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
-    """Confirm "gone" or "stopped" if a second poll has the same result.
+    """Record that a poll reported the machine as gone or stopped; confirm the state if two polls agree.
 
     A machine whose bill grows by more than its disk costs counts as running, whatever state is reported.
     """

@@ -44,7 +44,7 @@ FETCH_H: Final = 1.0
 
 
 def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:
-    """Return the self-stop order for a job at its acceptance; None if the policy does not allow self-stop.
+    """Return the self-stop order for a job that is being accepted; None if the policy does not allow self-stop.
 
     A machine stops itself only after the grace period of automatic teardown has passed.
     """
@@ -69,7 +69,7 @@ def self_stop_allowed(ctx: Context, job_id: str) -> SelfStopOrdered | None:
 
 
 def self_stop_order(ctx: Context, job: JobRecord, place: Place) -> SelfStopOrder | None:
-    """Return the self-stop instructions for a job's runner; None if a stop could lose files.
+    """Return the self-stop instructions for a job's runner; None if self-stop is not allowed or could lose files.
 
     Interruptible machines get no instructions, because an outbid machine can't be distinguished from a self-stopped
     one.
@@ -126,7 +126,10 @@ async def wake(ctx: Context, job_id: str) -> None:
 
 
 async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
-    """Request a start, unless the machine is already starting, and wait up to `WAKE_S`. Raises Refused, Unreachable."""
+    """Request a start, unless the machine is already starting, and wait until it runs, for at most `WAKE_S` seconds.
+
+    Raises the errors of `wake`.
+    """
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if machine.state is InstanceState.STOPPED:

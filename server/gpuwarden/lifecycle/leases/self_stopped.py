@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.records import JobRecord
 def self_stopped(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
-    This includes a stop in the platform's console. In all these cases, the declared outputs are on the machine's disk.
+    The user may also have stopped it in the platform's console. In both cases, its disk has the declared outputs.
     """
     if job.lease is None or job.handle is None or job.handle.place.self_stop_order is None:
         return False

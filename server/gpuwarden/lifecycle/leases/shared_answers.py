@@ -1,8 +1,8 @@
-"""Share responses in one pass over all jobs: one list of machines per platform, one poll of jobs per place.
+"""Share responses within one pass over all jobs: one list of machines per platform, one poll of jobs per place.
 
 A pass over a thousand machines queries their platform only once. A machine is queried separately if it is not in the
-list, if the list reports it as gone or unclear, or if an event or a request for it is newer than the list. The same
-applies to a place and its jobs. On a platform with a single machine, only that machine is queried.
+list, if the list reports it as gone or unclear, or if an event or a request for it is newer than the list. The jobs at
+a place are polled in the same way. On a platform with a single machine, only that machine is queried.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class _List:
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
-    """After a failed list request: whether a query for a single machine failed as well; None if none was sent."""
+    """After a failed list request: whether a query for one machine failed too; None if no such query was sent."""
 
 
 @dataclass
 class _Poll:
-    """One poll of the jobs at a place. Each job's observation is used once."""
+    """One poll of the jobs at a place. Each job's observation is used only once."""
 
     seq: int
     at: float
@@ -108,7 +108,7 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Mark the answers about a lease as still valid, because its latest events only record these answers."""
+        """Mark the answers about a lease as still valid, because the lease's newest events only record them."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:

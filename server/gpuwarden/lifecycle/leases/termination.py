@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import TeardownRecord
 
 ASK_AGAIN_S: Final = 30.0
-"""Seconds to wait for an accepted verb to take effect before sending it again."""
+"""Seconds to wait for an accepted request to take effect before sending it again."""
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
@@ -48,11 +48,12 @@ def call_sent(ctx: Context, record: TeardownRecord) -> bool:
 
 
 async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecord | None = None) -> None:
-    """Send the next verb to stop or terminate a machine. A stop comes first if the platform requires it.
+    """Send the provider's next call for stopping or terminating a machine. A stop comes first if the platform requires
+    it.
 
-    No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
-    `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next
-    call retries. No verb is sent for a request (`by`) that a hold has voided: the intent is recorded in the
+    No call is sent if the machine is already terminating or reported gone, if its platform accepted the same call less
+    than `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the
+    next invocation retries. No call is sent for a teardown request (`by`) that is void: the intent is recorded in the
     transaction that checks this.
     """
     lease = lease_now(ctx, lease_id)
@@ -89,7 +90,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
 
 def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
-    """Return the verb to send now in order to stop or terminate a machine; None if none is needed."""
+    """Return the next call to send (`stop` or `terminate`) so that `verb` takes effect; None if none is needed."""
     if instance.state in _ENDING:
         return None
     if verb == "stop":

@@ -48,20 +48,20 @@ OVERLAP_S: Final = 600.0
 """Maximum difference between the clocks of two processes that write to the same ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""Seconds after which the alert about an unanswered question is repeated."""
+"""Seconds before the first repetition of the alert about an unanswered question."""
 ORDER_LATE_S: Final = 120.0
 """Seconds by which automatic teardown may be late before the alert about the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds of conditions that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
-"""Kinds of conditions that are already listed as an open question about the machine's teardown."""
+"""Kinds of conditions that are not shown if a question about the teardown of the job's machine is shown."""
 UPLOAD: Final = "upload_failed"
 """Kind of the condition for a failed upload to an artifact store. An upload can fail even after the job has ended."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to the job's output."),
     "timeout": ("time_limit", "its time limit is near; unsaved work will be lost."),
 }
-"""Runner alerts that are forwarded to the user, by kind: the condition and its text."""
+"""Maps the kind of each runner alert that is forwarded to the user to the kind and the text of its condition."""
 BALANCE: Final = "watch/balance-"
 """Prefix of the subject of alerts about an account's balance; the platform's name follows."""
 
@@ -71,8 +71,8 @@ class Condition:
     """A condition that is true now. It becomes an alert after it has lasted for `hold_s` seconds.
 
     `since` is the time at which the condition started, if it is recorded in the ledger; otherwise the condition starts
-    with its first observation. A change of `same` restarts the condition. A condition with a `mark` is an event: it is
-    reported once and never cleared.
+    with its first observation. If `same` changes, the condition starts again. A condition with a `mark` is an event: it
+    is reported once and never cleared.
     """
 
     subject: str
@@ -91,10 +91,10 @@ class Condition:
 
 
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
-    """Return all current conditions. Other tasks can run between jobs.
+    """Return all current conditions, and let other tasks run between jobs.
 
-    `raised` contains the keys of the open alerts, because the limit to clear an alert is stricter than the limit to
-    raise it.
+    `raised` contains the keys of the open alerts, because the threshold for clearing an alert is stricter than the
+    threshold for raising it.
     """
     found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
@@ -104,7 +104,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
             found.append(Condition(subject, "day_budget", text))
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        # The limit to clear an open alert differs from the limit to raise it, because spending fluctuates.
+        # An open alert is cleared at a higher threshold than it was raised at, because spending fluctuates.
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
         if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
             text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or tear down unneeded machines."
@@ -129,7 +129,10 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
 
 
 def _watched(ctx: Context) -> list[str]:
-    """Return the ids of the jobs to check: unsettled jobs, and jobs that failed or were interrupted in the last day."""
+    """Return the ids of the jobs to check.
+
+    These are the `unsettled` jobs, and the jobs that failed or were interrupted in the last day.
+    """
     day = ctx.clock.now() - DAY_S
     failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
     lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
@@ -172,7 +175,7 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield a condition for each open question to the user, with the same text as in the list of questions.
+    """Yield a condition for each question that waits for the user's answer, with the question's text.
 
     A question is repeated at increasing intervals: each interval is three times as long as the previous one.
     """
@@ -229,7 +232,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         yield Condition(job.subject, "dearer", f"{job.id}: {question.text}", next_steps=question.next_steps)
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
         text = (
-            f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? gpuwarden sends nothing to it."
+            f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? gpuwarden has stopped using it."
         )
         yield Condition(job.subject, "host_key", text)
     if job.state is Job.UNKNOWN and job.reason is not Code.SELF_STOPPED:
@@ -245,7 +248,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
     if said is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
         text = (
-            f"{job.id} succeeded and all its outputs are verified here. Automatic teardown, set by {origin}, "
+            f"{job.id} succeeded, and its outputs have verified local copies. Automatic teardown, set by {origin}, "
             f"will {order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
         )
         text += f" {' and '.join(order.storage)} remains billed after that." if order.storage else ""
@@ -279,7 +282,7 @@ def _observed_conditions(
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # The limit to clear an open alert is higher than the limit to raise it, so that the alert does not flicker.
+        # An open alert is cleared at a higher threshold than it was raised at, so that the alert does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
             text = f"{job.id}: {100 * free / total:.0f} % of the {what} is left; the next checkpoint may not fit."

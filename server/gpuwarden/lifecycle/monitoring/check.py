@@ -122,7 +122,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
-    """Return the decision about the machine's teardown; None without a machine."""
+    """Return the user's advance decision about the machine's teardown; None if there is no decision or no machine."""
     return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
 
 
@@ -137,9 +137,9 @@ class Signaled:
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
-    """Return an observation with the step and the metrics that a part of the log contains.
+    """Add the step and the metrics from a part of the log to an observation that has neither.
 
-    The log is used only if the observation has neither, as on serverless platforms, where no runner reads the log.
+    This applies to serverless platforms, where no runner reads the log. Other observations are returned unchanged.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen

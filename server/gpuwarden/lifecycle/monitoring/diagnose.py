@@ -83,9 +83,9 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
         return
     beat = seen.beat or Beat()
     if seen.reason is Code.TIME_LIMIT:
-        yield Seen(sign=Sign.TIME_LIMIT, text=f"its end: {seen.why}", sure=True)
+        yield Seen(sign=Sign.TIME_LIMIT, text=f"the job ended: {seen.why}", sure=True)
     elif seen.reason is Code.VANISHED:
-        yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
+        yield Seen(sign=Sign.VANISHED, text=f"the job ended: {seen.why}")
     if seen.reason is Code.OUT_OF_MEMORY:
         yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed a process to free memory: {seen.why}", sure=True)
     elif beat.oom_kills:
@@ -99,7 +99,7 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
-    """Return the sign that an alert indicates. For a value that is not finite, it depends on the metric's name."""
+    """Return the sign that an alert indicates. If a value is not finite, the sign depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]

@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 logger = logging.getLogger(__name__)
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
-"""Teardowns that continue without a further question."""
+"""States of teardowns that continue without another question to the user."""
 SUBJECTS_OF_A_JOB: Final = 4
 """Number of ledger subjects that one pass reads for most jobs: the job, its lease, its receipt and its teardown."""
 
@@ -49,8 +49,8 @@ class Row:
     """One machine. `lease` is None if gpuwarden did not rent it. `billing` is None if it is unknown; the machine then
     counts as billed.
 
-    `since` is when the machine was rented, `stopped_at` when it was first observed off, and `stopped_usd_per_hour` its
-    price while it is off.
+    `since` is the time of the rental, `stopped_at` is the time when the machine was first observed off, and
+    `stopped_usd_per_hour` is its price while it is off.
     """
 
     platform: str
@@ -106,7 +106,7 @@ class Row:
 
     @classmethod
     def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
-        """Return the row of a listed machine that has no live lease: it was not rented here, or is recorded as gone."""
+        """Return the row of a listed machine that gpuwarden did not rent, or that the ledger records as gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
         # If a listed item is not a machine, such as a schedule, the provider describes it in `why`.
@@ -130,7 +130,7 @@ class Row:
 class Inventory:
     """All rows, the running jobs without a lease, and the failed queries (`unknown`).
 
-    `ledger` is the reason why some machines may be missing from the ledger.
+    If `ledger` is set, the ledger has this problem, and machines may be missing from it.
     """
 
     rows: tuple[Row, ...]
@@ -205,7 +205,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
 
 
 def what_went_wrong(error: Exception) -> str:
-    """Return the message for a failed step; unexpected errors are logged. The checks of other machines continue."""
+    """Return the message of the error that a step raised. Unexpected errors are also logged."""
     known = as_warden_error(error)
     if isinstance(known, Internal):
         logger.error("a step failed unexpectedly: %r", error)
@@ -275,7 +275,10 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
 
 async def _still_there(ctx: Context) -> list[LeaseRecord]:
-    """Return the leases whose machines may be billed or are stopped, each group least recently changed first."""
+    """Return the leases whose machines may be billed, then those whose machines are stopped.
+
+    Within each group, the least recently changed lease is first.
+    """
     found = []
     for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
         await checkpoint()

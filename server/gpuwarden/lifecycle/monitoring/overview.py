@@ -1,4 +1,4 @@
-"""Collect jobs, open questions, billed machines, alerts and spending for one screen."""
+"""Collect jobs, decisions that wait for the user, billed machines, alerts and spending for one screen."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_j
 DAY_S = 86_400.0
 ENDED_SHOWN = 5
 MAX_SCANNED = 2_000
-"""Maximum number of jobs scanned for one page when listing a platform or a project; the next page continues after them.
-"""
+"""Maximum number of jobs scanned for one page of a filtered list. The next page continues after them."""
 
 
 @dataclass(frozen=True)

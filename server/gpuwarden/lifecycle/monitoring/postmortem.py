@@ -1,4 +1,4 @@
-"""Compare a failed job with a later successful run: the log, and the differences between the two runs."""
+"""Collect the evidence from a failed job: its log, and its differences from a later run that succeeded."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 
 @dataclass(frozen=True)
 class Lesson:
-    """The evidence from one failed job. `fixed_by` is the job that succeeded; `changes` is redacted, truncated text.
+    """The evidence from one failed job. `fixed_by` is the job that succeeded.
 
-    `again` lists other runs of the job that failed with the same first error; `known` lists the reference entries that
-    explain that error.
+    `changes` lists the differences between the two jobs, redacted and truncated. `again` lists other runs of the job
+    that failed with the same first error. `known` lists the reference entries that explain that error.
     """
 
     job: JobRecord
@@ -109,7 +109,7 @@ def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | 
 
 
 def _akin(job: JobRecord, failed: JobRecord) -> bool:
-    """Return whether a job is another attempt, because it has the same script or the same non-default name."""
+    """Return whether a job is another attempt at a failed job: its script or its non-default name is the same."""
     if job.id == failed.id:
         return False
     same = failed.spec.script is not None and job.spec.script == failed.spec.script

@@ -1,8 +1,8 @@
-"""Fetch the metrics and alerts of jobs by reading their spools over the connection that is used to observe the jobs.
+"""Fetch the metrics and alerts of jobs from spool files on their machines, over the connection that observes the jobs.
 
 This works even for machines that can't connect to this computer. Points that the runner has already sent to the server
-are recognized by job, step and time. A job can write any line to its spool, so all lines
-are stored for the job that owns the run folder, even if a line names another job.
+are recognized by job, step and time. A job can write any line to its spool, so all lines are stored under the job that
+owns the run folder, even if a line names another job.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
 
 
 def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
-    """Return the valid points of a request."""
+    """Return the valid points in a list."""
     try:
         return [read_points({"job_id": job_id, "metrics": listed})]
     except Malformed:
@@ -112,7 +112,7 @@ class ReportPuller:
                 came = False
             except (WardenError, OSError) as error:
                 if job_id not in self.ctx.blind:  # otherwise, the failed observation is already reported
-                    self.trouble[job_id] = f"its metrics could not be fetched yet: {what_went_wrong(error)}"
+                    self.trouble[job_id] = f"its metrics have not been fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:
                 self._done.add(job_id)

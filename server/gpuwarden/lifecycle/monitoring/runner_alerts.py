@@ -1,4 +1,4 @@
-"""Read the open alerts from a job's runner."""
+"""Read the runner's open alerts from an observation of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def divergence_of(seen: Observation) -> str:
 
 
 def open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
-    """Yield the runner's open alerts: those not cleared by a later recovery, finite value or step."""
+    """Yield the runner's open alerts. A later recovery, finite value or step clears an alert."""
     alerts: dict[tuple[str, str], RunnerAlert] = {}
     for alert in seen.alerts:
         if alert.kind == "recovered":

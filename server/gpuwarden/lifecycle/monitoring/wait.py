@@ -20,9 +20,9 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Poll a job until its state, step or alerts change; return whether they changed before the time limit.
+    """Poll a job until its state or, as requested by `until`, its step or alerts change. Return whether they changed.
 
-    For an ended job, return true immediately. The interval between polls grows as long as nothing changes.
+    The time limit is `seconds`. For an ended job, return True immediately. The intervals between polls become longer.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)

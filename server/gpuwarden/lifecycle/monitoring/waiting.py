@@ -1,4 +1,4 @@
-"""List the open questions to the user about teardowns, spending and prices.
+"""List the decisions that wait for the user: about teardowns, spending and prices.
 
 The list is read from the ledger, so it reflects the last time that a process advanced the jobs.
 """
@@ -55,7 +55,7 @@ class Waiting:
 
 
 def what_waits(ctx: Context) -> list[Waiting]:
-    """Return every open question to the user, the oldest first."""
+    """Return every question that waits for the user's answer, the oldest first."""
     tickets = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN, Teardown.NEEDS_HUMAN)
     found = [_teardown(ctx, name.removeprefix("teardown/")) for name in tickets]
     found += _left_billing(ctx, {waiting.job_id for waiting in found})
@@ -65,7 +65,7 @@ def what_waits(ctx: Context) -> list[Waiting]:
 
 
 def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waiting]:
-    """Yield a question for each billed machine of an ended job if the user has to decide next."""
+    """Yield a question for each billed machine of an ended job whose next step is a decision by the user."""
     for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
         job = read_job(ctx.ledger, job_id)
         if job_id in asked or job.state not in TERMINAL_JOBS:

@@ -1,7 +1,7 @@
 """The watch: advance all jobs, leases and teardowns, and raise alerts.
 
 It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`). Only
-one watch leads at a time; the others show what the leader found. An alert is an event in the ledger: the first process
+one watch leads at a time; the others show the leader's results. An alert is an event in the ledger: the first process
 that observes the condition raises the alert, and the first that observes the end of the condition clears it. If a
 condition must last for some time, its start is stored in `watch.json` next to the ledger; losing that file only delays
 alerts.
@@ -60,7 +60,8 @@ SWEEP_S: Final = 600.0
 FIRST_SWEEP_S: Final = 15.0
 """Half of the first delay in seconds before an unreadable list is read again. The delay doubles with each failure."""
 GAP_S: Final = 3600.0
-"""Maximum seconds between two observations for a condition to count as continuous, unless `same` is unchanged."""
+"""Maximum seconds between two observations of a continuous condition. If `same` is set and unchanged, no limit applies.
+"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Watcher:
         return self._lock.is_locked
 
     async def once(self) -> Round:
-        """Run one round, including copies. Called by a timer."""
+        """Run one round, including copies, for a timer that starts the watch at intervals."""
         if not self.leads():
             return await self.follow()
         try:
@@ -193,7 +194,7 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return the time since which there was no gap between rounds.
+        """Return the time since which there has been no gap between rounds.
 
         During a gap, the user could not object: the computer was asleep, the clock was changed, or no watch ran for
         longer than the grace period of an announced teardown.

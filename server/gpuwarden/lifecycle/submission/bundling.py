@@ -38,7 +38,7 @@ def whole_script(text: str, folder: Path | None = None) -> str:
 
 
 def script_file(root: Path, name: str) -> str:
-    """Return a script file in `root`, with the package included. Raises BadRequest for another path or a large file."""
+    """Return the text of a script file in `root`, with the package included. Raises BadRequest like `script_in`."""
     return whole_script(script_in(root, name), (root / name).parent)
 
 
@@ -46,7 +46,7 @@ def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]
     """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
 
     If the package is an input as well, the text includes it: the job runs the files as they are, but the analysis needs
-    both in one text. Raises BadRequest if the file changed since it was listed, or is not text.
+    both in one text. Raises BadRequest if the file has changed since it was listed, or is not text.
     """
     found = program_of(root, command, files)
     if found is None:

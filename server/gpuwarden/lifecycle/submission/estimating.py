@@ -110,7 +110,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
     if not script.uses.trainers and any(name.partition(".")[0] == "diffusers" for name, _ in script.uses.imports):
-        raise BadRequest("the memory of diffusion models is not estimated", _TRY_STEPS)
+        raise BadRequest("the memory that a diffusion model needs can't be estimated", _TRY_STEPS)
     spec = JobSpec(name="estimate", platform="local", script=text, args=tuple(args), outputs=())
     facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
     model = facts.model if facts else None
@@ -129,7 +129,7 @@ async def _of_model(what: str, config: HubConfig, gpus: int) -> tuple[str, Run]:
     described = await _described(what, config)
     shape = shape_of(described)
     if shape is None and {"image_size", "num_channels", "_class_name"} & described.keys():
-        raise NotFound(f"{what} is an image model; the memory of image models is not estimated", _TRY_STEPS)
+        raise NotFound(f"{what} is an image model, so the memory that it needs can't be estimated", _TRY_STEPS)
     if shape is None:
         raise NotFound(f"the config.json of {what} can't be read, or describes no layers", "Estimate a script instead.")
     return what, Run(params=round(shape.parameters), shape=shape, bits=shape.bits, weights="half", gpus=gpus)

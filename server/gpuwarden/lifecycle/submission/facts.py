@@ -170,7 +170,7 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
     ):
         raise NotSupported(
             f"{spec.platform} does not support inputs, because it can't copy files to a job; nothing was launched",
-            "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
+            "Put the data into a dataset on the Hub and load it by its id, or include the data in the script.",
         )
     return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
 
@@ -280,7 +280,7 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _ours(ctx: Context) -> dict[str, str]:
-    """Return this process's secrets by name, from its environment and from the key files given there."""
+    """Return this process's secrets by name, from its environment and from the key files that its environment names."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
 

@@ -72,7 +72,7 @@ def _is_whole(path: Path, file: InputFile) -> bool:
 
 
 def _copy(source: Path, target: Path, file: InputFile) -> None:
-    """Copy one file. It gets its final name only after it is complete and synced to disk."""
+    """Copy one file. The copy gets its final name only after it is complete and synced to disk."""
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     seen, size = hashlib.sha256(), 0

@@ -44,7 +44,7 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
     """List the files at the paths `names` in `root`.
 
     `ours` maps names of secrets to values that no file may contain. `kept` lists files and folders that are never sent.
-    Raises `BadRequest` with the offending path.
+    Raises `BadRequest` for a path that can't be sent.
     """
     try:
         walk = _Walk(root.resolve(), tuple(path.resolve() for path in kept))
@@ -77,7 +77,7 @@ def real_path(root: Path, name: str, what: str = "input") -> Path:
 def script_in(root: Path, name: str) -> str:
     """Return the text of a script file in `root`.
 
-    Raises `BadRequest` for any other path, or a file that is too large.
+    Raises `BadRequest` for a path that is missing, hidden or outside of `root`, and for a file that is too large.
     """
     real = real_path(root, name, "script")
     with open_regular(real, identity_of(real.lstat())) as file:
@@ -107,7 +107,7 @@ def program_of(
     """Return the path, the text and the arguments of the input that a command starts; None if it does not start a
     Python file.
 
-    Raises `BadRequest` if the file changed since it was listed, or is not text.
+    Raises `BadRequest` if the file has changed since it was listed, or is not text.
     """
     listed = {file.path: file for file in files}
     for n, word in enumerate(command):

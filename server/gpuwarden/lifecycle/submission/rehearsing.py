@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 """Maximum number of script lines shown in the question to the user."""
 QUESTIONS: Final = "questions"
-"""Folder with scripts that the user can read before approval. Only the newest scripts are kept."""
+"""Name of the folder for scripts that wait for approval, so that the user can read them. Only the newest are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
 """Maximum number of arguments, packages, files or variables that the question shows."""
@@ -181,7 +181,7 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
 
 
 def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
-    """Return the script for a question; None if the stored copy is missing or was changed."""
+    """Return the script that a question is about; None if the stored copy is missing or has been changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, ValueError):
@@ -205,7 +205,7 @@ def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
 
 
 def rehearsed(ctx: Context, spec: JobSpec, files: dict[str, str]) -> Rehearsed | None:
-    """Return the outcome of the last rehearsal of exactly this script; None if it was not rehearsed."""
+    """Return the outcome of the last rehearsal of exactly this script; None if it has not been rehearsed."""
     whole = rehearsal_digest(spec, files)
     found = ctx.ledger.last(f"script/{ticket_of(whole)}", ScriptRehearsed)
     if found is None or found.data.digest != whole:

@@ -52,7 +52,7 @@ class Checks(Enum):
 
 @dataclass(frozen=True)
 class Submission:
-    """Result of a submission. If `job` is None, the job is not accepted yet, and `receipt` launches it.
+    """Result of a submission. If `job` is None, the job has not been accepted yet, and `receipt` launches it.
 
     `ask` is the reason why the user must approve the spending first; empty if no approval is needed. `ordered` is the
     verb of automatic teardown; None if the user will be asked about the teardown.
@@ -148,9 +148,9 @@ async def submit(
 ) -> Submission:
     """Check a job, and launch it if allowed. With `rehearse`, first run the first step of its script locally.
 
-    On a metered platform, the first call returns a receipt and launches nothing; the second call, with that receipt and
-    the same arguments, launches. `script_file` is the file in the working directory that contains the script; a launch
-    with only the receipt reads it again.
+    On a metered platform, the first call returns a receipt and launches nothing. The second call, with that receipt and
+    the same arguments, launches the job. `script_file` is the file in the working directory that contains the script; a
+    launch with only the receipt reads it again.
 
     Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or a receipt for
     another job, and BadRequest if a receipt is combined with `dry_run` or `rehearse`.
@@ -232,7 +232,7 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
 
 
 def check_wishes(spec: JobSpec, provider: Provider) -> None:
-    """Raise BadRequest for options of a rented machine that the platform does not support or are not short text."""
+    """Raise BadRequest for an option of a rented machine that is not supported or whose value is not a short name."""
     taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
     for name, wish in spec.options.items():
         if name not in taken:
@@ -266,7 +266,7 @@ async def _look(
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
-    """Return a finding if the local machine can't run the job; for a rehearsal of a platform, it is only a warning.
+    """Return a finding if the local machine can't run the job. In a rehearsal of a platform, it is only a warning.
 
     In a dry run, the problem is always returned. Otherwise, NoSandbox is raised, and BadRequest if the call may launch
     the job.
@@ -342,7 +342,7 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
-    """Launch a receipt's job once, if the facts have not changed since the check."""
+    """Launch a receipt's job if the facts have not changed since the check. A repeated call returns the same job."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
         raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
@@ -370,7 +370,7 @@ class NeedsApproval(Refused):
 
 
 def _change(issued: ReceiptIssued, checked: Checked) -> str:
-    """Describe the first difference between the current facts and those that a receipt is bound to."""
+    """Return a description of the first difference between the current facts and those that a receipt is bound to."""
     if issued.choices != checked.choices:
         was, here = (
             ", ".join(f"{' '.join(filter(None, (c.platform, c.gpu)))} at {usd_per_hour(c.price)}" for c in each)
@@ -385,7 +385,7 @@ def _change(issued: ReceiptIssued, checked: Checked) -> str:
         (f"{name} was {then.get(name)} and is now {seen.get(name)}" for name in then.keys() ^ seen.keys()), ""
     )
     parts = (_PARTS[name] for name, seen in checked.facts.parts.items() if issued.parts.get(name) != seen)
-    return moved(issued, checked) or missing or next(parts, "a different set of secrets has values now")
+    return moved(issued, checked) or missing or next(parts, "other secrets have values now")
 
 
 _PARTS: Final = {
@@ -396,7 +396,10 @@ _PARTS: Final = {
 
 
 def moved(issued: ReceiptIssued, checked: Checked) -> str:
-    """Describe the inputs, or the repos in both sets of facts, that changed since a receipt; empty if none changed."""
+    """Return a description of the input files, or else of the Hub repos, that have changed since a receipt was issued.
+
+    Return an empty string if none has changed. Repos that only one of the two sets of facts contains are ignored.
+    """
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
         return f"input files have changed since the check: {line(', '.join(changed))}"
@@ -445,7 +448,7 @@ def record_job(
 ) -> None:
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
-    Raises Conflict for a `token` that was already used. For a job of a fan-out, `with_it` is another event and its
+    Raises Conflict for a `token` that has already been used. For a job of a fan-out, `with_it` is another event and its
     subject, recorded under the same token, and `since` is the time when the fan-out was accepted. Such a job has no
     relaunch budget, because the fan-out launches further machines itself.
     """

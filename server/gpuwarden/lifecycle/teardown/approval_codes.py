@@ -85,7 +85,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
         raise Refused("the facts have changed since the terminal showed them", _again(ticket, session))
     tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
     if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
-        raise Refused("this code was used, or too many wrong codes were tried", _again(ticket, session))
+        raise Refused("this code has been used, or too many wrong codes were tried", _again(ticket, session))
     return made
 
 

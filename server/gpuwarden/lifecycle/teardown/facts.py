@@ -48,7 +48,7 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Gather the current facts for the teardown rules. Responses from before this call are not used."""
+    """Gather the current facts for the teardown rules. Earlier responses are not reused."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     with sharing_nothing():

@@ -1,8 +1,8 @@
 """The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user has approved.
 
 An approval is bound to a digest of the facts that the user was shown. It expires and can be used only once. If the
-facts change, the request must be approved again. After the verb is sent, the provider is polled until billing is
-confirmed stopped.
+facts change, the request must be approved again. After the stop or termination has been requested from the provider,
+the instance is polled until its billing is confirmed stopped.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
-        f"{job.spec.platform} is not rented: it is not billed, so it has nothing to tear down or destroy. "
+        f"{job.spec.platform} is not rented, so it is not billed and has no instance to tear down. "
         f"The state of job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
         cancel = do(Action.CANCEL, "to end its processes; the machine and its files are not changed", job_id=job.id)
         return NotSupported(message, cancel)
     if job.handle is None:
-        return NotSupported(message, "It was never launched there, so it left no files.")
+        return NotSupported(message, "The job was never launched there, so it left no files.")
     pulled = copy_for(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
@@ -141,10 +141,9 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
-    """Return the id of the request for a lease and a verb.
+    """Return the id of the request for a lease and a verb: an open one, the one that ended the machine, or a new one.
 
-    This is an open request, the request that ended the machine, or a new request. If another request is being executed,
-    return its id.
+    If a request with another verb is being executed, return that request's id.
     """
     record = read_lease(ctx.ledger, lease)
     job = record.job_id
@@ -228,11 +227,11 @@ def _view(
 async def approve(
     ctx: Context, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
 ) -> TeardownView:
-    """Record the user's approval of exactly the facts with digest `seen`, then execute it.
+    """Record the user's approval of exactly the facts with digest `seen`, then execute the request.
 
     `loss` is the text that the user typed to accept losing unverified outputs. It must equal the job's name, and is
-    accepted only at a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and
-    Refused if proof is missing.
+    accepted only at a terminal. Raises Conflict if the facts have changed, or if the ticket has expired or has been
+    used, and Refused if proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
@@ -318,7 +317,7 @@ def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> 
 async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
     """Execute an automatic teardown for exactly the facts with digest `seen`, if the user has nothing to decide.
 
-    Raises Conflict if the facts or the request's state changed, Refused if the user has to decide.
+    Raises Conflict if the facts or the request's state have changed, and Refused if the user has to decide.
     """
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         record = read_teardown(ctx.ledger, ticket)
@@ -351,7 +350,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
     """Use an approval and call the provider. If the approval is outdated or void, the request must be approved again.
 
-    `fresh` means that the facts were just compared, under this lock.
+    `fresh` means that the facts have just been compared, under the same lock.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
@@ -381,7 +380,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
 
 
 async def _finish(ctx: Context, record: TeardownRecord) -> None:
-    """Send the verb and poll. Each call repeats this until the machine is confirmed to be in the requested state."""
+    """Send the request to the provider, and poll the machine. Each call does this until the new state is confirmed."""
     await refresh_lease(ctx, record.lease)
     if not _done(ctx, record):
         await request_end(ctx, record.lease, record.verb, record)

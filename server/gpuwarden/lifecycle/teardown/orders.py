@@ -53,7 +53,7 @@ class Objection(StrEnum):
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
-    """Hold a job's machine until the user decides. The order of the ledger's events shows whether the hold came first.
+    """Hold a job's machine until the user decides. The ledger's sequence of events shows whether the hold was in time.
 
     Raises NotFound if the job does not exist.
     """
@@ -126,7 +126,7 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Execute the next step of one order. Return false if the user has to decide, so that it is checked less often."""
+    """Execute the next step of one order. Return False if the user has to decide; it is then checked less often."""
     order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
         return True  # don't query the machine before its outputs are proven

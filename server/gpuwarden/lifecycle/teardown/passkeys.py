@@ -87,11 +87,11 @@ def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
         same = hmac.compare_digest(event.data.code, digest)
         if same and now <= event.data.expires_at and ctx.ledger.used(PasskeyRegistered, _token(event)) is None:
             return event
-    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "to get a new code"),))
+    raise Refused("this code is wrong, has been used or has expired", (do(Action.ADD_PASSKEY, "to get a new code"),))
 
 
 def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistered) -> None:
-    """Record a passkey under the allowed name. Raises Conflict if the permission was already used."""
+    """Record a passkey under the allowed name. Raises Conflict if the permission has already been used."""
     body = body.model_copy(update={"person": permit.data.person})
     ctx.ledger.add(permit.subject, body, token=_token(permit))
 

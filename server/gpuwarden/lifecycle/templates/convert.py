@@ -25,7 +25,7 @@ NAMED: Final = 5
 
 @dataclass
 class Conversion:
-    """The outcome: rows read and written, their forms, the skipped rows by reason, and examples before and after."""
+    """The outcome of a conversion: the numbers of rows read, written and skipped, their forms, and some examples."""
 
     read: int = 0
     written: int = 0

@@ -75,7 +75,7 @@ class Filled:
 
     @property
     def args(self) -> tuple[str, ...]:
-        """Return the arguments of the script."""
+        """Return the command-line arguments for the trainer's script."""
         pairs = ((self.trainer.options[name], value) for name, value in self.settings.items())
         return tuple(
             chain.from_iterable(
@@ -158,7 +158,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
 
 
 def config_to_read(filled: Filled, repo: Repo) -> Config:
-    """Return the config to read: the requested or only config, `default`, or the only config with matching columns."""
+    """Return the config to read: the requested one, the only one, `default`, or the only one with matching columns."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
@@ -204,14 +204,14 @@ def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return at most `LISTED` names from a Hub repo for a sentence: truncated, and quoted if not plain names."""
+    """Return at most `LISTED` names from a Hub repo as text: truncated, and quoted if they are not plain."""
     found = list(names)
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(named(name, 60) for name in found[:LISTED]) + more
 
 
 def need_a_name(repo: Repo, kind: str, name: str) -> None:
-    """Raise BadRequest if the name of a config or split is not plain, because it would become an argument."""
+    """Raise BadRequest if the name of a config or split has unusual characters, because it becomes an argument."""
     if named(name) != name:
         raise BadRequest(
             f"{repo.id} has a {kind} with an unsupported name: {named(name)}",
@@ -231,7 +231,10 @@ def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the columns after the requested renames. Raises BadRequest for a rename of a missing column."""
     renames = requested_renames(filled.settings.get("columns", ""))
     if absent := renames.keys() - columns.keys():
-        raise BadRequest(f"columns renames {line(min(absent), 60)}, which does not exist", f"It has {listed(columns)}.")
+        raise BadRequest(
+            f"the setting columns renames the column {line(min(absent), 60)}, which does not exist",
+            f"The dataset has the columns {listed(columns)}.",
+        )
     return {renames.get(name, name): kind for name, kind in columns.items()}
 
 

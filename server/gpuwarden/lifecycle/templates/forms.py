@@ -52,8 +52,8 @@ def plain_form(row: Row) -> tuple[str, Row]:
 
 
 def conversation_of(row: Row) -> Row | None:
-    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON string that contains a list, or a table of
-    lists.
+    """Read a conversation in the form of ShareGPT, of OpenAI messages or of a variant: a list, a JSON string that
+    contains a list, or a table of lists.
     """
     name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
     if name is None or {"chosen", "rejected"} <= row.keys():
@@ -157,7 +157,7 @@ def marked_of(row: Row) -> Row | None:
 
 
 def exchange_of(row: Row) -> Row | None:
-    """Read rows with a question and one answer, such as those in Alpaca and Dolly."""
+    """Read a row with a question and one answer, as in Alpaca and Dolly."""
     asked = next((n for n in _PROMPT if row.get(n)), None)
     answer = next((n for n in _ANSWER if row.get(n) and n != asked), None)
     if asked is None or answer is None:
@@ -170,7 +170,7 @@ def exchange_of(row: Row) -> Row | None:
 
 
 def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
-    """Convert a prompt to messages that start with the row's system prompt."""
+    """Convert a prompt to messages, with the row's system prompt first if the row has one."""
     if isinstance(value, list):
         return _messages(value)
     if not isinstance(value, str) or not value:
@@ -190,7 +190,7 @@ def _said(value: Any) -> list[dict[str, str]]:
 
 
 def text_of(row: Row) -> Row | None:
-    """Read a plain text."""
+    """Read a row of plain text."""
     value = row.get("text") or row.get("content")
     return {"text": value} if isinstance(value, str) and value.strip() else None
 

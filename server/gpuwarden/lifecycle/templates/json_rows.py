@@ -235,7 +235,7 @@ def coco_of(path: Path) -> Iterator[Row]:
             raise
         except (NotCoco, TypeError, ValueError) as error:
             if large and not values.named >= COCO:
-                message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, but neither a list nor COCO annotations"
+                message = f"{path.name} is over {MAX_WHOLE >> 20} MiB, and neither a list nor COCO annotations"
                 raise BadRequest(message, "Save the rows as JSONL, or split the file.") from error
             if isinstance(error, ValueError):
                 raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error

@@ -27,7 +27,7 @@ MAX_BATCH: Final = 128 << 20
 MAX_RATIO: Final = 100
 """Maximum ratio of uncompressed to compressed size.
 
-The ratio of text is about 10; above 100, a column repeats a few values.
+The ratio of text is about 10. A ratio above 100 means that a column repeats a few values.
 """
 PAGE: Final = 100
 LOOK: Final = 50
@@ -54,7 +54,7 @@ def rows_of(path: Path) -> Iterator[Row]:
         elif path.suffix == ".parquet":
             yield from parquet_of(path)
         else:
-            raise BadRequest(f"{path.name} is not a file of rows", _CHOOSE)
+            raise BadRequest(f"{path.name} is not in a supported file format", _CHOOSE)
     except OSError as error:
         raise DiskError.of(error) from error
     except csv.Error as error:
@@ -155,7 +155,7 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
 
 
 def types_of(rows: Iterator[Row]) -> dict[str, str]:
-    """Return the columns of the first rows with their types, in the viewer's short form."""
+    """Return the columns of the first rows with their types, in the short notation of the dataset viewer."""
     found: dict[str, str] = {}
     for row in islice(rows, LOOK):
         for name, value in row.items():

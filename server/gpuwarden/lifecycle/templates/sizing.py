@@ -1,4 +1,4 @@
-"""Choose the GPU and the time limit for a filled template from the estimate for its run."""
+"""Choose the GPU and the time limit for a filled template, based on an estimate of its memory and run time."""
 
 from __future__ import annotations
 

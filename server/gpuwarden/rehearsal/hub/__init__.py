@@ -1,1 +1,1 @@
-"""A local Hugging Face Hub with repositories, jobs and a dataset viewer."""
+"""An emulated Hugging Face Hub with repositories, buckets, jobs and a dataset viewer."""

@@ -15,7 +15,7 @@ from gpuwarden.rehearsal.hub.store import Commit, HubStore, StoredRepo, User
 
 
 class HubError(Exception):
-    """An error in the Hub's format."""
+    """An error response of the Hub, with its HTTP status, message and error code."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class Moved(Exception):
 
 
 def problem(_request: Request, error: Exception) -> Response:
-    """Return an error as the Hub's response."""
+    """Return the Hub's response for an error."""
     if isinstance(error, Moved):
         return RedirectResponse(error.url, 307)
     if isinstance(error, HTTPException):
@@ -65,7 +65,7 @@ class Access:
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """Return the repo in the request's path if the caller is allowed to see it."""
+        """Return the repo in the request's path. Raises HubError if the caller lacks the required access."""
         kind, repo_id = kind_of(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -129,7 +129,7 @@ def kind_of(request: Request) -> str:
 
 
 def sees(user: User | None, repo: StoredRepo) -> bool:
-    """Return true if a caller is allowed to know that a repo exists."""
+    """Return whether a caller is allowed to know that a repo exists."""
     return not repo.private or (user is not None and repo.owner in {user.name, *user.orgs})
 
 

@@ -1,4 +1,4 @@
-"""The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
+"""The rehearsal Hub's routes for repos: the API that huggingface_hub and hf_xet use, over real HTTP.
 
 Requests and responses have the format in the Hub's published OpenAPI document. For routes that are missing there
 (lists, repo info, delete), they have the format that the client's own classes expect.
@@ -60,7 +60,7 @@ class RepoRoutes(Access):
         return JSONResponse({"errors": [], "warnings": []})
 
     async def whoami(self, request: Request) -> Response:
-        """GET /api/whoami-v2"""
+        """GET /api/whoami-v2, the caller's account."""
         user = self.known_user(request)
         billing = {"canPay": True, "avatarUrl": "", "periodEnd": None}
         orgs = [
@@ -80,7 +80,7 @@ class RepoRoutes(Access):
     # ----------------------------------------------------------------------------------------------------- repos
 
     async def create(self, request: Request) -> Response:
-        """POST /api/repos/create"""
+        """POST /api/repos/create, which creates a repo."""
         user, body = self.known_user(request), await request.json()
         kind = body.get("type") or "model"
         repo_id = f"{body.get('organization') or user.name}/{body['name']}"
@@ -97,7 +97,7 @@ class RepoRoutes(Access):
         return JSONResponse({"url": url, "name": repo_id, "id": repo.internal_id})
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /api/repos/delete"""
+        """DELETE /api/repos/delete, which deletes a repo."""
         user, body = self.known_user(request), await request.json()
         repo_id = f"{body.get('organization') or user.name}/{body['name']}"
         repo = self.store.get(body.get("type") or "model", repo_id)
@@ -107,7 +107,7 @@ class RepoRoutes(Access):
         return PlainTextResponse("OK")
 
     async def move(self, request: Request) -> Response:
-        """POST /api/repos/move"""
+        """POST /api/repos/move, which renames a repo."""
         user, body = self.known_user(request), await request.json()
         repo = self.store.get(body.get("type") or "model", body["fromRepo"])
         target = str(body["toRepo"])
@@ -119,7 +119,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT the settings of a repo, which are private and gated."""
+        """PUT the visibility and the gating of a repo."""
         repo, body = self.repo(request, write=True), await request.json()
         repo.gated = body.get("gated", repo.gated)
         repo.private = body.get("private", body.get("visibility", "private" if repo.private else "") == "private")
@@ -178,7 +178,7 @@ class RepoRoutes(Access):
     # ----------------------------------------------------------------------------------------------------- trees
 
     async def tree(self, request: Request) -> Response:
-        """GET the files of a revision."""
+        """GET the files and folders of a repo at a revision."""
         repo = self.repo(request)
         commit = self.commit(repo, request.path_params["rev"])
         base = request.path_params.get("path", "").strip("/")
@@ -208,7 +208,7 @@ class RepoRoutes(Access):
         return json_answer([_entry(str(p), commit.files[str(p)]) for p in paths if str(p) in commit.files])
 
     async def refs(self, request: Request) -> Response:
-        """GET branches and tags."""
+        """GET the branches and tags of a repo."""
         repo = self.repo(request)
 
         def refs(pairs: Mapping[str, str], kind: str) -> list[dict[str, str]]:
@@ -217,7 +217,7 @@ class RepoRoutes(Access):
         return json_answer({"branches": refs(repo.branches, "heads"), "tags": refs(repo.tags, "tags"), "converts": []})
 
     async def commits(self, request: Request) -> Response:
-        """GET the history."""
+        """GET the commits of a repo, newest first."""
         repo = self.repo(request)
         self.commit(repo, request.path_params["rev"])
         rows = [

@@ -1,4 +1,4 @@
-"""The bodies of requests about buckets. The fields have the names that the Hub's API description and its client use."""
+"""The bodies of bucket requests. The field names are those of the Hub's API description and of its client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Hash = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Cdn(Described):
-    """The region near which files are kept."""
+    """A cloud region from which a bucket's files are served."""
 
     provider: Literal["gcp", "aws"]
     region: Literal["us", "eu"]
@@ -37,7 +37,7 @@ class Settings(Described):
 
 
 class AddFile(Described):
-    """A file whose content is in the xet store."""
+    """An operation that adds a file whose content is in the xet store."""
 
     type: Literal["addFile"]
     path: str
@@ -48,7 +48,7 @@ class AddFile(Described):
 
 
 class CopyFile(Described):
-    """A file of another bucket or repo, identified by its hash."""
+    """An operation that copies a file from another bucket or repo. The hash identifies the file."""
 
     type: Literal["copyFile"]
     path: str
@@ -61,7 +61,7 @@ class CopyFile(Described):
 
 
 class DeleteFile(Described):
-    """A file to remove."""
+    """An operation that deletes a file."""
 
     type: Literal["deleteFile"]
     path: str

@@ -1,7 +1,7 @@
-"""The rehearsal Hub's buckets: folders on disk and the xet hash of each file, with the protocol of the real client.
+"""The rehearsal Hub's buckets. Each is a folder on disk, served with the protocol of the real client.
 
-Jobs mount a bucket's folder, so a file that a running job writes is listed immediately and remains after the job.
-Uploads and downloads use the real hf_xet.
+Jobs mount a bucket's folder, so a file that a running job writes is listed immediately and remains after the job has
+ended. Uploads and downloads use the real hf_xet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bucket:
 
     @property
     def owner(self) -> str:
-        """Return the namespace."""
+        """Return the namespace to which the bucket belongs."""
         return self.id.partition("/")[0]
 
     def walk(self) -> Iterator[tuple[str, Path]]:
@@ -68,7 +68,7 @@ class Bucket:
 
 
 class HubBuckets:
-    """The bucket routes, and the buckets' folders."""
+    """The buckets of one Hub and their routes."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
@@ -81,7 +81,7 @@ class HubBuckets:
             self.buckets[raw["id"]] = Bucket(**raw, files=file.parent / "files")
 
     def routes(self) -> list[BaseRoute]:
-        """Return all routes."""
+        """Return the routes for buckets."""
         one = "/api/buckets/{namespace}/{name}"
         # The JavaScript client sends `expand`, which the API description does not contain.
         tree = ("expand", "limit", "cursor", "recursive", "sort", "direction")
@@ -108,7 +108,7 @@ class HubBuckets:
     # --------------------------------------------------------------------------------------------------- buckets
 
     def make(self, bucket_id: str, *, private: bool = True) -> Bucket:
-        """Return a new bucket. Raises FileExistsError if the bucket exists."""
+        """Create a bucket and return it. Raises FileExistsError if the bucket already exists."""
         if bucket_id in self.buckets:
             raise FileExistsError(bucket_id)
         folder = self._root / bucket_id
@@ -200,7 +200,7 @@ class HubBuckets:
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT the visibility."""
+        """PUT the visibility of a bucket."""
         bucket, body = self._bucket(request, write=True), _parsed(Settings, await request.json())
         bucket.private = body.visibility == "private" if body.visibility else bool(body.private)
         self._save(bucket)

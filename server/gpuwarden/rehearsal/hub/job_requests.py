@@ -49,7 +49,7 @@ class Volume(Described):
 
 
 class Expose(Described):
-    """Ports that are reachable from outside."""
+    """The ports of a job that are reachable from outside."""
 
     ports: list[Port] = Field(max_length=20)
     portsPublic: list[Port] = Field(default=[], max_length=20)  # noqa: N815
@@ -62,14 +62,14 @@ class Expose(Described):
 
 
 class Ssh(Described):
-    """Whether SSH access to the container is requested."""
+    """The SSH options of a job."""
 
     enabled: bool = False
 
 
 class Network(Described):
-    """A group of jobs that can connect to each other. The client of version 2.4 sends it, but the API description of
-    August 2026 does not contain it.
+    """A group of jobs that can connect to each other. Version 2.4 of the client sends this field, although the API
+    description of August 2026 does not contain it.
     """
 
     group: str
@@ -77,7 +77,7 @@ class Network(Described):
 
 
 class JobBody(Described):
-    """A job."""
+    """The description of a new job."""
 
     flavor: Literal[tuple(FLAVORS)]  # type: ignore[valid-type]
     dockerImage: str | None = None  # noqa: N815
@@ -114,13 +114,13 @@ class JobBody(Described):
 
 
 class LabelsBody(Described):
-    """New labels."""
+    """The new labels of a job or a scheduled job."""
 
     labels: dict[Label, Label]
 
 
 class ScheduledBody(Described):
-    """A job and its schedule."""
+    """A new scheduled job: the job and its schedule."""
 
     jobSpec: JobBody  # noqa: N815
     schedule: str = Field(pattern=SCHEDULE)
@@ -129,6 +129,6 @@ class ScheduledBody(Described):
 
 
 class ScheduleBody(Described):
-    """A new schedule."""
+    """The new schedule of a scheduled job."""
 
     schedule: str = Field(pattern=SCHEDULE)

@@ -78,7 +78,7 @@ class RunningJob:
             return True
 
     def kill(self) -> None:
-        """Kill the process and all its descendants."""
+        """Kill the job's process group if the job is running."""
         process = self.process
         if process is not None and process.poll() is None:
             try:
@@ -90,7 +90,7 @@ class RunningJob:
 class JobRuns:
     """All jobs on one Hub. `start_after_s` is the time that a job waits in the queue.
 
-    `unsandboxed` is true if the user allows jobs to run without a sandbox when no sandbox works.
+    If `unsandboxed` is true, jobs run without a sandbox on a machine where none works.
     """
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:

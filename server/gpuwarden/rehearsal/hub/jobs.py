@@ -36,7 +36,7 @@ class HubJobs:
         self.jobs = self.runs.jobs
 
     def routes(self) -> list[BaseRoute]:
-        """Return all routes."""
+        """Return the routes for jobs."""
         space = "/api/jobs/{namespace}"
         one = space + "/{id}"
         return [
@@ -113,7 +113,7 @@ class HubJobs:
         return JSONResponse([shown(j) for j in found[start : start + PAGE]], headers=headers)
 
     async def count(self, request: Request) -> Response:
-        """GET the number of jobs."""
+        """GET the number of jobs in a namespace, optionally filtered by stage."""
         self.caller(request)
         return JSONResponse({"count": len(self._in_stages(request))})
 
@@ -136,19 +136,19 @@ class HubJobs:
         return JSONResponse(shown(job))
 
     async def duplicate(self, request: Request) -> Response:
-        """POST a request to run the same job again."""
+        """POST to run a copy of a job."""
         job = self._job(request, write=True)
         body, made = {**job.request}, {"type": "duplicated-job", "id": job.id}
         return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))
 
     async def labels(self, request: Request) -> Response:
-        """PUT the labels."""
+        """PUT the new labels of a job."""
         job = self._job(request, write=True)
         job.request["labels"] = read(LabelsBody, await request.json()).labels
         return JSONResponse(shown(job))
 
     async def expose(self, request: Request) -> Response:
-        """PUT the ports of a running job."""
+        """PUT the ports on which a job is reachable."""
         job = self._job(request, write=True)
         job.request["expose"] = read(Expose, await request.json()).model_dump()
         return JSONResponse(shown(job))
@@ -157,7 +157,7 @@ class HubJobs:
         """GET the log as server-sent events; the stream ends when the job does."""
         job, tail = self._job(request), request.query_params.get("tail", "")
         if tail and not tail.isdigit():
-            raise HubError(400, "tail is a number of lines")
+            raise HubError(400, "tail must be a number of lines")
         return StreamingResponse(_log_events(job, int(tail) if tail else None), media_type="text/event-stream")
 
     async def metrics(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ class HubJobs:
     # --------------------------------------------------------------------------------------------------- callers
 
     def caller(self, request: Request, *, write: bool = False) -> User:
-        """Return the user of a request. The user must belong to the request's namespace."""
+        """Return the user of a request. Raises HubError if the user does not belong to the request's namespace."""
         user, owner = self.access.known_user(request), request.path_params["namespace"]
         if owner not in {user.name, *user.orgs}:
             raise HubError(404, "Not found")
@@ -187,7 +187,7 @@ class HubJobs:
 
 
 def read(model: type[_Body], value: Any) -> _Body:
-    """Return a body as its model. Raises HubError 400 for an invalid body."""
+    """Validate a request body and return it as a `model`. Raises HubError with status 400 if it is invalid."""
     try:
         return parsed(model, value)
     except NotDescribed as error:

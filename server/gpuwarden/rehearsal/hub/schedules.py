@@ -1,4 +1,4 @@
-"""The rehearsal Hub's scheduled jobs. A job that is due is started when the Hub receives its next request."""
+"""The rehearsal Hub's scheduled jobs. Jobs that are due are started when a client lists or inspects scheduled jobs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class HubSchedules:
         self.schedules: dict[str, Schedule] = {}
 
     def routes(self) -> list[BaseRoute]:
-        """Return all routes."""
+        """Return the routes for scheduled jobs."""
         space = "/api/scheduled-jobs/{namespace}"
         one = space + "/{id}"
         return [
@@ -109,7 +109,7 @@ class HubSchedules:
         return JSONResponse(_shown(self._one(request)))
 
     async def delete(self, request: Request) -> Response:
-        """DELETE a scheduled job. A job that it has started continues."""
+        """DELETE a scheduled job. Jobs that have already been started continue."""
         del self.schedules[self._one(request, write=True).id]
         return PlainTextResponse("OK")
 
@@ -137,14 +137,14 @@ class HubSchedules:
         return JSONResponse(shown(job))
 
     async def change(self, request: Request) -> Response:
-        """POST a new schedule."""
+        """POST the new schedule of a scheduled job."""
         one = self._one(request, write=True)
         one.schedule = read(ScheduleBody, await request.json()).schedule
         one.next_at = next_time(one.schedule, self._now())
         return JSONResponse(_shown(one))
 
     async def labels(self, request: Request) -> Response:
-        """PUT the labels."""
+        """PUT the new labels of a scheduled job."""
         one = self._one(request, write=True)
         one.spec["labels"] = read(LabelsBody, await request.json()).labels
         return JSONResponse(_shown(one))

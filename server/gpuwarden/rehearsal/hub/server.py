@@ -36,7 +36,7 @@ VIEWER = "/datasets-server"
 class Fault:
     """A fault that applies to requests whose `METHOD path` matches `match`.
 
-    `drop`: the request is processed, but no reply is sent.
+    If `drop` is true, the request is processed, but no reply is sent.
     """
 
     match: str
@@ -64,7 +64,7 @@ class Conditions:
     _window: tuple[float, int] = (0.0, 0)
 
     def clear(self) -> None:
-        """Remove all conditions."""
+        """Reset all conditions, and forget the recorded requests."""
         self.latency_s, self.quota, self._window = 0.0, None, (0.0, 0)
         self.faults.clear()
         self.requests.clear()
@@ -78,7 +78,7 @@ class Conditions:
         return None
 
     def limited(self) -> dict[str, str] | None:
-        """Count a request. Return the headers of a 429 if it exceeds the quota."""
+        """Count a request. Return the headers of a 429 response if the request exceeds the quota, or None."""
         if self.quota is None:
             return None
         now = self.clock.now()
@@ -94,7 +94,7 @@ class Conditions:
 
 
 class Weather:
-    """ASGI middleware that applies the conditions."""
+    """ASGI middleware that applies the simulated network conditions."""
 
     def __init__(self, app: ASGIApp, conditions: Conditions) -> None:
         self.app = app
@@ -122,7 +122,7 @@ class Weather:
 
 
 async def _nowhere(_message: Message) -> None:
-    """Discard a reply."""
+    """Discard a message of the application's reply."""
 
 
 async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict[str, str]) -> None:
@@ -183,7 +183,7 @@ class HubServer:
 
 
 def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
-    """Serve the demo's repos until the process is interrupted or terminated. Print the variables to set.
+    """Print the environment variables for clients, and serve the initial repos until a signal ends the process.
 
     Each call creates a new token, because any caller with the token can run programs here as jobs.
     """

@@ -137,7 +137,7 @@ class HubStore:
         return self._repos.get((kind, repo_id))
 
     def moved_to(self, kind: str, repo_id: str) -> str | None:
-        """Return the current id of a renamed repo, after all of its renames."""
+        """Return the current id of a repo that was renamed, possibly more than once; None if it was not renamed."""
         seen = set()
         while (found := self.moved.get(f"{kind}:{repo_id}")) and repo_id not in seen:
             seen.add(repo_id)
@@ -205,7 +205,7 @@ class HubStore:
             return commit
 
     def save(self, repo: StoredRepo) -> None:
-        """Write a repo's file."""
+        """Save a repo's description and commits to its file."""
         _save(self._file(repo), asdict(repo))
 
     def _file(self, repo: StoredRepo) -> Path:
@@ -224,11 +224,11 @@ class HubStore:
         return FileRef(sha, len(content), wants_lfs(path, len(content)), git=git_blob(content))
 
     def blob(self, ref: FileRef) -> Path:
-        """Return the path of the blob with this digest."""
+        """Return the path of the blob that contains a file's content."""
         return self.blobs / ref.sha256
 
     def text(self, repo: StoredRepo, path: str, rev: str = "main") -> str:
-        """Return the text of a file in a repo, or an empty string if the file is missing."""
+        """Return the text of a file in a repo, or an empty string if the file is missing or too large."""
         commit = repo.commit_of(rev)
         ref = commit.files.get(path) if commit else None
         return self.blob(ref).read_text("utf-8", "replace") if ref and ref.size < (4 << 20) else ""
@@ -236,7 +236,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------- description
 
     def describe(self, repo: StoredRepo, commit: Commit, *, blobs: bool) -> dict[str, Any]:
-        """Return the response that the repo-info route sends."""
+        """Return the response of the repo-info route."""
         card = front_matter(self.text(repo, "README.md", commit.oid))
         siblings: list[dict[str, Any]] = []
         for path, ref in sorted(commit.files.items()):
@@ -307,7 +307,7 @@ def wants_lfs(path: str, size: int) -> bool:
 
 
 def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the dtype and element count of each tensor in a header; nothing for any other file."""
+    """Yield the dtype and element count of each tensor in a safetensors file; nothing for any other file."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -48,7 +48,7 @@ def route(
 
 
 def parsed(model: type[Body], value: Any) -> Body:
-    """Validate a body against its description and return it. Raises NotDescribed for the first mismatch."""
+    """Validate a request body and return it as a `model`. Raises NotDescribed with the first mismatch."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

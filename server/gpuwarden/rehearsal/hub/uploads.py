@@ -20,7 +20,7 @@ class UploadRoutes(Access):
     """The upload routes for one store."""
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: return for each file whether it must be uploaded through LFS."""
+        """POST preupload. Return, for each file, whether it must be uploaded through LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []
@@ -32,7 +32,7 @@ class UploadRoutes(Access):
         return json_answer({"files": files, "commitOid": commit.oid})
 
     async def make_commit(self, request: Request) -> Response:
-        """POST commit: newline-delimited JSON."""
+        """POST a commit, which is sent as newline-delimited JSON."""
         repo = self.repo(request, write=True)
         title, added, removed = "commit", dict[str, FileRef](), list[str]()
         for line in (await request.body()).splitlines():
@@ -59,7 +59,7 @@ class UploadRoutes(Access):
 
     async def _lfs_file(self, sha: str, size: int) -> FileRef:
         if not re.fullmatch(r"[0-9a-f]{64}", sha):
-            raise HubError(400, "an LFS oid is a sha256 digest")
+            raise HubError(400, "an LFS oid must be a sha256 digest")
         ref = FileRef(sha, size, lfs=True)
         if not self.store.blob(ref).exists():
             ref.xet = await to_thread.run_sync(self.store.xet.fetch, sha)
@@ -68,8 +68,8 @@ class UploadRoutes(Access):
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch request. The response has an upload address for each object, which is in the xet store if
-        the client supports it.
+        """POST the LFS batch request. The response has an upload address for each missing object. A client that
+        supports xet gets the address of a token for the xet store instead.
         """
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())
@@ -98,7 +98,7 @@ class UploadRoutes(Access):
         return PlainTextResponse("")
 
     async def lfs_verify(self, request: Request) -> Response:
-        """POST to check whether an LFS object was uploaded."""
+        """POST to check whether an LFS object has been uploaded."""
         if not (self.store.blobs / request.path_params["oid"]).exists():
             raise HubError(404, "object not found")
         return JSONResponse({})

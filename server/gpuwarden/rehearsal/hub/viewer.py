@@ -31,7 +31,7 @@ Table = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class ViewerError(HubError):
-    """An error in the viewer's format."""
+    """An error response of the viewer."""
 
 
 class HubViewer:
@@ -43,21 +43,21 @@ class HubViewer:
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
-        """Return all routes. Their paths start with `base`."""
+        """Return the viewer's routes, whose paths start with `base`."""
         names = ("splits", "info", "size", "rows", "first-rows", "is-valid")
         return [Route(f"{base}/{n}", getattr(self, n.replace("-", "_"))) for n in names]
 
     # --------------------------------------------------------------------------------------------------- answers
 
     async def splits(self, request: Request) -> Response:
-        """GET /splits"""
+        """GET /splits, the configs and splits of a dataset."""
         repo = self._dataset(request)
         keys = [k for k in self._files(repo) if request.query_params.get("config") in (None, k[0])]
         rows = [{"dataset": repo.id, "config": c, "split": s} for c, s in keys]
         return JSONResponse({"splits": rows, "pending": [], "failed": self._failed(repo, keys)})
 
     async def info(self, request: Request) -> Response:
-        """GET /info for one config or for all configs."""
+        """GET /info, the columns and splits of one config or of all configs."""
         repo = self._dataset(request)
         only = request.query_params.get("config")
         infos: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class HubViewer:
         return JSONResponse({"dataset_info": answer, "pending": [], "failed": jobs, "partial": False})
 
     async def size(self, request: Request) -> Response:
-        """GET /size for a dataset."""
+        """GET /size, the number of rows and bytes of a dataset."""
         repo = self._dataset(request)
         splits: list[dict[str, Any]] = []
         for config, split in self._files(repo):
@@ -99,7 +99,7 @@ class HubViewer:
         return JSONResponse({"size": size, "pending": [], "failed": [], "partial": False})
 
     async def rows(self, request: Request) -> Response:
-        """GET /rows"""
+        """GET /rows, a range of the rows of a split."""
         repo, config, split = self._split(request)
         offset = int(request.query_params.get("offset", "0"))
         length = int(request.query_params.get("length", PAGE))
@@ -111,7 +111,7 @@ class HubViewer:
         return JSONResponse({"features": _listed(features), "rows": _items(page)} | counts)
 
     async def first_rows(self, request: Request) -> Response:
-        """GET /first-rows"""
+        """GET /first-rows, the first page of the rows of a split."""
         repo, config, split = self._split(request)
         features, rows = self._table(repo, config, split)
         where = {"dataset": repo.id, "config": config, "split": split}
@@ -121,7 +121,7 @@ class HubViewer:
         )
 
     async def is_valid(self, request: Request) -> Response:
-        """GET /is-valid"""
+        """GET /is-valid, which tells whether the viewer supports a dataset."""
         there = bool(self._files(self._dataset(request)))
         return JSONResponse(dict.fromkeys(("preview", "viewer", "search", "filter", "statistics"), there))
 

@@ -1,4 +1,4 @@
-"""The store for hf_xet: xorbs and shards, with the protocol that the published description of the CAS service defines.
+"""The content store that hf_xet uses: xorbs and shards, with the published protocol of the CAS service.
 
 Clients split files into chunks, compress and hash them, and upload them in xorbs. This store keeps the xorbs, reads the
 list of files from the uploaded shards, and returns the byte ranges of the xorbs that make up a file. The Hub itself is
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of a shard. `sha256` is empty if the client omitted it."""
+    """One file that a shard lists. `sha256` is empty if the client omitted it."""
 
     xet: str
     sha256: str
@@ -54,7 +54,7 @@ class ShardFile:
 class XetStore:
     """The xorbs and shards of one Hub. `hub` is the Hub's address.
 
-    Clients cache the chunks of a store under its address, so each store has a unique address.
+    Clients cache chunks by the address of the store, so each store has a unique address.
     """
 
     def __init__(self, folder: Path, blobs: Path) -> None:
@@ -77,13 +77,15 @@ class XetStore:
         return self.hub + self.base
 
     def token(self, now: float, scope: str) -> dict[str, Any]:
-        """Return the response shared by the token routes."""
+        """Return an access token for the store, in the format of the token routes."""
         return {"casUrl": self.url, "exp": int(now) + 3600, "accessToken": _TOKENS[scope]}
 
     # ---------------------------------------------------------------------------------- content, from a thread only
 
     def fetch(self, sha: str) -> str:
-        """Copy an uploaded file into the blobs and return its xet hash, or an empty string if it is missing."""
+        """Copy the uploaded file with the digest `sha` into the blobs. Return its xet hash, or an empty string if there
+        is no such file.
+        """
         for file in self._files.values():
             if file.sha256 == sha:
                 part = self.blobs / f"{sha}.xet"
@@ -95,7 +97,7 @@ class XetStore:
         return ""
 
     def save(self, xet: str, target: Path) -> None:
-        """Write the content with a xet hash to a file. Raises KeyError if it was not uploaded."""
+        """Write the content with this xet hash to `target`. Raises KeyError if the content was never uploaded."""
         import hf_xet
 
         if xet == EMPTY:
@@ -120,7 +122,7 @@ class XetStore:
     # ---------------------------------------------------------------------------------------------------- routes
 
     def routes(self) -> list[BaseRoute]:
-        """Return all routes."""
+        """Return the store's routes."""
         return [
             Route(self.base + "/v1/xorbs/default/{hash}", self._xorb, methods=["POST"]),
             Route(self.base + "/v1/shards", self._shard, methods=["POST"]),
@@ -153,11 +155,11 @@ class XetStore:
         return JSONResponse({"result": 1})
 
     async def _chunk(self, request: Request) -> Response:
-        """Answer whether a chunk is already stored. The response is always 404, so that each upload is complete."""
+        """Return whether a chunk is already stored. The response is always 404, so that clients upload every chunk."""
         return _refused(request, "read") or JSONResponse({"error": "chunk not tracked"}, 404)
 
     async def _bytes(self, request: Request) -> Response:
-        """Return byte ranges of a xorb."""
+        """Return a xorb, or the requested byte ranges of it."""
         target = self.folder / "xorbs" / request.path_params["hash"]
         if not _HASH.fullmatch(request.path_params["hash"]) or not target.exists():
             return JSONResponse({"error": "not found"}, 404)
@@ -208,7 +210,7 @@ class XetStore:
                 runs.append([first, end])
         starts = [0]
         with (self.folder / "xorbs" / xorb).open("rb") as file:
-            while len(starts) <= runs[-1][1]:  # each chunk starts with its length
+            while len(starts) <= runs[-1][1]:  # the 8-byte header of a chunk contains its length
                 file.seek(starts[-1])
                 starts.append(starts[-1] + 8 + int.from_bytes(file.read(8)[1:4], "little"))
         return [({"start": first, "end": end}, {"start": starts[first], "end": starts[end] - 1}) for first, end in runs]

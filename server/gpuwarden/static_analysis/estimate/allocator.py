@@ -1,7 +1,7 @@
 """Simulate PyTorch's caching allocator for CUDA to find how much memory it reserves for a sequence of tensors.
 
 The allocator reserves segments of the card's memory, splits them into blocks, and keeps freed blocks for later tensors.
-Because of gaps that are too small for any tensor, a run needs more memory than its tensors. The simulation follows
+Some gaps are too small for any tensor, so a run reserves more memory than its tensors occupy. The simulation follows
 c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
 """
 
@@ -36,7 +36,7 @@ class Block:
 
 
 class CachingAllocator:
-    """Count the bytes in tensors (`allocated`) and in segments (`reserved`), both current values and peaks."""
+    """A simulated allocator that counts the bytes in tensors (`allocated`) and in segments (`reserved`), with peaks."""
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.limit = limit
@@ -48,7 +48,10 @@ class CachingAllocator:
         self._segments = 0
 
     def take(self, size: int) -> Block:
-        """Return a block of `size` bytes: the smallest free block, or one in a new segment. Raises CardFull."""
+        """Return a block of `size` bytes: the smallest free block that fits, or a part of a new segment.
+
+        Raises CardFull.
+        """
         size = max(1, -(-size // _SMALLEST)) * _SMALLEST
         small = size <= _SMALL
         free = self._free[small]

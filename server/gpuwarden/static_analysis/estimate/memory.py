@@ -56,13 +56,13 @@ torchtune and TRL)."""
 
 
 def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
-    """Return the minimum and maximum bytes on one GPU, over all variants of the run."""
+    """Return the minimum and maximum memory on one GPU in bytes, over all variants of the run."""
     ends = [_bounds(variant, counted) for variant in _variants(run)]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _variants(run: Run) -> list[Run]:
-    """Return the fully specified runs that are compatible with an incomplete one."""
+    """Return one run for each combination of the possible values of a run's unknown settings."""
     found = [run, run.model_copy(update={"method": "full"})] if run.unsure else [run]
     either = (("checkpointing", (True, False)), ("weights", ("half", "float32")), ("batch", (1, 4)))
     for name, values in (*either, ("fused", (True, False))):
@@ -129,7 +129,7 @@ def _extras(run: Run, parts: Parts) -> float:
 
 
 def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
-    """Return the used memory of one GPU in gigabytes, as an interval widened by similar measured runs."""
+    """Return the used memory of one GPU in gigabytes, as an interval that similar measured runs may widen."""
     low, high = memory(run)
     known = measured_runs() if measured is None else measured
     alike = [m for m in known if m.method == run.method and (m.task in PICTURE_TASKS) is (run.task in PICTURE_TASKS)]

@@ -52,7 +52,7 @@ class Parts:
         return self.weights + self.gradients + self.states
 
     def moving(self, activations: float, layer: float, logits: float, step: float = 1.0) -> float:
-        """Return the bytes in addition to `kept` at the peak, with the counts multiplied by these factors.
+        """Return the bytes at the peak in addition to `kept`, with each part multiplied by its factor.
 
         The peak is at the beginning of the backward pass, at its end, or in the optimizer's step.
         """

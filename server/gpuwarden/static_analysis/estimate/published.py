@@ -1,5 +1,6 @@
-"""Read published memory peaks and speeds, with which the estimates are compared. Each has its settings, source and
-date.
+"""Read the published memory peaks and speeds with which the estimates are compared.
+
+Each figure has its settings, source and date.
 
 `references/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to the
 `home` sources. The `former` sources were `unseen` until 2026-11-23; since then, the wrong estimates for their runs have
@@ -60,7 +61,7 @@ class Published(Frozen):
 
 
 class PublishedPace(Frozen):
-    """A run's steps and seconds, in its first log lines and at its end."""
+    """The steps and seconds of a run in its first log lines, and at its end."""
 
     source: str
     run: str
@@ -100,7 +101,7 @@ def _published(
     if shape is None:
         raise ValueError(f"the shape of {entry['model']} can't be read")
     given: dict[str, Any] = {name: value for name, value in entry.items() if name in _AS_GIVEN}
-    foreach = entry.get("foreach", True)  # the default, because most trainers used foreach AdamW then
+    foreach = entry.get("foreach", True)  # the default, because most trainers used foreach AdamW at that time
     run = Run(
         params=round(shape.parameters),
         shape=shape,

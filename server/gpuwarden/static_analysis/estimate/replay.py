@@ -24,7 +24,7 @@ Name: TypeAlias = tuple[str, int, int]
 class Segment(Frozen):
     """A part of a step in one layer, or outside all layers (-1).
 
-    It has the names and sizes of tensors; size 0 frees a tensor.
+    `events` lists the names and sizes of tensors; size 0 means that the tensor is freed.
     """
 
     part: str
@@ -61,7 +61,7 @@ class Trace(Frozen):
 
     @property
     def repeats(self) -> bool:
-        """Return whether the inner layers allocate the same tensors, so that one of them can represent all of them."""
+        """Return whether the inner layers allocate the same tensors, so that one layer can represent all of them."""
         for step in self.steps:
             taken: dict[str, set[tuple[int, ...]]] = {}
             for segment in step:

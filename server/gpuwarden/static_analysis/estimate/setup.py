@@ -15,7 +15,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
 Method: TypeAlias = Literal["full", "lora", "qlora"]
 Attention: TypeAlias = Literal["eager", "sdpa", "flash"]
 Loss: TypeAlias = Literal["plain", "chunked", "fused"]
-"""The logits in memory. `plain`: all logits in 32 bits. `chunked`: all logits in 16 bits, and one chunk in 32 bits.
+"""How logits are kept in memory. `plain`: all in 32 bits. `chunked`: all in 16 bits, and one chunk in 32 bits.
 `fused`: only the logits of one chunk of tokens.
 """
 
@@ -75,7 +75,7 @@ class Run(Frozen):
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW updates all weights in one kernel. False if AdamW works on lists of tensors, which requires a copy of the
+    """AdamW updates all weights in one kernel. False: AdamW works on lists of tensors, which requires a copy of the
     gradients."""
     layerwise: bool = False
     """Each gradient is applied and freed during the backward pass."""
@@ -229,7 +229,7 @@ def adapters_of(uses: Uses) -> Method:
 
 
 def optimizer_of(name: Any) -> tuple[str, bool]:
-    """Return the family of an optimizer, given its name, and whether it works layer by layer."""
+    """Return an optimizer's family, given its name, and whether the optimizer works layer by layer."""
     text = name.lower() if isinstance(name, str) else "adamw"
     family = next((f for f in ("galore", "apollo", "adafactor", "lomo", "sgd", "lion", "muon") if f in text), "adamw")
     eight = family in {"adamw", "lion"} and ("8bit" in text or "bnb_8" in text)

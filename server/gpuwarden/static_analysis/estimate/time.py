@@ -68,7 +68,7 @@ _SURE: Final = 0.5
 """
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Minimum seconds for one pass of a trainer with any model; 0.01 for language models. Trainers that generate text
+"""Minimum seconds for one pass with a model of any size, by task; 0.01 for unlisted tasks. Trainers that generate text
 produce tens of tokens before each pass.
 """
 

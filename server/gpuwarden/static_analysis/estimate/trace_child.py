@@ -73,9 +73,9 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Records tensors by name, in segments that belong to one layer or to no layer.
+    """A record of tensors by name, in segments that belong to one layer or to no layer.
 
-    A name consists of the segment, the layer and the number in the segment.
+    A name consists of the segment, the layer, and the tensor's number in the segment.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Recorder:
         self.start(-1)
 
     def start(self, step: int) -> None:
-        """Begin the segments of another step."""
+        """Begin to record another step."""
         self.step = step
         self.segments: list[dict[str, Any]] = []
         self.backward = False

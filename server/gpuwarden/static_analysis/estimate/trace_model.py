@@ -123,7 +123,7 @@ class _Attention(torch.autograd.Function):
 
 @lru_cache(maxsize=1)
 def register_kernels() -> None:
-    """Make transformers use this attention. Norms and softmax are computed in 32 bits under autocast, as on CUDA."""
+    """Make transformers use `_Attention`, and compute norms and softmax in 32 bits under autocast, as on CUDA."""
     attention: Any = _Attention
 
     def attend(_module: Any, query: Any, key: Any, value: Any, _mask: Any = None, *_: Any, **__: Any) -> Any:

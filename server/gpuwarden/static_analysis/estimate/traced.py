@@ -24,7 +24,7 @@ from gpuwarden.static_analysis.estimate.setup import ADAPTED_MODULES, Interval, 
 CHILD: Final = (sys.executable, "-P", "-m", "gpuwarden.static_analysis.estimate.trace_child")
 LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
-"""Address space of the child process. Fake tensors need none, but the libraries map several gigabytes."""
+"""Address space of the child process. Fake tensors need no memory, but the libraries map several gigabytes."""
 _LAYERS: Final = 200
 """Maximum number of layers in a traced model, because replaying more layers takes too long."""
 _LEAST, _MOST = 0.985, 1.06
@@ -56,7 +56,7 @@ class Traced:
         return [replay(t, self.run.form.layers, limit, foreach=step) for t in self.traces for step in steps]
 
     def interval(self, card_gb: float | None = None) -> Interval:
-        """Return the minimum and maximum memory used on one card, at most the card's size."""
+        """Return the minimum and maximum memory used on one card of `card_gb` gigabytes."""
         limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
         peaks = self.peaks(limit)
         low, high = ends(peaks)
@@ -76,16 +76,16 @@ def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
 
 
 def unproven(run: Run) -> str:
-    """Return the first setting that requires the formula, because no traces were compared for it; empty if there is
-    none.
-    """
+    """Return the reason why a run's settings require the formula; empty if the run can be traced."""
     shape = run.shape
     named = {
         "this architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
         "this task": run.task != "sft" or run.unsure or run.trained_share < 1,
         "rows of different lengths": run.padded,
         "quantized weights": run.method == "qlora" or run.quantized is not None,
-        "trained embeddings that are also the head": run.trains_embeddings and shape is not None and shape.tied,
+        "trained embeddings that are tied to the output layer": run.trains_embeddings
+        and shape is not None
+        and shape.tied,
         "this optimizer": run.optimizer != "adamw" or run.layerwise or run.master_weights,
         "several GPUs or offloading": run.zero > 0 or run.gpus > 1 or bool(run.offload),
         "a compiled model": run.compiled,

@@ -155,7 +155,7 @@ def accepted_values_ever(qualified: str, parameter: str) -> frozenset[str]:
 
 
 def _inherited(definition: Definition) -> Iterator[str]:
-    """Yield the bases that add arguments."""
+    """Yield the bases whose arguments a class inherits."""
     if definition.kind in "dp":
         yield from (base for base in definition.bases if base.rpartition(".")[2] not in PLAIN)
 

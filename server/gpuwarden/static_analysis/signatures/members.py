@@ -1,7 +1,7 @@
 """Look up the releases that have a member of a class, or a name of a module that the signatures don't list.
 
 `tools/build_members.py` writes one table per package. A table contains only differences: members that all releases of a
-class have are omitted, and so are members that no release had.
+class have are omitted, and so are members that no release has.
 """
 
 from __future__ import annotations

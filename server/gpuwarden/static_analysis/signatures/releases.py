@@ -18,7 +18,7 @@ optimum optimum-intel optimum-neuron optimum-habana gptqmodel auto-gptq autoawq 
 fairseq simpletransformers adapters coqui-tts paddlenlp
 """
 _LIMITING = frozenset(_LIMITED.split())
-"""Packages without a table whose unknown requirements limit the versions of packages with a table."""
+"""Packages that have no table. Their unknown requirements limit the versions of packages that have one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Chosen:
 
     @property
     def releases(self) -> tuple[str, ...]:
-        """Return the releases themselves."""
+        """Return the version numbers of the releases."""
         known = table(self.package)
         return tuple(known.releases[n] for n in self.places) if known else ()
 
@@ -84,7 +84,7 @@ class Conflict:
 
 
 def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
-    """Yield the pairs of required packages that have no compatible allowed releases."""
+    """Yield the pairs of required packages whose allowed releases are incompatible."""
     given = {name: condition for name, condition in _read(requirements) if condition and table(name)}
     for package, condition in given.items():
         source = table(package)
@@ -125,7 +125,10 @@ def _pins(condition: SpecifierSet | None) -> bool:
 
 
 def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen]) -> tuple[int, ...]:
-    """Return the newest release that a condition and the chosen releases allow, or its two neighbors in the table."""
+    """Return the index of the newest release that a condition and the chosen releases allow.
+
+    If the table lacks that release, return the indices of its two neighbors.
+    """
     known = table(package)
     assert known is not None
     for other in chosen.values():

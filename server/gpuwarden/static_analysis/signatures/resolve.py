@@ -62,7 +62,7 @@ class Installed:
         is_open = known.module(owner, place)
         if is_open is None:
             return self._missing_module(owner)
-        # For a class name with this suffix, transformers 5 returns the class without it.
+        # For a class name with one of these suffixes, transformers 5 returns the class without `Fast`.
         plain = name.removesuffix("Fast") if package == "transformers" and name.endswith(_SERVED) else name
         if any(known.target(owner, n, place) is not None for n in (name, plain)):
             return Found.PRESENT
@@ -82,7 +82,7 @@ class Installed:
         return Found.UNKNOWN if above else Found.ABSENT
 
     def names_beside(self, qualified: str) -> list[str]:
-        """Return the names that the module in a dotted name binds."""
+        """Return all names in the module to which a dotted name belongs."""
         owner = canonical(qualified).rpartition(".")[0]
         known = table(package_of(owner))
         return known.names(owner, self.places[package_of(owner)]) if known and package_of(owner) in self.places else []

@@ -60,7 +60,7 @@ class Definition:
 
 
 class Table:
-    """The releases of one package."""
+    """The table of one package."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._content = content
@@ -79,7 +79,7 @@ class Table:
         return {name: text for name, text in found.items() if text}
 
     def module(self, name: str, release: int) -> bool | None:
-        """Return whether a module may bind more names than are known; None if the release has no such module."""
+        """Return whether a module may bind names that are not listed; None if the release has no such module."""
         value = _at(self._content["modules"].get(name, ()), release)
         return None if value is None else bool(value)
 
@@ -93,7 +93,7 @@ class Table:
         return [n for n, runs in self._content["names"].get(module, {}).items() if _at(runs, release) is not None]
 
     def lists(self, module: str) -> bool:
-        """Return true if the names of a module were read in any release."""
+        """Return true if the table lists the names of a module in any release."""
         return module in self._content["names"]
 
     def homes(self, name: str, release: int) -> list[str]:
@@ -111,7 +111,7 @@ class Table:
         return merged
 
     def defined_as(self, name: str) -> list[str]:
-        """Return the qualified names of the classes and functions with a name, the shortest path first."""
+        """Return the qualified names of the classes and functions with this name, the shortest path first."""
         found = [key for key in self._content["definitions"] if key.endswith(f".{name}")]
         return sorted(found, key=lambda key: (key.count("."), key))
 
@@ -160,7 +160,7 @@ def canonical(qualified: str) -> str:
 
 
 def package_of(qualified: str) -> str:
-    """Return the package whose table contains a dotted name, or an empty string if none has it."""
+    """Return the package to which a dotted name belongs, or an empty string if that package has no table."""
     root = canonical(qualified).partition(".")[0]
     package = _MODULES.get(root, root)
     return package if package in packages() else ""

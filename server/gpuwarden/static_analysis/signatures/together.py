@@ -50,7 +50,7 @@ def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed
 
 
 def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]) -> list[int]:
-    """Return the indices of the releases that have all names and are in all sets in `limits`."""
+    """Return the indices of releases that have all names and are in all `limits`, and of the releases before them."""
     known = table(package)
     count = len(known.releases) if known else 0
     has = [

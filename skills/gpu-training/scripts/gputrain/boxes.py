@@ -103,7 +103,7 @@ def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int
 def judge(
     prediction: Any, truth: list[dict[str, Any]], sizes: list[tuple[int, int]], names: list[str]
 ) -> dict[str, float]:
-    """Return the average precision of an evaluation, whose batches are in the order of the rows.
+    """Return the average precision of a model's predictions. Their batches are in the order of the rows.
 
     The labels in `prediction` are not used, because accelerate truncates their tensors to the size of the last batch if
     that batch is smaller.

@@ -24,7 +24,7 @@ TRIES = 6
 
 
 class Reporter:
-    """Write metrics to GPUWARDEN_METRICS, and post them to the training system's API if its variables are set."""
+    """Write metrics to a file, and post them to the training system's API if its environment variables are set."""
 
     def __init__(self, settings: Settings) -> None:
         self.file = os.environ.get("GPUWARDEN_METRICS", "") or str(Path(settings.out) / "metrics.jsonl")
@@ -117,7 +117,7 @@ class Metrics(Watcher):
         self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Report one set of numbers."""
+        """Report the metrics of one log event."""
         import torch
 
         values = dict(logs or {})
@@ -210,7 +210,7 @@ class Finite(Watcher):
 
 
 def own_callbacks(text: str) -> list[Any]:
-    """Return the callbacks named as file.py:Class.
+    """Load the callbacks named in `text`, each written as file.py:Class.
 
     Raises:
         Stop: a callback can't be loaded.

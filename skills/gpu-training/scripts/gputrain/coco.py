@@ -10,7 +10,7 @@ from gputrain.outcome import Exit, Stop, say
 def from_coco(folder: Path, annotations: Path) -> Any:
     """Return the pictures in a COCO folder with their boxes and category names.
 
-    Crowd annotations are omitted, because their box contains many objects.
+    Crowd annotations are omitted, because each of their boxes contains many objects.
 
     Raises:
         Stop: the annotations are not valid COCO; the message names the entry.

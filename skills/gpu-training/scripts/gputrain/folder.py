@@ -18,7 +18,7 @@ FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
 SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file; reading a large file completely would take minutes
-ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments; no program reads them, because run.json has them
+ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments, which are not needed: run.json has the settings
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
@@ -219,7 +219,7 @@ def need_room(out: Path, needed: int, what: str, fix: str) -> None:
 
 
 def emptied(out: Path, name: str) -> Path:
-    """Return the temporary path for `name`; delete any leftovers of a killed run there."""
+    """Delete what a killed run may have left at the temporary path for `name`, and return the path."""
     making = out / ".saving" / name
     shutil.rmtree(making, ignore_errors=True)
     return making

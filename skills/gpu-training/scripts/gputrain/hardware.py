@@ -15,7 +15,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan for training on this machine. `capability` is (0, 0) on a CPU."""
+    """The device, the precision and the batch sizes of a run. `capability` is (0, 0) on a CPU."""
 
     device: str
     memory_gb: float
@@ -65,7 +65,7 @@ def look(settings: Settings) -> Plan:
 
 
 def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
-    """Return the precision: bf16 on Ampere or newer, fp16 on older GPUs, fp32 on a CPU."""
+    """Return the precision to use. For `auto`: bf16 on Ampere or newer, fp16 on older GPUs, fp32 on a CPU."""
     if asked == "auto":
         return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
     if asked == "fp16" and capability == (0, 0):
@@ -76,7 +76,7 @@ def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
 
 
 def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return the micro-batch and the accumulation. Their product over all processes is the effective batch."""
+    """Return the micro-batch and the accumulation steps. Their product times `world` is the effective batch."""
     if settings.batch_size % world:
         message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
         raise Stop(Exit.CONFIG, message, "choose a multiple of the number of processes")

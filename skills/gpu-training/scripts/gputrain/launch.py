@@ -1,7 +1,8 @@
 """Start several processes, forward signals, restart the run with a smaller micro-batch, and return one exit code.
 
 torchrun and `accelerate launch` exit with 1 whatever the exit code of a process is, and a signal ends them before their
-processes have saved. Therefore the first process supervises the others, which write notes for it to a folder.
+processes have saved. Therefore, the first process supervises the launcher and reads the notes that the training
+processes write to a folder.
 """
 
 import json
@@ -104,7 +105,7 @@ def read_notes(notes: Path) -> list[dict[str, int]]:
 
 
 def signal_asked() -> int:
-    """Return the signal that the supervising process received, or 0."""
+    """Return the number of the signal that the supervising process has received, or 0."""
     folder = os.environ.get(NOTES, "")
     try:
         return int((Path(folder) / "signal").read_text()) if folder else 0
@@ -150,14 +151,19 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop if the processes don't train together, because all of them would write to the same folder."""
+    """Raise Stop unless all processes train together. Separate runs would write to the same folder."""
     if actual != plan.world:
         message = f"{plan.world} processes were started, but {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
 
 
 def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Restart this command once, with a smaller micro-batch and the same effective batch; otherwise raise Stop."""
+    """Restart this command once, with a smaller micro-batch and the same effective batch.
+
+    Raises:
+        Stop: the command was already restarted, or the micro-batch is 1.
+
+    """
     fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
     if plan.micro == 1 or os.environ.get(RESTARTED):
         raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
@@ -173,7 +179,7 @@ def free_memory_retry(settings: Settings, plan: Plan) -> None:
 
 
 def with_rows(micro: int) -> list[str]:
-    """Return this command with another micro-batch."""
+    """Return this command line with another micro-batch."""
     return [*without_flag(sys.argv, "--micro-batch"), "--micro-batch", str(micro)]
 
 

@@ -30,7 +30,7 @@ class LlamaCpp:
     quantizer: Path
 
     def convert(self, model: Path, file: Path, pre_tokenizer: str) -> None:
-        """Convert a model to an F16 file."""
+        """Convert a model to an F16 GGUF file."""
         script = str(self.source / "convert_hf_to_gguf.py")
         words = [script, str(model), "--outfile", f"{file}.part", "--outtype", "f16"]
         if pre_tokenizer:
@@ -88,7 +88,7 @@ def call(words: list[str], what: str) -> str:
 
 
 def need_programs() -> None:
-    """Install the programs that a build needs if this process has permission; otherwise raise Stop."""
+    """Install missing build programs with apt-get if this process runs as root; otherwise, raise Stop."""
     missing = sorted(name for name in PROGRAMS if not shutil.which(name))
     if not missing:
         return

@@ -45,7 +45,7 @@ def complain(stop: Stop) -> None:
 
 
 def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return the Stop for a model that can't be loaded."""
+    """Return the exception to raise if a model can't be loaded."""
     text, names = (
         " ".join(str(error).split())[:300],
         {type(e).__name__ for e in (error, error.__cause__, error.__context__)},

@@ -123,7 +123,7 @@ def load_head(settings: PictureSettings, kind: Any, names: list[str]) -> Any:
 
 
 class Epoch(Watcher):
-    """The epoch number, which determines the augmentation."""
+    """A callback that records the epoch number, on which the augmentation depends."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -134,9 +134,9 @@ class Epoch(Watcher):
 
 
 class Pictures:
-    """Rows as the model reads them. The seed, the epoch and the row determine a picture's augmentation.
+    """A dataset of rows in the model's format. The seed, the epoch and the row determine a picture's augmentation.
 
-    A random generator's state would be ahead of the checkpoint, because batches are loaded in advance.
+    A random generator can't be used: batches are loaded in advance, so its state would be ahead of the checkpoint.
     """
 
     def __init__(self, rows: Any, read: Any, augment: Any | None, epoch: Epoch, seed: int) -> None:
@@ -152,7 +152,7 @@ class Pictures:
 
 
 def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | None:
-    """Return the random augmentation of pictures, or None if it is turned off."""
+    """Return the transform that augments pictures at random, or None if augmentation is turned off."""
     if not settings.augment:
         return None
     import albumentations

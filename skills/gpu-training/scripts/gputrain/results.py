@@ -58,7 +58,7 @@ def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
 
 
 def need_push(settings: Common) -> None:
-    """Create the repo before training.
+    """Create the Hub repo for the push before training starts.
 
     Raises:
         Stop: the token is missing or has no write permission.

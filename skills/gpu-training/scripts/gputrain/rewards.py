@@ -26,14 +26,14 @@ class GeneratingSettings(TextSettings):
 class OnlineSettings(GeneratingSettings):
     """Settings for methods that score generated answers with rewards."""
 
-    learning_rate: float = option(1e-6, "peak learning rate; about 1e-5 with LoRA", least=0, most=1)
+    learning_rate: float = option(1e-6, "peak learning rate; use about 1e-5 with LoRA", least=0, most=1)
     reward: str = option("", "rewards, comma-separated: answer, boxed, file.py:function, or a reward model")
-    generations: int = option(8, "answers per prompt, which are compared with each other", least=2)
-    steps_per_rollout: int = option(1, "optimizer steps per set of answers", least=1)
+    generations: int = option(8, "number of answers to generate and compare for each prompt", least=2)
+    steps_per_rollout: int = option(1, "optimizer steps per generated set of answers", least=1)
     beta: float = option(0.0, "weight of the penalty for the distance to the reference model", least=0)
 
     def check(self) -> None:
-        """Raise Stop if settings contradict each other.
+        """Raise Stop if a required setting is missing or settings contradict each other.
 
         The set of answers is not saved, so a run can be resumed exactly only from a step that generates a new set.
         """
@@ -54,18 +54,18 @@ def said(completion: Any) -> str:
 
 
 def reward_answer(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
-    """Return 1 for a completion that contains the row's answer, else 0."""
+    """Return, for each completion, 1 if it contains the row's answer and 0 if not."""
     return [float(str(a).strip() in said(c)) for c, a in zip(completions, answer, strict=True)]
 
 
 def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
-    r"""Return 1 for a completion whose last \boxed{} is the row's answer, else 0."""
+    r"""Return, for each completion, 1 if its last \boxed{} is the row's answer and 0 if not."""
     found = [re.findall(r"\\boxed\{([^{}]*)\}", said(c)) for c in completions]
     return [float(bool(f) and f[-1].strip() == str(a).strip()) for f, a in zip(found, answer, strict=True)]
 
 
 def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """Return the proportion of letters, as a reward that varies in a smoke run."""
+    """Return the proportion of letters in each completion, a reward for smoke runs that varies between answers."""
     return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
 
 

@@ -14,7 +14,7 @@ from gputrain.settings import Settings, pairs
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
 LOOK = 2000
-JOINED = {"prompt", "completion", "chosen", "rejected"}  # TRL joins a prompt and its answer
+JOINED = {"prompt", "completion", "chosen", "rejected"}  # either all text or all messages, because TRL joins them
 ALL = "*"
 # Chat templates silently skip unknown roles.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
@@ -102,7 +102,7 @@ def renamed(settings: Settings, source: str, rows: Any) -> Any:
 
 
 def checked(rows: Any, source: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...], check: Check) -> Any:
-    """Check the rows, and return the columns that the method reads."""
+    """Check the rows, and return them with only the columns that the method reads."""
     has = set(rows.column_names)
     pairs_too = {"prompt", "chosen"} <= has and any("chosen" in names for names in wanted)
     if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
@@ -206,7 +206,7 @@ def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
 
 
 def sample(rows: Any, most: int = LOOK) -> list[int]:
-    """Return the indices of rows spread evenly over the data."""
+    """Return the indices of a sample of rows, spread evenly over the data."""
     return list(range(0, len(rows), max(1, len(rows) // most)))
 
 

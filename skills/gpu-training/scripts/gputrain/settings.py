@@ -33,16 +33,16 @@ def option(
 
 @dataclass
 class Common:
-    """Settings of every script. Their fields are created with `option`."""
+    """Settings that every script has. Each field is created with `option`."""
 
     smoke: bool = option(False, "use a tiny random model and made-up inputs, to test the script and the machine")
-    model: str = option("", "model: Hub id or folder")
+    model: str = option("", "model to use: Hub id or folder")
     out: str = option("out", "output folder")
     hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
     hub_public: bool = option(False, "create a public repo")
 
     def check(self) -> None:
-        """Raise Stop if settings contradict each other."""
+        """Raise Stop if a required setting is missing or settings contradict each other."""
         if not self.model:
             raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
         if self.hub_model_id and self.hub_model_id.count("/") != 1:
@@ -54,17 +54,17 @@ class Settings(Common):
     """Settings of every trainer."""
 
     revision: str = option("main", "revision of the model")
-    dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
-    dataset_config: str = option("", "config of a Hub dataset")
+    dataset: str = option("", "training data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
+    dataset_config: str = option("", "configuration of a Hub dataset")
     split: str = option("train", "split to train on")
-    eval_dataset: str = option("", "separate data to evaluate on")
-    eval_split: str = option("", "split to evaluate on; empty: split off eval_fraction")
+    eval_dataset: str = option("", "separate data for evaluation")
+    eval_split: str = option("", "split to evaluate on; if empty, eval_fraction is split off")
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
     eval_rows: int = option(500, "maximum number of rows to evaluate on", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
     max_rows: int = option(0, "maximum number of rows to train on; 0: all", least=0)
     steps: int = option(0, "number of optimizer steps; 0: use epochs instead", least=0)
-    epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
+    epochs: float = option(1.0, "number of passes over the data; used if steps is 0", least=0)
     batch_size: int = option(16, "effective batch: rows per optimizer step over all GPUs", least=1)
     micro_batch: int = option(0, "rows on one GPU at a time; 0: depends on the GPU's memory", least=0)
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
@@ -76,11 +76,11 @@ class Settings(Common):
     save_steps: int = option(100, "steps between checkpoints", least=1)
     eval_steps: int = option(0, "steps between evaluations; 0: at each checkpoint", least=0)
     logging_steps: int = option(10, "steps between lines of metrics", least=1)
-    keep: int = option(2, "checkpoints to keep; the best and the newest are always kept", least=1)
+    keep: int = option(2, "number of checkpoints to keep; the best and the newest are always kept", least=1)
     precision: str = option("auto", "numeric precision of training", choices=("auto", "bf16", "fp16", "fp32"))
-    fast: bool = option(False, "optimizations that are known to work on this GPU")
+    fast: bool = option(False, "use optimizations that are known to work on this GPU")
     cpu: bool = option(False, "train without a GPU")
-    expect_gpu: str = option("", "part of the GPU's name, such as H100; the run ends immediately on another GPU")
+    expect_gpu: str = option("", "part of the required GPU's name, such as H100; on any other GPU, the run ends")
     processes: int = option(0, "processes to start; 0: one for each GPU", least=0)
     sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
     workers: int = option(0, "data loader workers per process", least=0, most=4)
@@ -91,7 +91,7 @@ class Settings(Common):
     greater_is_better: bool = option(False, "a higher objective is better")
 
     def check(self) -> None:
-        """Raise Stop if settings contradict each other."""
+        """Raise Stop if a required setting is missing or settings contradict each other."""
         super().check()
         if not self.dataset:
             raise Stop(Exit.CONFIG, "dataset is not set", "pass --dataset FILE_URL_OR_ID")
@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises Stop for errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise Stop."""
+        """Raise Stop with the parser's message."""
         raise Stop(Exit.CONFIG, message, "see --help")
 
 
@@ -149,7 +149,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Print variables that may be misspelled settings; others with this prefix may belong to another program."""
+    """Warn about variables that resemble a setting. Others with this prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)

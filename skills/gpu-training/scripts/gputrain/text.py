@@ -16,12 +16,12 @@ class TextSettings(Settings):
 
     max_length: int = option(2048, "maximum tokens per row", least=8)
     too_long: str = option("refuse", "treatment of rows longer than max_length", choices=("refuse", "truncate", "drop"))
-    chat_template_from: str = option("", "model whose chat template is used")
+    chat_template_from: str = option("", "model whose chat template replaces the model's own")
     pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
     lora_dropout: float = option(0.05, "dropout of LoRA", least=0, most=0.9)
-    quantize: str = option("none", "quantization of the frozen weights under LoRA", choices=("none", "4bit"))
+    quantize: str = option("none", "quantization of the frozen base weights with LoRA", choices=("none", "4bit"))
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
@@ -88,7 +88,7 @@ def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
 
 
 def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
-    """Refuse rows that are longer than max_length, drop them, or keep them to be truncated."""
+    """Refuse or drop rows that are longer than max_length, or leave them for the trainer to truncate."""
     looked = [length(tokenizer, data.train[i]) for i in sample(data.train)]
     over, most = sum(n > settings.max_length for n in looked), max(looked)
     say(f"lengths: {most} tokens at most among {len(looked)} rows; {over} are longer than {settings.max_length}")
@@ -107,7 +107,7 @@ def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
 
 
 def dtype_of(plan: Plan, *, trained: bool) -> Any:
-    """Return the type to load weights in: float32 for trained weights, the GPU's 16-bit type for frozen ones."""
+    """Return the data type for loading weights: float32 if they are trained, the GPU's 16-bit type if frozen."""
     import torch
 
     if trained or plan.precision == "fp32":
@@ -147,7 +147,7 @@ def lora(settings: TextSettings, task: str = "CAUSAL_LM") -> Any:
 
 
 def has_flash_attention(plan: Plan) -> bool:
-    """Return whether attention can separate packed rows on this machine."""
+    """Return whether this machine can use FlashAttention, which keeps packed rows separate."""
     from importlib.util import find_spec
 
     return plan.capability >= AMPERE and find_spec("flash_attn") is not None

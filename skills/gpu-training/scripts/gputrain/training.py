@@ -145,8 +145,8 @@ def save_whole(trainer: Any, settings: Settings) -> None:
 def load_whole(trainer: Any, settings: Settings) -> None:
     """Make the trainer load every weight of a checkpoint.
 
-    `save_pretrained` writes many models (ViT, mixtures of experts) under the names that they have on the Hub, and
-    `from_pretrained` translates them. The Trainer doesn't: it prints a warning and resumes from untrained weights.
+    For many models (ViT, mixtures of experts), `save_pretrained` uses the weight names of the Hub, which
+    `from_pretrained` translates. The Trainer doesn't: it prints a warning and resumes from untrained weights.
     """
     from safetensors import safe_open
 
@@ -192,7 +192,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
-    """Return the evaluation of the model before training, computed once per run."""
+    """Return the metrics of the model before training. They are computed once per run."""
     file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
@@ -255,7 +255,10 @@ def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """Return True, with the checkpoint loaded, if it has all steps. Resuming from it would train one more step."""
+    """Load a checkpoint that already has all steps, because resuming from it would train one more step.
+
+    Return whether the checkpoint has been loaded.
+    """
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -268,7 +271,7 @@ def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
 
 
 def peak_memory() -> float | None:
-    """Return the peak of allocated GPU memory in GB, or None on a CPU."""
+    """Return the peak allocated GPU memory in GB, or None on a CPU."""
     import torch
 
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None

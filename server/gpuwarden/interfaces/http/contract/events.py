@@ -1,8 +1,8 @@
 """GET /api/jobs/{job}/events: the events of a job as server-sent events, and as a WebSocket at the same path.
 
 Both send the same JSON objects. The first object has the `type` `state`; the others have the `type` `event` (a ledger
-event), `alert`, or `metrics` (the newest point of each metric that changed). To continue after an event, send its `id`
-as `Last-Event-ID` or as `?after=`.
+event), `alert`, or `metrics` (the newest point of each metric that has changed). To continue after an event, send its
+`id` as `Last-Event-ID` or as `?after=`.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def _since(connection: HTTPConnection) -> Place | None:
 
 
 class EventStream(StreamingResponse):
-    """The server-sent events of a job. The subscription lasts as long as the response.
+    """The server-sent events of a job.
 
-    It begins before the response, so that a refused request gets an error status even if many streams open at once.
+    The subscription starts before the response and ends with it, so that a refused request gets an error status even
+    if many streams open at once.
     """
 
     def __init__(self, live: Live, request: Request) -> None:

@@ -78,7 +78,7 @@ class Subscriber:
         self.some.set()
 
     def show(self, latest: dict[str, Point]) -> None:
-        """Queue the points that changed."""
+        """Queue the points that have changed."""
         for name, point in latest.items():
             if self.sent.get(name) != point:
                 self.points[named(name)] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
@@ -109,7 +109,7 @@ class Live:
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job. The first event is its current state; its changes follow.
+        """Subscribe to a job. The first event is the job's current state; the later events are its changes.
 
         `since` replays the events after a position. Raises NotFound, or NoCapacity if too many streams are open in
         total or for `who`.
@@ -134,7 +134,7 @@ class Live:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Poll for changes inside this block while there are subscribers."""
+        """Within this context, poll for changes while there are subscribers."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             try:

@@ -1,4 +1,4 @@
-"""The web pages for jobs, open questions, billing and platforms. The server renders them; small scripts update them."""
+"""The web pages for jobs, open approvals, billing and platforms. The server renders them; small scripts update them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes for approvals on a web page, which shows the same facts as a terminal.
+"""Routes for approvals on a web page, which shows the same facts as the prompt at a terminal.
 
 A passkey or a code from a terminal confirms an approval. Only a browser session can call these routes, from a page of
 this server. A session alone can't approve, and tokens have no access. The signature covers the digest of the facts that
@@ -149,7 +149,7 @@ class ApprovalPages:
             raise Refused("no passkey is registered here", "Register one in a terminal: gpuwarden passkey add NAME.")
         facts = await self._facts(ticket)
         if not facts["open"]:
-            raise Conflict("this request was already answered")
+            raise Conflict("this request has already been answered")
         if not facts["digest"] or body.get("digest") != facts["digest"]:
             raise Refused("the facts have changed since they were shown", AGAIN)
         made = self.challenges.make(principal_of(request).id, ticket, facts["digest"])

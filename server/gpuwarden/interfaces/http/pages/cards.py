@@ -103,7 +103,7 @@ def _digest(text: str) -> str:
 
 
 async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
-    """Return the card's view of a tool result."""
+    """Return the view that a card shows for a tool result."""
     view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
     view = clean(ctx, view)  # before texts are truncated, because a truncated secret would not be found
     view["texts"] = _short(view["texts"])
@@ -192,7 +192,7 @@ def _progress(ctx: Context, job_id: str) -> Row:
 
 
 def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -> tuple[str, Curve]:
-    """Return the first metric and its curve."""
+    """Return a job's first metric, and the curve of this metric."""
     names = names_of(ctx.metrics, job_id, seen)
     metric = names[0] if names else ""
     return metric, curve_of(ctx.metrics, job_id, metric, seen, points=points)

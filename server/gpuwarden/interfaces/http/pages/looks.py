@@ -1,7 +1,7 @@
 """Poll machines for the pages and for jobs' status requests: one poll per target at a time, every few seconds.
 
 A browser sends a request every two seconds, and several windows may be open. All of them get the result of the last
-poll. A due poll runs in the background; a request without an earlier result waits for it for a short time.
+poll. A due poll runs in the background; if there is no earlier result, a request briefly waits for the poll.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 EVERY_S: Final = 5.0
 """Seconds between two polls of one job."""
 OVERVIEW_S: Final = 15.0
-"""Seconds between two polls of all platforms, each of which calls every provider in use."""
+"""Seconds between two polls of all platforms. Each poll calls every provider in use."""
 FIRST_S: Final = 1.0
 """Seconds that a page waits for a first poll; after that it shows the state in the ledger."""
 LOG_BYTES: Final = 64 << 10
@@ -70,7 +70,7 @@ class Looks:
         self._jobs: OrderedDict[str, Look[Checked]] = OrderedDict()
 
     def job(self, job_id: str) -> Look[Checked]:
-        """Return the poll of one job."""
+        """Return the `Look` for one job."""
         found = self._jobs.setdefault(job_id, Look(lambda: check(self.ctx, job_id, limit=self.log_bytes), EVERY_S))
         self._jobs.move_to_end(job_id)
         if len(self._jobs) > KEPT:

@@ -1,4 +1,4 @@
-"""The views for the start page (running jobs, open questions and billing) and for the list of all jobs."""
+"""The views for the start page (running jobs, open approvals and billing) and for the list of all jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.interfaces.results.inventory import AccountReply, InstanceReply
 from gpuwarden.interfaces.results.overview import JobLineReply, JobsReply, StatusReply, WaitingReply
 
 ANSWERED = frozenset({"teardown", "spending", "price"})
-"""Kinds of questions that have an approval page."""
+"""Kinds of decisions that have an approval page."""
 ROWS = 50
 """Maximum number of rows in a list; the page of all jobs lists the others."""
 
@@ -81,7 +81,7 @@ def job_row(line: JobLineReply) -> Row:
 
 
 def waiting_row(waiting: WaitingReply) -> Row:
-    """Return one question to the user, with the command that answers it."""
+    """Return one decision that waits for the user, with the command for it."""
     return {
         "key": waiting.ticket,
         "state": waiting.kind,

@@ -119,7 +119,7 @@ class Pages:
         self._until = 0.0
 
     async def now(self, _request: Request) -> Response:
-        """GET /: running jobs, open questions and billing."""
+        """GET /: running jobs, open approvals and billing."""
         return page("now.html", await self._now(), here="Now")
 
     async def now_json(self, _request: Request) -> Response:

@@ -37,7 +37,7 @@ ACTIVE: Final = frozenset(
 
 
 def shown(text: object) -> str:
-    """Return untrusted text for display: without escapes, invisible characters and quotation markers."""
+    """Return untrusted text for display: without escape sequences, invisible characters and quotation markers."""
     return unquoted(plain(str(text)))
 
 

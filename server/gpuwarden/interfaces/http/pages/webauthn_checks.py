@@ -75,10 +75,10 @@ class Challenges:
         return made
 
     def take(self, session: str, about: str) -> Challenge:
-        """Consume a challenge. Raises Refused if it was used, has expired, or never existed."""
+        """Consume a challenge. Raises Refused if it has been used, has expired, or never existed."""
         found = self._open.pop((session, about), None)
         if found is None or self.ctx.clock.now() > found.expires_at:
-            raise Refused("the challenge was already used or has expired", AGAIN)
+            raise Refused("the challenge has already been used or has expired", AGAIN)
         return found
 
 

@@ -1,4 +1,4 @@
-// The log as text: its end is replaced in place, older parts are put before it, and matches are marked without markup.
+// The log as text: its end is replaced in place, older parts are prepended, and matches are marked without markup.
 
 const section = document.querySelector("[data-log]");
 const box = section.querySelector("pre");
