@@ -26,7 +26,7 @@ _ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.
 READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notify", "providers._account")
 """Modules that read environment variables but are not plug-ins."""
 SYSTEM: Final = {
-    "XDG_CONFIG_HOME": "folder of the policy file, unless GPUWARDEN_POLICY names it",
+    "XDG_CONFIG_HOME": "base folder of the policy file, unless GPUWARDEN_POLICY is set",
     "XDG_DATA_HOME": "folder of the ledger, unless GPUWARDEN_HOME names it",
     "XDG_STATE_HOME": "folder of the list of this account's servers",
     "XDG_CACHE_HOME": "folder of the Hub's cache, unless HF_HOME names it",
