@@ -259,7 +259,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
     """Return the template with its renames and, if it needs a reward, with a reward that fits the columns."""
-    renames = requested_renames(filled.settings.get("columns", "")) | fits.renames
+    renames = {**requested_renames(filled.settings.get("columns", "")), **fits.renames}
     settings = dict(filled.settings)
     if "reward" in filled.trainer.required and settings.get("reward", "answer") in {"answer", "boxed"}:
         now = _renamed(filled, columns)
