@@ -210,7 +210,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pause(job_id: str, as_json: bool) -> int:
-    """Let a job save its state and end, so that it can be resumed later.
+    """Let a job save its state and end, to resume it later.
 
     Its files are kept for `gpuwarden resume`. Its machine keeps running and is billed: `gpuwarden teardown --verb stop`
     requests a stop, which the user approves.
