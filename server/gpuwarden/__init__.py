@@ -16,5 +16,5 @@ def __getattr__(name: str) -> str:
 
     try:
         return version("gpuwarden")
-    except PackageNotFoundError:  # running from a checkout that was never installed
+    except PackageNotFoundError:  # running from a checkout that has not been installed
         return "0+unknown"

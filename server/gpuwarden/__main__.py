@@ -1,4 +1,4 @@
-"""`python -m gpuwarden`, and the entry point of the command."""
+"""The entry point of the `gpuwarden` command and of `python -m gpuwarden`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def open_context(
 ) -> Context:
     """Return a context for the user's ledger and policy. `actor` is the interface that the ledger records, such as cli.
 
-    Raises BadRequest for an invalid policy, LedgerError for an unusable ledger.
+    Raises BadRequest for an invalid policy, and LedgerError for an unusable ledger.
     """
     env = os.environ if env is None else env
     config = config or load_config(env)
@@ -61,5 +61,5 @@ def record_policy(config: Config, now: float) -> None:
     if known is None:
         write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
         return
-    with contextlib.suppress(LedgerError):  # on a full disk, the old digest is kept; only the path is needed
+    with contextlib.suppress(LedgerError):  # on a full disk, the old digest stays; only the path is required
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))

@@ -1,8 +1,8 @@
 """Configuration: the folders that gpuwarden uses, and the user's policy.
 
 The policy is one TOML file. Each setting has an environment variable with the setting's path in capitals
-(`GPUWARDEN_CAPS_PER_JOB_USD` for `caps.per_job_usd`). The variable can make the value stricter if the marker on the
-field allows this. A variable that would loosen a value is ignored and reported in a notice. The origin of each
+(`GPUWARDEN_CAPS_PER_JOB_USD` for `caps.per_job_usd`). The variable can make the value stricter if the
+setting allows this. A variable that would loosen a value is ignored and reported in a notice. The origin of each
 effective value is recorded.
 
 | variable | meaning |
@@ -63,7 +63,7 @@ class Config:
 
     @property
     def recorded(self) -> Record | None:
-        """Return this ledger's own record of the policy in use; None if there is no record."""
+        """Return this ledger's own record of the policy in use; None if it has none."""
         return self.standing.own
 
     @property
@@ -80,7 +80,7 @@ class Config:
 def load_config(env: Mapping[str, str] | None = None, before: Config | None = None) -> Config:
     """Read the policy file and the environment.
 
-    `before` is the configuration that this process read last. It is returned if the record and the file are unchanged.
+    `before` is the configuration that this process read last; it is returned if the record and the file are unchanged.
 
     Raises:
         BadRequest: a file or variable is invalid, or a file has become empty since `before`; the message names it.
@@ -137,7 +137,7 @@ def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForc
 
 
 def read_policy(file: Path) -> tuple[Policy, str]:
-    """Return the policy in a file, without variables, and its digest. Raises BadRequest, which names the mistake."""
+    """Return a file's policy, without applying variables, and the file's digest. Raises BadRequest if it is invalid."""
     content = _read(file, required=True)
     table = _parsed(file, content)
     return _validated(table, dict.fromkeys(_paths_in(table), "file"), file), digest_of(content)
@@ -188,7 +188,7 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
 
 def _read(file: Path, *, required: bool) -> bytes:
     try:
-        # If the path is a pipe, opening it must not block; if it is a device, reading it must end.
+        # Opening a pipe must not block, and reading a device must end.
         with os.fdopen(
             os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
         ) as stream:

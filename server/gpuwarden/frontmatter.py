@@ -70,7 +70,7 @@ class Parsed:
 
 
 def read_front_matter(text: str, *, name: str) -> FrontMatter:
-    """Split `text` into plain data and body. Raises BadRequest with `name` and the line."""
+    """Split `text` into its front matter and its body. Raises BadRequest with `name` and the line."""
     parsed, body, body_line = _split(text, name)
     return FrontMatter(parsed.value, body, body_line)
 
@@ -96,7 +96,7 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
 
 
 def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
-    """Parse one mapping; `first_line` is the line number of the text in its file. Raises BadRequest."""
+    """Parse one mapping; `first_line` is the line of the file on which the text starts. Raises BadRequest."""
     if len(text) > MAX_CHARS:
         raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(text):
@@ -121,7 +121,7 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
 def _split(text: str, name: str) -> tuple[Parsed, str, int]:
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != FENCE:
-        raise _wrong(name, 1, "the file must begin with a line ---, then its front matter")
+        raise _wrong(name, 1, "the file must begin with a line ---, followed by its front matter")
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == FENCE), None)
     if end is None:
         raise _wrong(name, 1, "the front matter has no closing line ---")

@@ -1,7 +1,7 @@
 """Tokens with which a job's program reports its metrics and alerts.
 
-Tokens are derived from the installation's key and are not stored. A token proves one job id for one purpose, and the
-server checks it without reading a file. A token from another installation or for another job does not match.
+Tokens are derived from the installation's key and are not stored. A token is valid for one job and one purpose, and
+the server checks it without reading a file. A token from another installation or for another job does not match.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def job_token(home: Path, job_id: str, purpose: Purpose) -> str:
 
 
 def job_of(home: Path, token: str) -> tuple[str, Purpose] | None:
-    """Return the job and the purpose that a token proves, or None if it is invalid."""
+    """Return the job and the purpose for which a token is valid, or None if it is invalid."""
     if len(token) > MAX_TOKEN:
         return None
     for purpose, prefix in PREFIXES.items():

@@ -1,4 +1,4 @@
-"""Remember the secrets that jobs received, so that later processes without them can redact them in replies.
+"""Remember the secrets that jobs received, so that later processes can redact them in replies without having them.
 
 The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and the key of this
 installation. A program that can read both files can test guesses, but such a program could also read the values
@@ -80,7 +80,7 @@ class KnownSecrets:
             ) from error
 
     def found_in(self, body: Any) -> tuple[str, ...]:
-        """Return every remembered secret found in a JSON body."""
+        """Return every remembered secret that a JSON body contains."""
         known = self._digests()
         if not known:
             return ()

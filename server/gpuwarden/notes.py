@@ -78,7 +78,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """The machine that the user usually rents; information only, never a default for a submission."""
+    """The machine that the user usually rents. It is only information, never a default for a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -111,7 +111,7 @@ class Notes(Frozen):
 
 
 def load_notes(file: Path) -> Notes:
-    """Read the notes; empty if the file does not exist. Raises BadRequest with file and line, never with a value."""
+    """Read the notes; empty if the file does not exist. Raises BadRequest with file and line, but no value."""
     text = _read(file)
     return Notes() if text is None else read_notes(text, str(file))
 
@@ -138,7 +138,7 @@ def read_notes(text: str, name: str) -> Notes:
 
 
 def change(file: Path, key: str, value: str | None, check: Callable[[Notes], None]) -> None:
-    """Set `key` (dotted) to `value`, or remove it if None; a fact is appended. The rest of the file stays unchanged.
+    """Set the dotted `key` to `value`, or remove it for None. A fact is appended. The rest of the file stays unchanged.
 
     The new text is validated strictly and by `check` before it replaces the old one. Raises BadRequest, and leaves the
     file unchanged, if the new text is not valid.
@@ -206,7 +206,7 @@ def _read(file: Path) -> str | None:
                 raise BadRequest(f"{file}: the notes belong to another user", "Replace it with your own file.")
             if os.name == "posix" and status.st_mode & 0o077:
                 mode = f"{status.st_mode & 0o777:04o}"
-                raise BadRequest(f"{file}: others have access to the notes (mode {mode})", f"chmod 600 {file}")
+                raise BadRequest(f"{file}: others have access to the notes (mode {mode})", f"Run: chmod 600 {file}")
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None

@@ -1,4 +1,4 @@
-"""Identify the user on whose behalf an action is taken. An event's actor is interface and user: `http/alice`.
+"""Identify the user on whose behalf an action is taken. An event's actor is the interface and the user: `http/alice`.
 
 A process acts on behalf of the user who runs it. If the process serves several users, each request acts on behalf of
 its sender.
@@ -17,7 +17,7 @@ _PERSON: Final[ContextVar[str]] = ContextVar("gpuwarden_person", default="")
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Attribute to a user all actions in this block and in the tasks that it starts."""
+    """Attribute all actions in this block, and in the tasks that it starts, to a user."""
     before = _PERSON.set(person)
     try:
         yield

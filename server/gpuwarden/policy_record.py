@@ -5,8 +5,8 @@ records the file, and the recorded file stays in force until the user accepts an
 policy use`).
 
 A new ledger has no record. It uses the record of the account's usual ledger, if that ledger has a record. Otherwise a
-variable that names an empty folder would reset both the policy and today's spending. For the same reason, the usual
-ledger is compared with the ledgers that this account's servers used, because a client may drop the variables.
+variable that names an empty folder would reset both the policy and today's spending. The usual ledger is also
+compared with the ledgers that this account's servers have used, because a client may drop the variables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECORD: Final = "policy.json"
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice about the policy, for the reader of a reply.
+    """A notice about the policy, the ledger or the watch, which replies show to the user.
 
     - `looser`, `file_only`: the variable `name` is ignored, and the setting `about` keeps the value `kept`.
     - `other_policy`: a variable names the policy file `name`, but the file `kept` is in force.
@@ -42,7 +42,7 @@ class Notice:
     - `unnamed_ledger`: no variable names a folder, so the ledger is in `name`. This account uses the ledger in `kept`,
       and the policy `about` is in force.
     - `other_server`: the server `name` uses the ledger in `kept` and the policy `about`.
-    - `broken`: the policy can't be read now, because of the error `name`.
+    - `broken`: the policy can't be read at present; `name` is the error.
     - `unwatched`: automatic teardown is on, and no watch runs.
     """
 
@@ -81,7 +81,7 @@ class Notice:
         if self.kind == "broken":
             return f"Launches, approvals and automatic teardown are suspended: {name}."
         if self.kind == "unwatched":
-            return "Automatic teardown is on, but no watch runs to carry it out: machines stay billed after their jobs."
+            return "Automatic teardown is on, but no watch is running: machines stay billed after their jobs end."
         if self.kind == "other_server":
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
@@ -103,7 +103,7 @@ class Notice:
             return (do(Action.USE_POLICY, file=self.name),)
         if self.kind == "unnamed_ledger":
             return (
-                do(Action.SETUP, "so that the client passes the folder on"),
+                do(Action.SETUP, "so that the client passes GPUWARDEN_HOME to the server"),
                 do(Action.USE_POLICY, alternative=True),
             )
         return (do(Action.USE_POLICY),) if self.kind == "other_ledger" else ()
@@ -171,7 +171,7 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
 def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
     """Return the ledger that this account used last, and its record, if it takes precedence over the ledger `here`.
 
-    The other ledger takes precedence if the ledger `here` is new (has no record), or if its policy was chosen later.
+    The other ledger takes precedence if the ledger `here` has no record, or if the other's policy was chosen later.
     """
     for home in known_homes():
         with contextlib.suppress(LedgerError):
@@ -182,7 +182,7 @@ def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
 
 
 def absolute(path: Path) -> Path:
-    """Make a path absolute without following links: notes and profiles are read from the folder of the named file."""
+    """Make a path absolute without following links, because notes and profiles are next to the named file."""
     return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - resolve() would follow links
 
 
@@ -223,7 +223,7 @@ def write_record(home: Path, record: Record) -> None:
 
 
 def usual_homes() -> list[Path]:
-    """List the default folders of this account's ledger, used unless a variable names another folder.
+    """Return the default folders of this account's ledger. A variable can name another folder.
 
     The second entry comes from the account database, because a client can also set HOME and the XDG variables.
     """
@@ -235,7 +235,7 @@ def usual_homes() -> list[Path]:
 
 
 def account_home() -> Path | None:
-    """Return the home folder that the system records for this account; None if it has no record."""
+    """Return this account's home folder from the account database; None if the database has no entry."""
     if sys.platform == "win32":
         return None
     import pwd

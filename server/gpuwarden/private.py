@@ -1,6 +1,6 @@
-"""Create the folders and files for gpuwarden's state, which only their owner may read.
+"""Create gpuwarden's state folders and files so that only their owner can read them.
 
-Any command may run first and create the state folder, so all commands use this module. The umask is not changed,
+Any command may be the first to create the state folder, so all commands use this module. The umask is not changed,
 because it applies to the whole process, including jobs and copies that other users may read.
 """
 
@@ -41,7 +41,7 @@ def private_file(path: Path) -> None:
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a file with mode 0600 atomically; it is flushed to disk before it replaces the old file. Raises OSError."""
+    """Write a file with mode 0600 atomically. It is flushed to disk before it replaces the old file. Raises OSError."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     raw = content.encode() if isinstance(content, str) else content
     try:

@@ -37,7 +37,7 @@ def profile_names(own: Path | None = None) -> list[str]:
 def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
     """Return the profile `id`; the user's folder `own` takes precedence over the shipped profiles.
 
-    Raises NotFound, or BadRequest with file and line.
+    Raises NotFound, or BadRequest with the file and the line.
     """
     file = profile_file(id, own)
     profile = load_text(_read(file), str(file))
@@ -52,7 +52,7 @@ def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
         raise NotFound(f"{id!r} is not a valid platform name", f"Platforms: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_symlink() or file.exists():  # return an unreadable file too, so that its error is raised
+        if file.is_symlink() or file.exists():  # also return an unreadable file, so that reading it raises the error
             return file
     raise NotFound(f"unknown platform {id!r}", f"Platforms: {', '.join(profile_names(own)) or 'none'}.")
 

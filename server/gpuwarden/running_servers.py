@@ -5,7 +5,7 @@ than the user's shell, and the shell can't find the server's tickets. Therefore 
 of the account whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while the
 server is running. The kernel releases the lock when the process ends, and the next listing removes the entry.
 
-The ledger folders of ended servers are remembered, so that a new ledger can be compared with the ledgers in use.
+The ledger folders of ended servers are remembered, so that a new ledger can be compared with those in use.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.private import private_folder, write_private
 
 MOST: Final = 64
-"""Maximum number of entries that are read; an account is expected to run fewer servers."""
+"""Maximum number of entries that are read. An account is expected to run fewer servers."""
 MOST_HOMES: Final = 16
 MOST_BYTES: Final = 20_000
 
 
 class ServerEntry(Frozen):
-    """A running server. `client` is the name from the client's configuration; empty if there is none."""
+    """A running server. `client` is the name in the client's configuration; empty if there is none."""
 
     client: str
     home: str
@@ -122,7 +122,7 @@ def remember(home: Path) -> None:
 
 
 def known_homes() -> list[Path]:
-    """Return the folders whose ledgers were used by servers, the latest first."""
+    """Return the folders of the ledgers that servers have used, the most recent first."""
     found = []
     for file in _newest(folder() / "homes", MOST_HOMES):
         with contextlib.suppress(OSError, ValidationError):

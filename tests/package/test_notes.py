@@ -160,7 +160,7 @@ def test_notes_that_others_may_use_are_refused(tmp_path: Path, mode: int) -> Non
     file.chmod(mode)
     with pytest.raises(BadRequest, match=f"{mode:04o}") as caught:
         load_notes(file)
-    assert in_calls(caught.value.next_steps) == f"chmod 600 {file}"
+    assert in_calls(caught.value.next_steps) == f"Run: chmod 600 {file}"
 
 
 def test_what_is_no_plain_text_is_refused(tmp_path: Path, wording: Wording) -> None:

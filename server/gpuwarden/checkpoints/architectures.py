@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 
 _Shapes = Dict[str, str]  # noqa: UP006
 
-# Maps each symbol to the config keys that different families use for it.
+# Maps each symbol in a shape to the config keys that the families use for its value.
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "V": ("vocab_size",),
     "H": ("hidden_size", "n_embd", "dim"),
@@ -39,7 +39,7 @@ class _Family:
     """The names of an architecture's tensors, with their shapes as symbols.
 
     `once` lists the tensors that occur once, `each` those in every layer, `may` the optional tensors of a layer, and
-    `head` the output layer.
+    `head` those of the output layer.
     """
 
     prefixes: Tuple[str, ...]  # noqa: UP006
@@ -48,7 +48,7 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # True if the model class has its own default head size. A missing head size then can't be computed.
+    # True if the model class has its own default head size. If the config has no head size, it is then unknown.
     own_head: bool = False
 
 
@@ -142,7 +142,7 @@ class Agreement:
 
 
 def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
-    """Compare the names, shapes and types of the tensors with the config."""
+    """Compare the tensors' names and shapes with the config, and check that their types are consistent."""
     said = Agreement()
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -189,7 +189,7 @@ def experts(config: Any) -> int:
 
 
 def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
-    """Return the value of each symbol; None if the config does not determine it."""
+    """Map each symbol to its value; None if the config does not determine the value."""
     made: dict[str, int | None] = {}
     for symbol, keys in _NUMBERS.items():
         given = (config.get(key) for key in keys)
@@ -225,7 +225,7 @@ def _expected(
     """Return the shapes of the required tensors and of the optional tensors, by name."""
     layers = numbers["L"]
     if layers is None or layers > _MOST_LAYERS:
-        said.unproved.append("the number of layers, because config.json does not specify it")
+        said.unproved.append("the number of layers, because config.json has no valid number")
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
@@ -260,8 +260,8 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
         if len(types) > 1:
             rare = min(types, key=lambda dtype: len(types[dtype]))
             said.doubts.append(
-                f"{some(types[rare])} has type {rare}, but the type in other layers is "
-                f"{some(d for d in types if d != rare)}: the tensors are from two saves, or were converted manually"
+                f"the type of {some(types[rare])} is {rare}, but in other layers it is "
+                f"{some(d for d in types if d != rare)}: the tensors may come from two saves or a manual conversion"
             )
             return
 

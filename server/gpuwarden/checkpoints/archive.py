@@ -4,9 +4,9 @@
     python3 gpuwarden-checkpoints.pyz manifest PATH...                              print a manifest line per path
     python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
-The archive runs on the machine that stores the files, so large files are checked without being transferred. The output
-is JSON of limited size, with the worst files first. With `--load` or `--resume`, undamaged files are also loaded, in a
-separate process. With `--against`, they are compared with other files. The runner starts `seal` alongside a job, and
+The archive runs on the machine that stores the files, so large files need not be transferred. The output is JSON of
+limited size, with the worst files first. With `--load` or `--resume`, undamaged files are also loaded, in a separate
+process. With `--against`, each path is also compared with another path. The runner starts `seal` alongside a job, and
 `examine` on request.
 """
 
@@ -35,7 +35,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
-# Not in the archive: modules that need other packages or never run on the machine.
+# Not in the archive: modules that need other packages, or that never run on the machine that stores the files.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
@@ -61,26 +61,26 @@ def build() -> bytes:
 
 
 def name(data: bytes) -> str:
-    """Return the archive's file name, with a digest of its content, so that a running archive is never overwritten."""
+    """Return the archive's file name. It contains a digest, so that a running archive is never overwritten."""
     return f"gpuwarden-checkpoints-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the archive's command line. Return 0, or 2 if a path could not be examined."""
+    """Run the archive's command-line interface. Return 0, or 2 if a path could not be examined."""
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
     ask.add_argument("--structure", action="store_true", help="read only headers, not the data")
     ask.add_argument("--load", action="store_true", help="also load undamaged files")
     ask.add_argument("--resume", action="store_true", help="same as --load; resume requirements are always reported")
-    ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
+    ask.add_argument("--against", type=Path, help="compare with an earlier checkpoint, adapter base or GGUF source")
     ask.add_argument("--threads", type=int, default=2)
-    ask.add_argument("--seconds", type=float, default=86_400.0, help="maximum duration of an examination")
+    ask.add_argument("--seconds", type=float, default=86_400.0, help="maximum total duration in seconds")
     ask.add_argument("--log", type=Path, help="the seal log: read by examine, written by seal")
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a file is sealed")
-    ask.add_argument("--every", type=float, default=10.0, help="seconds between two examinations")
-    ask.add_argument("--once", action="store_true", help="wait --quiet seconds once, then exit")
-    ask.add_argument("--attached", action="store_true", help="when stdin ends, examine once more and exit")
+    ask.add_argument("--every", type=float, default=10.0, help="seconds between two passes over the files")
+    ask.add_argument("--once", action="store_true", help="make two passes, --quiet seconds apart, then exit")
+    ask.add_argument("--attached", action="store_true", help="when stdin ends, make a last pass and exit")
     ask.add_argument("--parts", action="store_true", help="also record the digests of the upload parts of large files")
     ask.add_argument("--keyed", action="store_true", help="sign the log lines with the key in the first line of stdin")
     args = ask.parse_args(argv)
@@ -135,7 +135,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
-    """Return a function that opens files and counts their reads against the budget."""
+    """Return a function that opens a file and counts the bytes that are read from it against the budget."""
 
     def opened(path: Path, name: str) -> Source:
         source = Source(path, name)
@@ -172,7 +172,7 @@ def _seal(args: argparse.Namespace) -> int:
             time.sleep(args.every)
         else:
             readable, _, _ = select.select([0], [], [], args.every)
-            if readable and not os.read(0, 4096):  # The end of stdin means that the job has ended and writes no files.
+            if readable and not os.read(0, 4096):  # The end of stdin means that the job has ended; its files are final.
                 for sealer in sealers:
                     sealer.quiet_s = 0.0
                 _announce(sealers)

@@ -21,7 +21,7 @@ class ByteCount:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Add bytes that were read. A file that is read twice counts twice; the reported total grows if necessary."""
+        """Count bytes that have been read. Bytes that are read twice count twice, so the reported total may grow."""
         with self._lock:
             self._done += count
             total = None if self._total is None else max(self._total, self._done)
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """Return a description of the limit that was reached; "" if none was reached."""
+        """Return a description of the limit that has been reached; "" if there is none."""
         if self.now() >= self._end:
             return f"the time limit of {self.seconds:,.0f} s was reached"
         if self._read >= self.bytes:
@@ -64,7 +64,7 @@ class Budget:
         return max(0.0, self._end - self.now())
 
     def take(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful if a limit is reached."""
+        """Count bytes that have been read. Raises Doubtful if a limit has been reached."""
         with self._lock:
             self._read += count
         if self.spent:

@@ -1,7 +1,7 @@
-"""Build the architecture that a config describes, without weights, and compare it with the tensors in its folder.
+"""Build the architecture that a config describes, without weights, and compare it with the tensors in the folder.
 
 The child process runs `build_child.py`. It receives the parsed config and the tensors' names and shapes, but no path.
-If it can't build an architecture, this check is reported as not made, and the verdict depends on the other checks.
+If it can't build an architecture, the report lists this check as not made.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
 
 
 def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
-    """Collect the models to build in the child process. Models with equal configs, names and shapes share one task."""
+    """Collect the models to build in the child process. Models with equal configs and tensors share one task."""
     folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
     for judgement in found.judgements:
         folder = folders.get(judgement.path)
@@ -68,11 +68,11 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # The result replaces the checks that the table of families could not make.
+    # This result covers the checks that the table of families could not make.
     judgement.unproved.clear()
     for what, sentence in (
         ("missing", "tensors that the architecture requires are missing"),
-        ("wrong", "tensors have shapes that differ from the architecture"),
+        ("wrong", "tensors do not have the shapes that the architecture requires"),
         ("beyond", "tensors belong to layers that the architecture does not have"),
     ):
         if answer[what]:
@@ -82,4 +82,4 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
             f"{answer['unexpected_count']:,} tensors are not in the architecture: {some(answer['unexpected'])}"
         )
     if not judgement.problems:
-        judgement.proved.append(f"{answer['by']} builds its architecture from these tensors")
+        judgement.proved.append(f"{answer['by']} can build its architecture from these tensors")

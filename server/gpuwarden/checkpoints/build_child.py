@@ -47,7 +47,7 @@ def _forbid(event: str, _: Any) -> None:
 
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
-    """Return the missing tensors, the unexpected tensors, and those whose shapes differ from the architecture."""
+    """Build the architecture. Return the tensors that are missing, unexpected, or of a different shape."""
     # The working directory is empty. As the cache folder, it keeps libraries from reading this machine's caches.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)

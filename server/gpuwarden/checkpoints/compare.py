@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 @dataclass
 class Compared(Evidence):
-    """The result of a comparison."""
+    """The result of `compare`."""
 
     proved: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _Held:
     open: Callable[[Path, str], Source]
 
     def same_bytes(self, other: _Held) -> bool:
-        """Return whether two tensors have equal bytes. Raises Doubtful if one of them is compressed."""
+        """Return true if two tensors have equal bytes. Raises Doubtful if one of them is compressed."""
         if self.tensor.extent != other.tensor.extent:
             return False
         if self.tensor.start < 0 or other.tensor.start < 0:
@@ -60,7 +60,7 @@ class _Held:
 
 
 def compare(now: Findings, before: Findings) -> Compared:
-    """Compare `now` with `before`: another checkpoint, an adapter's base, or a GGUF file's source."""
+    """Compare `now` with `before`, which is another checkpoint, an adapter's base or a GGUF file's source."""
     said = Compared()
     new, old = _held(now), _held(before)
     if not new or not old:
@@ -83,7 +83,7 @@ def comparable(found: Findings) -> bool:
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """Return a model's tensors by name. If the run has several checkpoints, return those of the newest one."""
+    """Return a model's tensors by name. If there are several checkpoints, return the tensors of the newest."""
     several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
     last = found.newest() if several else None
     newest = last.path if last else ""
@@ -128,7 +128,7 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.doubts.append(f"the bytes could not be compared: {why}")
         return
     if len(still) == len(new):
-        said.problems.append(f"all {len(new):,} tensors are the same as before, so training changed no weights")
+        said.problems.append(f"all {len(new):,} tensors are the same as before, so training has changed no weights")
     else:
         said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have changed")
         if still:
@@ -211,9 +211,9 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
         if extra:
             said.warnings.append(f"has tensors that the source lacks, with the shapes {some(extra)}")
     elif any(len(s) > 1 for s in lost) and _elements(new) >= _elements(old):
-        said.warnings.append(f"tensors were merged or duplicated: {some(lost)} became {some(extra)}")
+        said.warnings.append(f"tensors have been merged or duplicated: the shapes {some(lost)} became {some(extra)}")
     else:
-        said.problems.append(f"its tensors differ from the source's: missing {some(lost)}; new {some(extra) or 'none'}")
+        said.problems.append(f"its shapes differ from the source's: missing {some(lost)}; new {some(extra) or 'none'}")
 
 
 def _elements(held: dict[str, _Held]) -> int:

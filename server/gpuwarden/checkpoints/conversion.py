@@ -1,7 +1,7 @@
 """Compare a GGUF file's tensors and tokenizer with its source model.
 
 The gguf library's own table maps the names. Some rows of each tensor are dequantized and compared with the source; the
-error must not exceed that of the quantization itself. A converter reorders the rows of llama's query and key matrices,
+limit for the error depends on the quantization type. A converter reorders the rows of llama's query and key matrices,
 because llama.cpp implements rotary embeddings differently, and adds one to gemma's norms.
 """
 
@@ -62,7 +62,7 @@ class Stored(Protocol):
 
 @dataclass
 class Converted:
-    """The result of the comparison."""
+    """The result of comparing a GGUF file with its source."""
 
     proved: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Converted:
 
 
 def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converted:
-    """Compare the architecture with the source's model type."""
+    """Compare the GGUF file's architecture with the source's model type."""
     said = Converted()
     ours, theirs = str(meta.get("general.architecture", "")), config.get("model_type")
     if not isinstance(theirs, str):
@@ -86,7 +86,7 @@ def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converte
 
 
 def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
-    """Compare the first tokens and the number of merges with those in the source's tokenizer.json."""
+    """Compare the GGUF file's first tokens and its number of merges with the source's tokenizer.json."""
     said = Converted()
     model = content.get("model") if isinstance(content, dict) else None
     tokens = meta.get("tokenizer.ggml.tokens")
@@ -118,7 +118,7 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
 def tensors(
     meta: Mapping[str, Any], config: Mapping[str, Any], new: Mapping[str, Stored], old: Mapping[str, Stored]
 ) -> Converted:
-    """Compare tensor names and values. If most names are unknown, only add a warning."""
+    """Compare tensor names and values. If at least half of the names are unknown, only add a warning."""
     said = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
         said.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
@@ -149,7 +149,7 @@ def tensors(
 
 
 class _Comparison:
-    """Compare the values of one file with those of its source."""
+    """Compare the values in one GGUF file with those in its source."""
 
     def __init__(self, kind: str, config: Mapping[str, Any], new: Mapping[str, Stored], said: Converted) -> None:
         import gguf
@@ -164,7 +164,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Map each source tensor with a known name to its name in the GGUF file and its expert's number."""
+        """Map each source tensor with a known name to its name in the GGUF file and the number of its expert."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -178,7 +178,7 @@ class _Comparison:
         return found
 
     def compare(self, name: str, theirs: Stored, to: str, expert: int) -> None:
-        """Compare some rows of a tensor, or all rows of a small tensor."""
+        """Compare some rows of a tensor with the source, or all rows if the tensor is small."""
         np, ours = self.numpy, self.new[to]
         shape, mine = _matrix(theirs.tensor), _matrix(ours.tensor)
         turned = mine != shape and mine == shape[::-1]
@@ -266,7 +266,7 @@ class _Comparison:
         ).reshape(len(rows), -1)
 
     def error(self, got: Any, source: Any, kind: Any) -> tuple[float, float]:
-        """Return the relative error, and the maximum error that quantizing to the type can cause."""
+        """Return the relative error of `got`, and the largest error that quantization to `kind` explains."""
         np, quants = self.numpy, self.gguf.quants
         if got.shape != source.shape:
             return float("inf"), 0.0

@@ -53,7 +53,7 @@ def examine(path: Path, ask: Ask) -> Findings:
             manifests = 1
             if path.name not in ask.expected:
                 listed = short(manifest.beside(path).name, 80)
-                unreadable.refute(f"the manifest {listed} does not list it", Cause.CONTRADICTION)
+                unreadable.refute(f"the manifest {listed} does not list this file", Cause.CONTRADICTION)
         except Broken as why:
             unreadable.refute(str(why), why.cause)
         except Doubtful as why:
@@ -241,7 +241,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     entry.format = anatomy.format
     holes = source.holes()
     if holes >= 4096:
-        anatomy.warnings.append(f"{holes:,} bytes were never written (holes, which read as zeros)")
+        anatomy.warnings.append(f"{holes:,} bytes were never written: the file has holes, which are read as zeros")
     return anatomy
 
 
@@ -258,7 +258,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     for name in lists:
         getattr(entry, name).extend(getattr(anatomy, name)[known[name] :])
     if seen.bad_spans:
-        entry.refute(f"the CRC of {some(seen.bad_spans)} does not match: the bytes changed after the save")
+        entry.refute(f"the CRC of {some(seen.bad_spans)} does not match: the bytes have changed since the save")
     elif seen.spans:
         entry.proved.append(f"the CRCs of {seen.spans:,} members match")
     recorded = expected.digests if expected else {}

@@ -34,7 +34,7 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """No reader supports the file's format; a matching recorded digest can still prove the file."""
+    """No reader supports the file's format. A recorded digest that matches can still prove the file."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Limits:
     depth: int = 32
     lines: int = 5_000_000  # number of lines that are parsed in a JSON lines file
     unpacked: int = 1 << 30  # number of bytes that are decompressed from one file
-    unpack_ratio: int = 20  # `unpacked` is raised to this factor times the file's size
+    unpack_ratio: int = 20  # for large files, `unpacked` is replaced by this factor times the file's size
     inflate_ratio: int = 1100  # the maximum compression ratio of deflate is 1032:1
 
 
@@ -173,7 +173,7 @@ class Anatomy(Evidence):
     big_endian: bool = False
     # The format contains nothing that can be checked, so only a matching recorded digest can prove the file.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format that stores data or weights; `values/data_arrays.py` tells which.
+    # Arrays with NaN or infinity. `values/data_arrays.py` decides whether they are weights or data.
     not_finite: list[str] = field(default_factory=list)
     # Checks that read the complete file. Level `structure` omits them. They may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
@@ -209,7 +209,7 @@ def role(name: str) -> str:
 
 
 def some(names: Any, limit: int = 3) -> str:
-    """Return the first few names in a list and the number of remaining names."""
+    """Return text with the first few names in a list and the number of the remaining names."""
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
     more = len(listed) - limit

@@ -73,7 +73,7 @@ class Judgement(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     checkpoint: bool = False
-    # Reasons why training can't resume from the folder, which may be intact for other uses.
+    # Reasons why training can't resume from the folder. The folder may still be intact.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Findings(Evidence):
     # Number of valid manifests next to the files.
     manifests: int = 0
     open: Callable[[Path, str], Source] = Source
-    # True if the tensors' bytes were read; layouts may then read some of them again.
+    # True if the tensors' bytes have been read. Layouts may then read some of these bytes again.
     content: bool = False
     problems: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Findings(Evidence):
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return all files in a folder, or the file that has this path."""
+        """Return the entries of all files in a folder, or the entry of the file with this path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
@@ -134,7 +134,7 @@ class Findings(Evidence):
 
 @dataclass(frozen=True)
 class Ask:
-    """The options of an examination. `only` restricts it to these relative paths; `open` opens a file."""
+    """The options of an examination. `only` is the set of relative paths to examine; `open` opens a file."""
 
     content: bool = True
     threads: int = 2
@@ -153,7 +153,7 @@ class Ask:
             self.progress.expect(size)
 
     def note(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful if a budget limit is reached."""
+        """Count bytes that have been read. Raises Doubtful if a limit of the budget has been reached."""
         if self.progress:
             self.progress(count)
         if self.budget:

@@ -1,8 +1,9 @@
 """Load checkpoint files in a separate process with limits on memory and time.
 
-Only files that passed every other check are loaded. The child process runs `load_child.py`. It uses torch's safe loader
-and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy arrays. If a
-file causes a crash, a hang or an out-of-memory error, this is reported, and a new process continues with the next file.
+Only files that have passed every other check are loaded. The child process runs `load_child.py`. It uses torch's safe
+loader and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy
+arrays. If a file causes a crash, a hang or an out-of-memory error, this is reported, and a new process continues with
+the next file.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
     if answer.get("error"):
         entry.refute(f"can't be loaded: {short(answer['error'], 160)}")
     elif answer.get("declined"):
-        entry.doubt(f"its library does not support it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
+        entry.doubt(f"the library does not support this file: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
     elif answer.get("missing"):
         entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed", Cause.NOT_LOADED)
     elif answer.get("unread"):
@@ -155,7 +156,9 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
         entry.refute(f"not finite: {some(answer['not_finite'])}", Cause.NOT_FINITE)
     elif answer["elements"] != elements and not (entry.anatomy and entry.anatomy.meta.get("incomplete")):
         by, loaded = answer["by"], answer["elements"]
-        entry.refute(f"{by} loads {loaded:,} elements; the structure of the file has {elements:,}", Cause.CONTRADICTION)
+        entry.refute(
+            f"{by} loads {loaded:,} elements, but the file's structure lists {elements:,}", Cause.CONTRADICTION
+        )
     else:
         loaded = answer["elements"]
         entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {loaded:,} elements")

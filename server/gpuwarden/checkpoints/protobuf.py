@@ -33,14 +33,14 @@ class Walker:
         raise Broken(f"its protobuf is invalid or truncated at byte {at:,}")
 
     def byte(self, at: int) -> int:
-        """Return the byte at an offset. The file is read in larger blocks."""
+        """Return the byte at an offset. Up to 16 KiB are read at a time."""
         if not self.base <= at < self.base + len(self.window):
             self.base = at
             self.window = self.source.at(at, min(1 << 14, self.source.size - at))
         return self.window[at - self.base]
 
     def text(self, place: tuple[int, int]) -> str:
-        """Return a string, truncated to 1,000 bytes."""
+        """Return the string in a (start, end) range, truncated to 1,000 bytes."""
         begin, end = place
         return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
 

@@ -45,8 +45,8 @@ class Source:
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
         self.took: Callable[[int], None] | None = None
-        """A function that `at` calls with a number of bytes before it reads them. If the function raises an exception,
-        nothing is read.
+        """`at` calls this function with the number of bytes to read. If the function raises an exception, nothing is
+        read.
         """
 
     def at(self, offset: int, length: int) -> bytes:
@@ -85,7 +85,7 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file in the same folder or below it. Return None if it does not exist."""
+        """Open another file in the same folder or in a subfolder. Return None if the file does not exist."""
         place = self.path.parent / name
         return Source(place) if place.is_file() else None
 

@@ -112,7 +112,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
         line = f"all of its large weights are equal to those of {before.name}"
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
-        line = f"{files} has the same weights as in {before.name}, but the other shards have changed"
+        line = f"the weights in {files} are the same as in {before.name}, but the other shards have changed"
     if not now.moved and not before.moved:
         said.warnings.append(
             f"{line}: every gradient was zero, for example because all completions had the same reward"
@@ -127,7 +127,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:
-    """Return whether all tensors of a file are unchanged. All bytes are compared only if no sample differs."""
+    """Return true if all tensors of a file are unchanged. All bytes are compared only if no sample differs."""
     with ExitStack() as stack:
         files = {path, *(earlier[n][0] for n in names)}
         sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}

@@ -13,7 +13,7 @@ from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
 
 NAME = "training state"
-# The usual keys of these parts, most specific first.
+# The usual keys of the step, the optimizer and the scheduler, the most specific ones first.
 STEPS = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
 _OPTIMIZER = (
     "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",

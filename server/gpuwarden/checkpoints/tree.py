@@ -30,7 +30,7 @@ class Folder:
 
 @dataclass
 class Tree:
-    """The files and folders under one path. `doubts` lists the folders that could not be listed.
+    """The files and folders under one path. `doubts` reports folders that could not be listed.
 
     `aliases` are links to other entries of the tree. `blobs` are files in a Hub cache, where a snapshot consists of
     links to files in the folder `blobs`. Links to any other location outside the tree are not followed.
@@ -55,7 +55,7 @@ class Tree:
         return snapshots.parent / "blobs" if snapshots else None
 
     def beside(self, folder: Folder) -> list[Folder]:
-        """Return at most 1,000 siblings of a folder. The limit exists because this may be called for every folder."""
+        """Return at most 1,000 siblings of a folder, because this method may be called for every folder."""
         above: Folder | None = self.top
         for part in folder.rel.split("/")[:-1]:
             above = above.folders.get(part) if above else None
@@ -77,7 +77,7 @@ class Tree:
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
-    """List the tree under `root`. Links to entries of the tree are recorded as aliases, other links as doubts."""
+    """List the tree under `root`. A link is followed only to another entry of the tree or to a blob of a Hub cache."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})

@@ -1,4 +1,4 @@
-"""Verify a checkpoint with one call: prove it, or report what is wrong or unknown.
+"""Verify a checkpoint with one call: prove it, or report the problems and doubts.
 
 Each level proves:
 
@@ -6,7 +6,8 @@ Each level proves:
   most common architectures, the config, tensors and tokenizer match. All parts of a checkpoint are at the same step.
   Only headers are read, which takes milliseconds. A changed byte inside a tensor goes undetected.
 - `content`: in addition, every CRC and every recorded digest matches, and all values are finite. If neither the
-  format nor a manifest has a checksum, a changed byte goes undetected if the value stays finite; `not_checked` says so.
+  format nor a manifest has a checksum, a changed byte goes undetected as long as the value is finite. `not_checked`
+  then lists this as an open question.
 - `load`: in addition, the tensors can be loaded, and the installed version of transformers can build the model in the
   config from them. Both checks run in separate processes.
 - `resume`: in addition, everything that a resume needs is present and consistent.
@@ -183,7 +184,7 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
     never = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
     if never:
         extra.refute(
-            f"declared outputs that did not exist when the manifest was taken: {some(never)}", Cause.CONTRADICTION
+            f"some declared outputs did not exist when the manifest was made: {some(never)}", Cause.CONTRADICTION
         )
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
@@ -252,7 +253,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
-    """Return the findings about a file, in the form in which a report contains them."""
+    """Convert the findings about a file to the format of a report."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,

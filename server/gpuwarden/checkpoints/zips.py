@@ -34,7 +34,7 @@ class Member:
     packed: int
     size: int
     start: int
-    # The writer omitted the CRCs, as torch does on request. All CRCs in the archive are zero.
+    # True if all CRCs in the archive are zero, because the writer omitted them, as torch does on request.
     unchecked: bool = False
 
 
@@ -81,7 +81,7 @@ def ends_whole(source: Source) -> bool:
 
 
 def span(member: Member) -> Span:
-    """Return the span of a stored (uncompressed) member; the archive has a CRC for the span."""
+    """Return the byte range of a stored (uncompressed) member, with its CRC."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)
 
 
@@ -197,7 +197,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
 
 
 def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, int]:
-    """Return the member whose directory entry is at an offset, and the offset of the next entry."""
+    """Return the member that the directory entry at `at` describes, and the offset of the next entry."""
     if at + _ENTRY.size > len(table):
         raise Broken("its directory ends inside an entry")
     sign, made, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, attr, offset = _ENTRY.unpack_from(

@@ -181,7 +181,7 @@ class HubClient:
                 raw += chunk
                 if len(raw) > MAX_REPLY:
                     too_long = f"the response to {path} is longer than {MAX_REPLY >> 20} MB"
-                    raise BadReply(too_long, "Reading stopped there.")
+                    raise BadReply(too_long, "The rest of the response was not read.")
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
             raise Unreachable(

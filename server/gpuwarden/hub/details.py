@@ -48,7 +48,7 @@ async def repo_details(
     if not operations:
         raise BadRequest("no operation was given", f"Use one of {', '.join(get_args(Operation))}.")
     if offset < 0 or not 1 <= limit <= 100:
-        raise BadRequest(f"offset is {offset} and limit {limit}; offset must be at least 0, and limit 1 to 100")
+        raise BadRequest(f"offset is {offset} and limit is {limit}; offset must be at least 0, and limit 1 to 100")
     before = hub.requests
     found: dict[str, Repo] = {}
 
@@ -203,7 +203,7 @@ def _default_config(card: Mapping[str, Any]) -> str:
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the architecture, and whether there is a chat template, from the Hub's summary of the config."""
+    """Return the fields `arch` and `chat_template` of a model, based on the Hub's summary of the config."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}

@@ -61,7 +61,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """All facts from the Hub. `job_token`: whether the job gets HF_TOKEN. `account` is None if it was not looked up."""
+    """All facts from the Hub. `job_token` is true if the job gets HF_TOKEN. `account` is None if not looked up."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None
@@ -69,7 +69,7 @@ class HubFacts:
 
     @property
     def data(self) -> tuple[RepoFact, ...]:
-        """Return the datasets whose rows are read."""
+        """Return the datasets whose rows the job reads."""
         return tuple(f for f in self.repos if f.use.role == "data" and f.repo.exists)
 
     @property

@@ -33,7 +33,7 @@ _KINDS: dict[str, RepoType] = {"datasets/": "dataset", "spaces/": "space", "mode
 
 @dataclass(frozen=True)
 class Address:
-    """`hf://[datasets/]owner/name[@revision][/path]`."""
+    """An address on the Hub: `hf://[datasets/]owner/name[@revision][/path]`."""
 
     type: RepoType
     repo: str
@@ -82,7 +82,7 @@ class Listing:
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or a client error."""
+    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or the errors of `HubClient`."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
@@ -105,7 +105,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
-            f"{address.repo} has nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
+            f"{address.repo} has no files at {address.path or 'its root'} in revision {line(address.revision, 60)}",
             do(Action.LOOK_AT_REPO),
         )
     return Listing(address, commit, inside)
@@ -228,7 +228,7 @@ class RangeSource(Source):
             self._took(len(chunk))  # checked for each chunk, because a slow response can take days
             data += chunk
             if len(data) > length:
-                raise Doubtful("the Hub sent more of the file than requested")
+                raise Doubtful("the Hub sent more bytes than requested")
         if len(data) != length:
             raise Doubtful(f"the Hub sent {len(data):,} of {length:,} requested bytes")
         return bytes(data)
@@ -239,7 +239,7 @@ def download(listing: Listing, config: HubConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     address = listing.address
-    exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # escaped
+    exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # escape wildcards
     # With a commit as the revision, no request to the Hub is needed for cached files.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,

@@ -1,4 +1,4 @@
-"""Fetch the small files of models and a few rows of datasets from the Hub, for a rehearsal."""
+"""Fetch the small files of models and a few rows of datasets from the Hub, to run the first step of a script."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _model(hub: HubClient, name: str, found: Supplies) -> None:
 
 
 async def _content(hub: HubClient, path: str, most: int) -> bytes | None:
-    """Return one file; None if it can't be fetched or is longer than `most` bytes."""
+    """Return the content of one file; None if the file can't be fetched or is longer than `most` bytes."""
     content = bytearray()
     async with hub.stream("GET", path) as response:
         if response.status_code != 200:
@@ -107,7 +107,7 @@ def _cached(name: str) -> dict[str, bytes]:
 
 
 def wanted(path: str) -> bool:
-    """Return whether a file of a model's repo is a config, a part of a tokenizer, or code.
+    """Return true if a file of a model's repo is a config, a part of a tokenizer, or code.
 
     Return False for a path outside the repo; a mirror of the Hub may list such paths.
     """

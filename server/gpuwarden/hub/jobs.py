@@ -37,7 +37,7 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
 async def namespace(hub: HubClient) -> str:
-    """Return the token's account, which owns the jobs. Raises AuthFailed, Unreachable."""
+    """Return the name of the token's account, which owns the jobs. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in gpuwarden's environment.")
     from gpuwarden.hub.preflight_facts import read_account  # slow import
@@ -62,7 +62,7 @@ async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | N
 
 
 async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
-    """Cancel a job. It is not an error if the job is already gone."""
+    """Cancel a job. A job that has ended or does not exist causes no error."""
     reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
     if reply.status not in {200, 404, 409}:
         refuse(reply)
@@ -82,7 +82,7 @@ async def live(hub: HubClient, owner: str) -> list[dict[str, Any]]:
 
 
 async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return the scheduled jobs in a namespace. Each one starts jobs by itself unless it is suspended."""
+    """Return the scheduled jobs in a namespace. Each one starts jobs automatically unless it is suspended."""
     rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
     for row in rows:
         if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
@@ -143,7 +143,7 @@ async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
 
 
 MOST_MICRO_USD: Final = 10**15
-"""The highest accepted price, so that sums stay finite."""
+"""Higher prices, in millionths of a US dollar, are ignored, so that sums stay finite."""
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
@@ -160,8 +160,8 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """Return the flavor for a request such as `a100-large` or `a100` x 4. If none matches, raises BadRequest, which
-    lists the known flavors.
+    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest, with the known
+    flavors, if none matches.
     """
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
@@ -188,7 +188,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 
 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
-    """Return the log from its beginning up to about `upto` bytes, and whether it was read to its current end.
+    """Return about the first `upto` bytes of the log, and true if the log was read to its current end.
 
     A running job's stream stays open. The log counts as read to its end after `IDLE_S` seconds without data.
     """

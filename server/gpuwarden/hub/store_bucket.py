@@ -39,7 +39,7 @@ class BucketSource(RangeSource):
 
 
 class BucketReader:
-    """A bucket as a `Store`.
+    """A `Store` that reads a bucket.
 
     A bucket has no commits, so a file may be newer than the listing. Comparing the file's digest detects such a change.
     """

@@ -26,14 +26,14 @@ _PIECE: Final = 4 << 20
 
 
 class RepoReader:
-    """A repo as a `Store`. All reads use the commit of the first listing."""
+    """A `Store` that reads a repo. All reads use the commit of the first listing."""
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
         self._address, self._config, self._clock = address, config, clock
         self._listing: Listing | None = None
 
     async def reach(self) -> None:
-        """List the repo."""
+        """Check that the repo can be read."""
         await self._list()
 
     async def manifest(self, key: str) -> bytes | None:
@@ -46,7 +46,7 @@ class RepoReader:
         return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the `keys` that exist. If `read` is true, read the files stored in git and add their digests."""
+        """Return the files in `keys` that exist. If `read` is true, read those stored in git and add their digests."""
         listing = await self._list()
         found: dict[str, StoredFile] = {}
         count = 0

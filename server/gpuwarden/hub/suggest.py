@@ -60,7 +60,7 @@ async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ..
 
 
 def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
-    """Return candidates similar enough to `wanted`, the most similar first; equal scores are sorted by name."""
+    """Return the candidates that are similar to `wanted`, the most similar first; equal scores are sorted by name."""
     scored = [(score(wanted, c), c) for c in set(candidates)]
     return [c for s, c in sorted(scored, key=lambda x: (-x[0], x[1])) if s >= GOOD_ENOUGH]
 
@@ -78,7 +78,7 @@ def score(wanted: str, candidate: str) -> float:
 
 
 def tokens(name: str) -> set[str]:
-    """Return the words of a name: split at separators, lower case."""
+    """Split a name at its separators. Return the words in lower case."""
     return {t for t in re.split(r"[^a-z0-9]+", name.lower()) if t}
 
 

@@ -1,4 +1,4 @@
-"""The dataset viewer: configs, splits, rows, columns, and a preview of a few rows.
+"""Read configs, splits, columns and a preview of some rows from the dataset viewer.
 
 One request to `/info` returns the structure of a dataset whose conversion succeeded. If the conversion failed,
 `/splits` still lists the configs, and the rows contain the column names. Missing facts are reported as unknown, with
@@ -103,7 +103,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
         more_configs=max(0, len(names) - MAX_CONFIGS),
         partial=True,
         failed=_failed(reply.json),
-        why=f"no full conversion: {info.said}",
+        why=f"the dataset has not been fully converted: {info.said}",
     )
 
 

@@ -1,1 +1,1 @@
-"""The append-only record of all events. Every other state is derived from it."""
+"""The append-only log of all events, from which every state is computed."""

@@ -1,4 +1,4 @@
-"""Check a complete ledger: the hash chain of the events, and the tables that are derived from the events."""
+"""Check an entire ledger: the hash chain of the events, and the tables that are derived from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ TABLES: Final = ("current", "alerts")
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of a check. `differs` lists the derived tables that do not match the events."""
+    """The result of an audit. `broken` is the first break in the hash chain, and `differs` lists the
+    derived tables that do not match the events.
+    """
 
     broken: Break | None
     differs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Hash every event together with its predecessor's hash, so that any change to recorded events is detected.
+"""Hash every event together with its predecessor's hash, so that changes to recorded events can be detected.
 
 The chain reveals an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
 chain. To detect these cases, the file `ledger.head` next to the ledger contains the number and the hash of the last
@@ -19,11 +19,11 @@ from typing import Any, Final, Literal
 
 Row = tuple[Any, ...]
 Query = Callable[[str], Iterator[Row]]
-"""Yields the rows of a query one at a time, because the events of a ledger may not fit in memory."""
+"""A function that yields the rows of a query one at a time, because a ledger's events may not fit in memory."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
-"""The columns of an event that its hash covers."""
+"""The event columns that the hash covers."""
 GENESIS: Final = "0" * 64
-"""The previous hash for the first event."""
+"""Used as the previous hash of the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
 """The size of the head file in bytes. The size is fixed, so that a single write replaces the content."""
@@ -49,7 +49,7 @@ class Break:
 
 
 def first_break(query: Query) -> Break | None:
-    """Check the complete chain and return its first break, or None if it is intact."""
+    """Check the entire chain. Return its first break, or None if the chain is intact."""
     before, expected = GENESIS, 1
     try:
         for *row, kept in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One open SQLite file. `readable_only` is the reason why the file can't be written to, if there is one. `behind`
-    means that the events in its write-ahead log could not be read.
+    """One open SQLite file. `readable_only` is the reason why the file can't be written to; None if it can. `behind` is
+    true if the events in the write-ahead log could not be read.
 
     Every method raises `LedgerError` if SQLite or the file system reports an error.
     """
@@ -68,7 +68,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Insert an event with its hash. Return False if its number, or its kind and token, already exist."""
+        """Insert an event with its hash. Return False if its number, or its kind and token, are taken."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)
@@ -79,7 +79,7 @@ class Database:
         return True
 
     def lock(self, name: str) -> FileLock | None:
-        """Acquire a file lock; None if another process holds it. The kernel releases the lock when its process ends."""
+        """Acquire a file lock; None if another process holds it. The kernel releases it when the holder ends."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)

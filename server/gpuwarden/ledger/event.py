@@ -15,7 +15,7 @@ B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Event(Generic[B_co]):
-    """One ledger event. The fields are the stored columns. Other packages read the body only from `data`."""
+    """One ledger event. Its fields are the stored columns. Other packages read the body only through `data`."""
 
     seq: int
     at: float

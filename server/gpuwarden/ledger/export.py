@@ -1,6 +1,6 @@
 """Export the ledger as JSON lines with hashes that other programs can check, and check an exported file.
 
-A line contains the columns of one event, the event's interface and person, and the hash. The hash is the SHA-256 of a
+Each line contains the columns of one event, the event's interface and user, and the hash. The hash is the SHA-256 of a
 JSON list, in ASCII and without spaces: the hash of the previous line (64 zeros for the first line), then `seq`, `at`,
 `subject`, `kind`, `version`, `state`, `token`, `actor` and the text of the body. The text of the body is JSON with a
 space after each colon and comma. If the text was stored in another form, the line contains the stored form as `text`.

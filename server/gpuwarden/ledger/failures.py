@@ -16,7 +16,8 @@ _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _NO_ROOM: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _NO_ACCESS: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _KEEP_IT: Final = (
-    "Keep the file; `sqlite3 FILE .recover` may restore it. Rented machines may be billed; check their consoles."
+    "Keep the file; `sqlite3 FILE .recover` may restore it. Rented machines may be billed; check "
+    "the platforms' consoles."
 )
 
 
@@ -35,15 +36,15 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Return whether opening failed for lack of disk space or permissions. The ledger may then still be readable."""
+    """Return whether the error is a lack of disk space or permissions. The ledger may then still be readable."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 
 def damaged(what: str, why: object) -> LedgerError:
-    """Return the error for a ledger that SQLite can read, but whose content was changed and is now invalid."""
+    """Return the error for a ledger that SQLite can read but whose content is invalid."""
     return LedgerError(
         f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
-        "Restore a backup if you have one. Rented machines may be billed; check their consoles.",
+        "Restore a backup if you have one. Rented machines may be billed; check the platforms' consoles.",
     )
 
 

@@ -72,7 +72,7 @@ class JobRecord:
     reason: Code | None = None
     """The code of `why`; None if an older version did not record it."""
     next_steps: tuple[NextStep, ...] = ()
-    """The next steps that were suggested with the error that ended the job."""
+    """The next steps suggested by the error that ended the job."""
     pausing: bool = False
     """True if a pause was requested and has not taken effect yet."""
     resume_requested: bool = False
@@ -86,10 +86,12 @@ class JobRecord:
     array: str = ""
     """The token of the array in which the current attempt is launched; empty if it is launched separately."""
     choices: tuple[Choice, ...] = ()
-    """The job's platforms in the given order; empty for a job with one platform. `spec` is the spec for `choice`."""
+    """The job's platforms in the given order; empty for a job with one platform. `spec` is the spec for
+    `choices[choice]`.
+    """
     choice: int = 0
     given_up: str = ""
-    """The lease of the last request that was abandoned in favor of the next choice."""
+    """The lease of the last rental that was abandoned in favor of the next choice."""
     given_up_generation: int = 0
 
     @property
@@ -108,7 +110,7 @@ class LeaseRecord:
     """The known facts about one instance's billing. `answers` lists the provider's responses, each with its time.
 
     `account` is the account that rented the instance; None if an older version did not record it. `cost` is an upper
-    bound of the instance's cost in US dollars up to the time that was specified when the record was read; None if no
+    bound on the instance's cost in US dollars up to the time that was specified when the record was read; None if no
     time was specified. `estimated` is true if the cost is not the provider's bill.
     """
 
@@ -148,11 +150,11 @@ class LeaseRecord:
         return next((price for price in prices if price is not None and price > 0), None)
 
     def cost_by(self, until: float, price: float | None = None) -> float | None:
-        """Return an upper bound of the cost up to a time, in US dollars; None if neither a price nor a cost is known.
+        """Return an upper bound on the cost up to a time, in US dollars; None if neither a price nor a cost is known.
 
         The bound is the cost in the provider's last response plus the price of the time since then. While the machine
         may be billed, the bound never decreases, even if the provider reports less. Once the machine is off, its bill
-        replaces the bound. Time counts from the order of the machine, because the machine may be found much later.
+        replaces the bound. The time is counted from the rental request, because the machine may be found much later.
         `price` is used until the provider reports a price.
         """
         if not price:
@@ -206,7 +208,7 @@ class ReceiptRecord:
         return f"receipt/{self.id}"
 
     def approved_at(self, now: float) -> bool:
-        """Return whether the spending is approved at a time, in seconds since the epoch."""
+        """Return whether the spending is approved at `now`, in seconds since the epoch."""
         return self.approval is not None and self.approval.holds_at(now)
 
 
@@ -220,7 +222,7 @@ def _moved(events: Events) -> list[Event[Any]]:
 
 
 def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
-    """Combine the events of a job and of its machine's lease into a record; None if the job was not accepted."""
+    """Combine the events of a job and of its machine's lease into a record; None if the job has not been accepted."""
     accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
     if accepted is None:
         return None
@@ -277,7 +279,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
 
 
 def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
-    """Return the maximum cost of a job: on its machine if one was rented, otherwise on any of the remaining choices."""
+    """Return the maximum cost of a job: on the rented machine, or on any remaining choice if none is rented."""
     if not accepted.choices:
         return accepted.worst_cost
     costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]

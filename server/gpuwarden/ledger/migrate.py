@@ -41,7 +41,7 @@ def migrate(db: sqlite3.Connection) -> None:
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         _from_first(db)
         return
-    db.execute("DROP VIEW live_runs")  # the view of version 2, in which jobs can't be paused
+    db.execute("DROP VIEW live_runs")  # the view of version 2, which omits paused jobs
     db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
     db.execute(f"PRAGMA user_version = {VERSION}")
 

@@ -53,7 +53,7 @@ class EndedLease(NamedTuple):
 
 
 class Reader:
-    """The queries on a ledger."""
+    """Queries on a ledger."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -91,12 +91,12 @@ class Reader:
     def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
 
     def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
-        """Return the latest event of a subject, or None. `kind` selects one kind, or all kinds with a base class."""
+        """Return the latest event of a subject, or None. As `kind`, a base class selects all of its kinds."""
         kinds = _kinds(kind)
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
     def used(self, kind: type[B] | str, token: str) -> Event[B] | None:
-        """Return the event of a kind that has this token, or None."""
+        """Return the event with this kind and token, or None."""
         (name,) = _kinds(kind)
         return next(iter(self._events("kind = ? AND token = ?", name, token)), None)
 
@@ -153,13 +153,13 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of the jobs with leases in these states or, if `since` is given, with leases changed since."""
+        """Return the ids of the jobs with a lease in one of these states or, with `since`, one that changed later."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return a page of subjects, latest transition first. With `before`, return the page that follows this row."""
+        """Return a page of subjects, latest transition first. With `before`, return the page after that row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -230,7 +230,7 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert for a condition with this mark; None if there is none."""
+        """Return the open alert for a subject, a condition and a mark; None if there is none."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None

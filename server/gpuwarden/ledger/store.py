@@ -44,7 +44,7 @@ class Ledger(Reader):
         self._head = HeadFile(path)
         self._tail: Head | None = None
         self._before = Head(0, GENESIS)
-        """The last event before the current transaction. It is set when the transaction records an event."""
+        """The last event before the current transaction. It is set when the transaction records its first event."""
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
@@ -66,7 +66,7 @@ class Ledger(Reader):
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
-        """Return an integrity problem of the ledger, such as lost events; None if there is none."""
+        """Return the ledger's integrity problem, such as lost events; None if there is none."""
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
@@ -74,7 +74,7 @@ class Ledger(Reader):
         return self._db.lock(name)
 
     def snapshot(self) -> contextlib.AbstractContextManager[Query]:
-        """Yield a query function that reads a consistent snapshot of the ledger."""
+        """Return a context manager that yields a query function for a consistent snapshot of the ledger."""
         return self._db.snapshot()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Ledger(Reader):
         try:
             with self._db.transaction():
                 yield
-                # The file may have been overwritten while this process runs. The recorded head must be the event before
+                # The file may be overwritten while this process runs. The recorded head must be the event before
                 # this transaction, or another event in this ledger if another process recorded an event in between.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)

@@ -18,10 +18,10 @@ class Trouble:
     """An integrity problem with a ledger. `parameters` depends on `code`.
 
     `moved`: the file at the path is missing or is a different file. `truncated`: the last event has the number `found`,
-    but an event with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the
-    recorded event.
-    `lost`: the ledger is empty or new, but its folder contains files of earlier jobs, which `beside` lists. `read_only`
-    and `behind`: the ledger can't be written to, for the reason `why`; with `behind`, the newest events may be missing.
+    but the head file contains the higher number `recorded`. `replaced`: the event with the number `seq` differs from
+    the one in the head file. `lost`: the ledger is empty or new, but its folder contains files of earlier jobs, which
+    `beside` lists. `read_only` and `behind`: the ledger can't be written to, for the reason `why`; with `behind`, the
+    newest events may be missing.
     """
 
     code: Code
@@ -64,7 +64,7 @@ _HINTS: Final[dict[Code, str]] = {
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Return the integrity problem of a ledger, or None. The head is read before the events, so it can't be newer."""
+    """Return the integrity problem of a ledger, or None. The head is read before the events, so it is not newer."""
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

@@ -1,7 +1,7 @@
 """Store the points and alerts that jobs report, and read them, for example as curves.
 
-They are stored in a separate file next to the ledger (`store.py`), because they are numerous and because they are
-unproven claims of the jobs. Write them with `batching.Batches`; read them with `store.MetricStore`:
+Points and alerts are stored in a separate file next to the ledger (`store.py`), because there are many of them and
+because they are unproven claims of the jobs. Write them with `batching.Batches`; read them with `store.MetricStore`:
 
     store.series(job)                              every metric: number of points, last step, last value
     store.points(job, metric, after, limit)        one page of points as they were posted, ordered by step

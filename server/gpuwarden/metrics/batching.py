@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class Batches:
-    """Collect posts from any number of tasks.
+    """Collect posts from any number of tasks, and commit them in batches.
 
     Use the object inside a `running()` block, which commits the remaining posts when it ends.
     """
@@ -46,7 +46,7 @@ class Batches:
         self._some = anyio.Event()
 
     async def add(self, post: PostedPoints | PostedAlert) -> Written:
-        """Store a post and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
+        """Store a post and return after its commit. Raises RateLimited if the queue is full, or DiskError."""
         if len(self._waiting) >= MOST_WAITING:
             raise RateLimited("too many posts are waiting to be written", "Send the post again in a second.")
         mine = _Waiting(post)

@@ -61,7 +61,7 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file under `folder`/`job` and return its path. The step of a point without one is its index."""
+    """Write one event file under `folder`/`job` and return its path. A point without a step gets its index."""
     points = all_points(store, job)
     first = next(points)  # raises NotFound before a folder is created
     target = folder / job
@@ -103,7 +103,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
 
 
 def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
-    """Yield points with their steps. The step of a point without one is its index among the metric's points."""
+    """Yield points with their steps. A point without a step gets its index among the metric's points."""
     number, present = 0, ""
     for name, point in points:
         number, present = (number + 1, present) if name == present else (0, name)

@@ -170,7 +170,7 @@ def clean_name(name: str) -> str:
 
 
 def read_number(given: object) -> float | None:
-    """Return the number in a value, which may be a string, NaN or infinite; None if it contains no number."""
+    """Convert a value to a float. Strings, NaN and infinity are accepted. Return None if the value is not a number."""
     if isinstance(given, str):
         text = given.strip().lower()
         if _NUMBER.fullmatch(text):

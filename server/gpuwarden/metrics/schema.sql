@@ -6,7 +6,8 @@ CREATE TABLE series (
   UNIQUE (job, name)
 ) STRICT;
 
--- Clustered in the order in which a chart reads. `at` is in microseconds, NULL is NaN, which SQLite can't store.
+-- Clustered in the order in which a chart reads the points. `at` is in microseconds. A value of NULL means NaN, which
+-- SQLite can't store.
 CREATE TABLE points (
   series INTEGER NOT NULL REFERENCES series (id),
   step   INTEGER NOT NULL,
@@ -15,7 +16,7 @@ CREATE TABLE points (
   PRIMARY KEY (series, step, at)
 ) STRICT, WITHOUT ROWID;
 
--- To find the few values that a chart can't draw without reading all.
+-- Finds the few values that a chart can't draw, without reading all points.
 CREATE INDEX odd_points ON points (series, step, at)
   WHERE value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308;
 
@@ -29,7 +30,7 @@ CREATE TABLE alerts (
   UNIQUE (job, key)
 ) STRICT;
 
--- The read position in the spool of a job's runner, by file.
+-- The offset up to which each spool file of a job's runner has been read.
 CREATE TABLE cursors (
   job    TEXT NOT NULL,
   source TEXT NOT NULL,

@@ -1,7 +1,7 @@
 """Run the cells of a fan-out on one machine, at most one per GPU at a time. This file is copied to the machine.
 
 Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
-`cell.json` in that folder is written last, so an interrupted cell runs again, but a successful cell does not.
+`cell.json` in that folder is written last, so an interrupted cell runs again and a successful cell does not.
 """
 
 import json
@@ -17,7 +17,7 @@ RETRIES = 2
 """The maximum number of times that a cell killed by a signal is restarted in one run of the queue."""
 GRACE_S = 8.0
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code that the runner treats as an interruption, after which it launches the queue again."""
+"""The exit code after an interruption. The runner then restarts the queue."""
 
 
 class Slot:
@@ -54,7 +54,7 @@ class Slot:
         print("cell %d: started" % cell["index"], flush=True)
 
     def finished(self) -> bool:
-        """Return whether the slot is free. Stop a cell that exceeds its time limit; restart one killed by a signal."""
+        """Return whether the slot is free. Stop a cell after its time limit; restart a cell killed by a signal."""
         if self.child is None:
             return True
         code = self.child.poll()

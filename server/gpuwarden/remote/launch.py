@@ -68,7 +68,7 @@ def checker() -> tuple[str, bytes]:
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """Return a file name with a digest, so that an upload never overwrites a file that a running job uses."""
+    """Return a file name with the content's digest, so that uploads never overwrite a file that a running job uses."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
@@ -209,7 +209,7 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""The end reasons that are accepted from a status file. All other reasons are derived from observations."""
+"""The reasons for a job's end that are accepted from a status file. All others are derived from observations."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 
@@ -227,7 +227,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """Interpret one entry of the runner's `poll`. An invalid reply means UNKNOWN, never that the job ended."""
+    """Interpret one entry of the runner's `poll`. An invalid reply means UNKNOWN, never that the job has ended."""
     folder = reply.get("folder", reply.get("state"))  # prevents a job's status file from setting `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
@@ -265,7 +265,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
 
 
 def _alert(alert: _Alert | str) -> RunnerAlert:
-    """Return an alert with shortened strings, because the job can edit the file. Older runners wrote `kind: text`."""
+    """Return an alert with shortened text, because the job can edit its status. Older runners wrote `kind: text`."""
     if isinstance(alert, str):
         kind, _, text = alert.partition(": ")
         alert = _Alert(kind=kind, text=text)
@@ -279,7 +279,7 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
         at = float(reply["now"]) if isinstance(reply.get("now"), (int, float)) else 0.0
     except OverflowError:
         at = 0.0
-    at = at if math.isfinite(at) else 0.0  # the ledger can't store other numbers
+    at = at if math.isfinite(at) else 0.0  # the ledger can't store infinity or NaN
     return Observation(state=Job.UNKNOWN, why=reason.text, reason=reason.code, at=at)
 
 
@@ -307,7 +307,7 @@ def _judge(status: _Status) -> tuple[Job, Reason, bool]:
 
 
 def _claimed(status: _Status) -> Code:
-    """Return the code for the end of a job, according to its final status."""
+    """Return the code of the reason why a job ended, according to its final status."""
     if status.state in _OF_STATE:
         return _OF_STATE[status.state]
     killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
@@ -352,7 +352,7 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
 
 
 def fetched_manifest(raw: bytes) -> Manifest:
-    """Parse the manifest of the runner's `fetch`. Each line lists many files."""
+    """Parse the manifest that the runner's `fetch` sends. Each line lists many files."""
     *lines, last = raw.strip().split(b"\n")
     rows = _rows()
     try:

@@ -1,1 +1,1 @@
-"""The rules, one file each: `pf_*.py` check a submit, `td_*.py` check a teardown."""
+"""The rules, one per file: `pf_*.py` check a submission, and `td_*.py` check a teardown."""

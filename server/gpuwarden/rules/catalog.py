@@ -1,4 +1,4 @@
-"""Load the rules. Each rule is in its own module, which is named after the rule's id."""
+"""Load the rules. Each rule has its own module, which is named after the rule's id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield the faults of a rule's module: more or less than one rule, a wrong module name, or a built-in rule's id."""
+    """Yield the faults of a rule's module: not exactly one rule, a wrong module name, or the id of a built-in rule."""
     held = _held(module)
     if len(held) != 1:
         yield f"it must contain exactly one rule, not {len(held)}"

@@ -1,4 +1,4 @@
-"""The facts that rules read. They are immutable, and the caller collects them, because rules do no I/O."""
+"""The facts that rules read. Facts are immutable, and the caller collects them, because rules do no I/O."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Rehearsed:
     """The outcome of rehearsing this script with these arguments on this machine: `passed`, `fault` or `stopped`.
 
     `certain` is true if the error does not depend on substitute data or models. `line` is 0 if no script line caused
-    it.
+    the error.
     """
 
     outcome: str
@@ -130,12 +130,12 @@ class SubmitFacts:
 
     @property
     def launch(self) -> GroupLaunch:
-        """Return the settings for a launch on several nodes, as read from the command."""
+        """Return the settings for a multi-node launch, as given in the command, the environment and the script."""
         return read_launch((*self.spec.command, *self.spec.args), self.spec.env, self.script)
 
     @property
     def nodes(self) -> int:
-        """Return the job's number of nodes: the maximum of the numbers in its engine request and in its command."""
+        """Return the job's number of nodes: the larger of the numbers in its engine request and its launch command."""
         return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
@@ -160,7 +160,7 @@ class SubmitFacts:
     @property
     def could_not(self) -> Severity:
         """Return the severity of a check that could not be completed: UNKNOWN, which closes the gate, on a metered
-        platform.
+        platform, otherwise WARNING.
         """
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
@@ -239,10 +239,10 @@ class TeardownFacts:
 
     - `machine`: the provider's report on the instance. `files`: the files currently on the instance; Unknown if it
       can't be reached.
-    - `copy_verdict`: the verdict on the pulled copy; None if the copy was not verified since it last changed.
+    - `copy_verdict`: the verdict on the pulled copy; None if the copy has not been verified since it last changed.
     - `copy_equal`: every file in the copy has the digest from the machine's manifest, even if its content is invalid.
     - `copy_unread`: files of unknown formats, if they are the only reason why the copy is not proven.
-    - `copy_aside`: images, tables and logs that are broken on the machine too, if no other file refutes the copy.
+    - `copy_aside`: images, tables and logs that are broken on the machine as well, if no other file refutes the copy.
     - `store`: the address of the artifact store, if the store was checked. `store_why`: the reason why the store lacks
       files that the verb destroys.
     """
@@ -267,7 +267,7 @@ class TeardownFacts:
     durable_storage: bool = False
     store: str = ""
     store_why: str = ""
-    disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("the machine was not inspected"))
+    disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("the machine has not been inspected"))
 
     @property
     def gone(self) -> bool:

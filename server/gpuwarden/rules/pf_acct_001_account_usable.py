@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ACCT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Correct the account or its key with the provider.",
+    fix="Correct the account or its key in the provider's console.",
 )
 def account_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The account and its key may rent and release instances.

@@ -15,10 +15,10 @@ from gpuwarden.static_analysis.signatures.tables import version
 def arguments_exist(facts: SubmitFacts) -> Iterator[Found]:
     """Arguments that the script passes to training libraries exist in the releases that the header requires.
 
-    Why: arguments are renamed between releases, but examples keep the old names. The names come from the released
-    wheels. Calls that accept any argument, releases that are newer than every table, and classes that unsloth replaces
-    are not checked. Without a header, the release is unknown, and an argument that only some releases have is reported
-    as a warning.
+    Why: arguments are renamed between releases, but examples keep the old names. The valid names are read from the
+    released wheels. Calls that accept any argument, releases that are newer than every table, and classes that unsloth
+    replaces are not checked. Without a header, the release is unknown, and an argument that only some releases have is
+    reported as a warning.
 
     Example:
         # dependencies = ["transformers>=5"]

@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def names_exist(facts: SubmitFacts) -> Iterator[Found]:
     """Names that the script imports exist in the releases that the header requires.
 
-    Why: the import fails in the job's first second, after the machine has been rented. The names come from the released
-    wheels; a module that creates names at run time is not checked. Without a header, the release is unknown, and a name
-    that only some releases have is reported as a warning.
+    Why: the import fails in the job's first second, after the machine has been rented. The names are read from the
+    released wheels; a module that creates names at run time is not checked. Without a header, the release is unknown,
+    and a name that only some releases have is reported as a warning.
 
     Example:
         # dependencies = ["trl>=1.16"]

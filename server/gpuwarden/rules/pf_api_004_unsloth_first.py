@@ -16,7 +16,7 @@ def unsloth_first(facts: SubmitFacts) -> Iterator[Found]:
     """Unsloth is imported before the libraries that it patches.
 
     Why: if unsloth is imported later, it prints a warning and patches only some of the code. Training is then slower,
-    needs more memory and may be wrong.
+    needs more memory and may give wrong results.
 
     Example:
         from trl import SFTTrainer

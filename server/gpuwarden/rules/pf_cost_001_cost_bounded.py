@@ -11,7 +11,8 @@ def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """A metered job has a price or a cap.
 
     Why: without either, the job's cost is unbounded, because no total can be shown for approval and no limit can end
-    the job. The price comes from the platform's quote. The cap is an argument of the job; reaching it cancels the job.
+    the job. The price comes from the platform's quote. The cap is an argument of the job; a job that reaches its cap is
+    canceled.
 
     Example:
         submit_job(platform="ssh/rented-box", script=train)  # no price is known, and no cap is set

@@ -15,7 +15,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
     """The dataset has the config and the split that the job reads.
 
-    Why: half of all datasets have no `test`, many require a config, and the library reports this only at run time.
+    Why: half of all datasets have no `test` split, many require a config, and the error appears only at run time.
 
     Example:
         load_dataset("openai/gsm8k", split="train")  # the configs are main and socratic

@@ -16,10 +16,10 @@ _NEEDS = {
     "labels": "labels",
     "score": "numbers",
     "input_ids": "lists of numbers",
-    **dict.fromkeys(("image", "img", "mask", "annotation"), "pictures"),
+    **dict.fromkeys(("image", "img", "mask", "annotation"), "images"),
     **dict.fromkeys(("prompt", "completion", "chosen", "rejected"), "text or a list of messages"),
 }
-"""The values that a method expects in a column; text for columns that are not listed."""
+"""The values that methods expect in these columns. In all other columns, they expect text."""
 
 
 @rule(
@@ -47,14 +47,14 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.get("formatting_func") is not None for t in facts.uses.trainers)
-    # A shipped trainer declares the columns that it reads, and maps nothing.
+    # A shipped trainer declares the columns that it reads, and does not change them with `map`.
     follows = facts.uses.typed is None or not facts.uses.typed.columns
     if hub is None or formats or not _methods(facts) or (facts.uses.reshaped and follows):
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
     if any(not problems for _, problems in judged):
-        return  # the dataset that matches is the training set; the others have other purposes
+        return  # a dataset that fits is the training set; the others have other purposes
     for _, problems in judged:
         yield from problems
 

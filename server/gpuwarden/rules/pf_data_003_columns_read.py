@@ -34,7 +34,7 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
     if len(data) != 1 or facts.uses.typed is not None:
-        return  # with several datasets, the input of a function is unknown; a shipped trainer checks before it reads
+        return  # with several datasets, the input of a function is unknown; a shipped trainer checks the columns itself
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return

@@ -15,7 +15,7 @@ _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "t
     fix="Add a minimum version, such as trl>=1.16.",
 )
 def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
-    """The header gives a version for each training library.
+    """The header constrains the version of each training library.
 
     Why: without one, the job gets the newest release at the time of the run. A new major version may rename arguments,
     so that a script that worked the day before fails.

@@ -13,7 +13,7 @@ from gpuwarden.static_analysis.writes import LIGHTNING
 
 @dataclass(frozen=True)
 class _Need:
-    """A package that is needed although the script does not import it. Any one of `names` suffices."""
+    """A package that a script needs but does not import. Any one of `names` suffices."""
 
     names: tuple[str, ...]
     why: str
@@ -30,7 +30,7 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
     """The header lists the packages that the script needs but does not import.
 
     Why: tokenizers, optimizers, metrics and trackers import helper packages only when they need them. A conversion
-    script without sentencepiece and a detection script without albumentations both failed in unexpected places.
+    script without sentencepiece and a detection script without albumentations both failed at unexpected points.
 
     Example:
         # dependencies = ["transformers>=5", "torch>=2.8"]

@@ -17,7 +17,7 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
     """The queue's machines have the requested resources.
 
     Why: if a job requests more than any machine in its queue has, the engine rejects the job or lets it wait forever.
-    The reason that it shows is the same as for busy machines.
+    In that case, the engine shows the same reason as for machines that are busy.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four

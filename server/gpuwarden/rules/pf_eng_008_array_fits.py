@@ -12,7 +12,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Submit fewer jobs at a time: make the fan-out smaller, split it, or wait for current jobs to end.",
 )
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
-    """The engine accepts this number of jobs at a time and lets them run.
+    """The engine accepts all jobs of the submission at once and lets them run.
 
     Why: the cells of a fan-out are submitted to the engine as one array, and each of the array's tasks counts as a job.
     A site limits the size of an array and the number of jobs that a user, an account or a QOS has submitted; if an

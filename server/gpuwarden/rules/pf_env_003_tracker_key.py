@@ -13,7 +13,7 @@ _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",
     fix="Add the key to secrets, or report to another tracker.",
 )
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
-    """A tracker that needs a key gets a key.
+    """A job whose tracker needs a key gets the key.
 
     Why: a job has no terminal where a key could be entered, so the run ends at the tracker's first call.
 

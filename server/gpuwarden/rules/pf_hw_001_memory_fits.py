@@ -7,9 +7,9 @@ from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.setup import run_of
 
 WIDEST: Final = 3.0
-"""Maximum ratio between an interval's upper and lower end for a warning. A wider interval is too uncertain."""
+"""Maximum ratio of the interval's upper end to its lower end for a warning. A wider interval is too uncertain."""
 REACHED: Final = 0.9
-"""Position in the interval on a logarithmic scale. One in sixteen published peaks is above this position
+"""Position in the estimate's interval, from 0 to 1 on a logarithmic scale. One in sixteen published peaks is above it
 (`published.py`).
 """
 ROUNDED: Final = 0.5

@@ -29,4 +29,4 @@ def gpu_asked(facts: SubmitFacts) -> Iterator[Found]:
         "cpu"
     )
     if nothing and (facts.uses.trainers or facts.uses.methods):
-        yield Found(f"the job trains a model on {gpu or 'the platform default'}, which has no GPU")
+        yield Found(f"the job trains a model on {gpu or 'the default hardware'}, which has no GPU")

@@ -32,4 +32,4 @@ def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"collectives wait {wait / 60:.0f} minutes for a dead rank")
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if facts.spec.env.get(name) == "0":
-            yield Found(f"{name}=0 keeps the other ranks running when one dies")
+            yield Found(f"{name}=0 keeps the other ranks waiting when one rank dies")

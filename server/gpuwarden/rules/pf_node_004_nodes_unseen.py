@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Before a long run, test the nodes together in a similar allocation.",
 )
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
-    """The user knows when a job will run on several nodes that were not checked.
+    """The user knows when a job will run on several nodes that have not been checked.
 
     Why: one node with a dead fabric manager, a different packet size or a different version of NCCL hangs the whole
     group. An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job
@@ -26,4 +26,4 @@ def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.nodes > 1:
-        yield Found(f"the {facts.nodes} nodes of the job, and whether they can work together, are not known yet")
+        yield Found(f"it is not yet known which {facts.nodes} nodes the job gets, and whether they can work together")

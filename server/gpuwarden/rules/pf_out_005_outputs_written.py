@@ -18,10 +18,10 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     """The script writes every output that the job declares.
 
     Why: declaring an output does not make the script write it. If the spec names a repo and the script never pushes,
-    the model is lost without an error. The outputs are compared with what trainers save and with the calls that save or
-    push. If code that can't be analyzed may also write the output, or if the script saves to another folder that
-    survives the job, the finding is a warning instead of an error. A script without any calls, for example if it has
-    only a comment that names its new location, writes no outputs.
+    the model is lost without an error. The outputs are compared with the files that trainers save and with the calls
+    that save or push. If code that can't be analyzed may also write the output, or if the script saves to another
+    folder that survives the job, the finding is a warning instead of an error. A script without any calls, such as one
+    with only a comment about its new location, writes no outputs.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])

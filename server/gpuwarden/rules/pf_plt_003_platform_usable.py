@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use another platform, or rehearse this one.",
 )
 def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """Jobs can run on the platform from this machine.
+    """The platform can be used with gpuwarden.
 
     Why: gpuwarden has a backend for some platforms and only a profile for others. A profile contains the storage and
     billing rules, but you have to rent the instances in the console. A job for a platform without a backend is refused

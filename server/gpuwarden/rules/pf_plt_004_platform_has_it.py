@@ -14,8 +14,8 @@ def platform_has_it(facts: SubmitFacts) -> Iterator[Found]:
     """The platform currently offers the requested GPU, storage and kind of machine.
 
     Why: a free query shows immediately whether a platform offers the GPU, the kind of storage and interruptible
-    instances, and whether they are available at the moment. Otherwise, the rental would fail after the inputs were
-    packed and a receipt was issued. PF-COST-001 handles unknown prices.
+    instances, and whether they are available at the moment. Otherwise, the rental would fail after the inputs had been
+    packed and a receipt had been issued. PF-COST-001 handles unknown prices.
 
     Example:
         submit_job(platform="lambda", gpu="gpu_8x_h100_sxm5")  # sold out in every region

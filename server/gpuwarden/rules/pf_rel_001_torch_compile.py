@@ -13,15 +13,15 @@ from gpuwarden.rules.facts import SubmitFacts
 def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     """torch.compile is used only after the script has succeeded once.
 
-    Why: it saves a tenth to a fifth of the time and adds its own failures (no compiler in the image, recompilation at
-    every new sequence length, bf16 kernels on a T4) with misleading messages. In a first run, these failures hide
-    whether the script itself works.
+    Why: compilation saves a tenth to a fifth of the time but adds failures of its own, with misleading messages: no
+    compiler in the image, recompilation at every new sequence length, bf16 kernels on a T4. In a first run, these
+    failures hide whether the script itself works.
 
     Example:
         TrainingArguments(output_dir="out", torch_compile=True)  # this script has never succeeded
 
     Instead:
-        TrainingArguments(output_dir="out")  # add torch_compile=True once it has
+        TrainingArguments(output_dir="out")  # add torch_compile=True after it has succeeded
 
     """
     uses = facts.uses

@@ -4,7 +4,7 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
-# Inputs that the trainer of each method accepts without changes.
+# A model and a dataset for each method that its trainer accepts without changes.
 _PAIRS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized")
 _PROMPTS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K")
 _KNOWN_GOOD = {

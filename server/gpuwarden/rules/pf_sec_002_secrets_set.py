@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SEC-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Ask the user to set it in gpuwarden's environment.",
+    fix="Ask the user to set the variable in gpuwarden's environment.",
 )
 def secrets_set(facts: SubmitFacts) -> Iterator[Found]:
     """Every named secret has a value.

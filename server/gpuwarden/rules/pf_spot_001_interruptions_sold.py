@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Set interruptible to false, or choose a platform that offers interruptible machines.",
 )
 def interruptions_sold(facts: SubmitFacts) -> Iterator[Found]:
-    """The platform offers interruptible machines if the job requests one.
+    """If the job requests an interruptible machine, the platform offers such machines.
 
     Why: otherwise the platform rejects the request, or silently fulfills it at the full price. A platform may reclaim
     an interruptible machine at any time. If it offers no interruptible machines, neither the discount nor the risk

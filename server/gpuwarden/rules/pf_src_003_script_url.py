@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
     """The URL of a script is that of the file itself, not of a web page that shows it.
 
-    Why: the URL in the browser is that of a page. Downloading it returns HTML, and Python fails only when it runs that
-    HTML. If gpuwarden has fetched the URL, the response is checked too.
+    Why: the URL in the browser is that of a page. A download from it returns HTML, and Python fails only when it runs
+    the HTML. If gpuwarden has fetched the URL, the response is checked too.
 
     Example:
         submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])

@@ -13,7 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def cmake_not_make(facts: SubmitFacts) -> Iterator[Found]:
     """llama.cpp is built with CMake, not make.
 
-    Why: its Makefile was removed, so `make` fails. The makefiles of other projects may not work on every machine.
+    Why: llama.cpp's Makefile was removed, so `make` fails. The makefiles of other projects may not work on every
+    machine.
 
     Example:
         subprocess.run(["make", "-C", "llama.cpp"], check=True)

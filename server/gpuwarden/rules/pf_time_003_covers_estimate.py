@@ -32,7 +32,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     Why: a job that can't finish in time wastes money. The estimate is a wide interval. A timeout is an error if it is
     below half of the interval's lower end, or below the minimum time that the run's steps take with any model. It is a
     warning if it is below the lower end itself, or if a slow start alone can use it up. If the number of steps is
-    unknown, less than a minute and a half is an error unless the script makes the run shorter than its data.
+    unknown, a timeout below 90 s is an error unless the script makes the run shorter than its data.
 
     Example:
         submit_job(gpu="t4-small", script=three_epochs_of_an_8b_model, timeout_s=600)

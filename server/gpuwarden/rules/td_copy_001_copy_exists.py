@@ -10,7 +10,7 @@ SHOWN = 5
 
 @rule("TD-COPY-001", gate="teardown", severity=Severity.ERROR, fix=do(Action.PULL))
 def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
-    """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
+    """Every declared file that the teardown destroys has a copy elsewhere with the same digest.
 
     Why: a log line that says "saved" is only a claim. A file whose only copy is on the machine is lost with it. A copy
     is a pulled file, or an object in the artifact store whose checksum, computed by the store, equals that of the

@@ -17,7 +17,7 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     """The machine has no other processes and no recent files.
 
     Why: the user's own shells, downloads and files on the machine would also be lost. gpuwarden can't decide whether
-    that matters, so the finding is shown to the user who approves.
+    they matter, so the finding is shown to the user who approves the teardown.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the user edits /opt/notes.txt in vim there

@@ -48,7 +48,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     if left_unproven:
         return
     if facts.copy_verdict is None:
-        yield Found("the copy was not verified since it last changed")
+        yield Found("the copy has not been verified since it last changed")
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
         what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(

@@ -14,7 +14,7 @@ def outputs_exist(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared output exists.
 
     Why: results that a job saved to an undeclared path are neither copied nor verified. The teardown would destroy
-    these results without another finding, so search for them before you approve it.
+    these results without any other warning, so search for them before you approve it.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs are ["out", "logs"], and logs does not exist

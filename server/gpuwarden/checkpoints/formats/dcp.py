@@ -1,4 +1,4 @@
-"""Read torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and the `.distcp` files.
+"""Read torch.distributed.checkpoint files: `.metadata`, a pickle that maps tensors to files, and `.distcp` files.
 
 Each record in a `.distcp` file is an archive written by torch.save, so it has CRCs, which `dcp.load` does not check.
 """

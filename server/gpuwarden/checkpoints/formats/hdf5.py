@@ -45,7 +45,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if len(walk.orders) > 1:
         found.doubts.append("mixes byte orders, so its values were not scanned")
     found.tensors.sort(key=lambda t: t.start)
-    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, and its size matches its superblock")
+    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, and the file has the recorded size")
     _keras_code(source, found)
     apart = sum(t.start < 0 and t.dtype in _FLOATS.values() for t in found.tensors)
     if apart:
@@ -271,7 +271,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return the type of an element, and whether the type is big-endian; None if the type has no byte order."""
+    """Return the type of an element and its byte order: true for big-endian, None if the type has no byte order."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"

@@ -1,4 +1,4 @@
-"""Read JPEG images: check the markers and that nothing follows the image. The format has no checksum."""
+"""Read JPEG images: check that the markers are valid and that nothing follows the image. The format has no checksum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the markers in order. Raises Broken unless the file is exactly one image."""
+    """Read the markers in order. Raises Broken for an invalid image, Doubtful if other bytes follow."""
     if source.head(2) != bytes([0xFF, _START]):
         raise Broken("is not a JPEG image, despite its name")
     if source.size > limits.json:

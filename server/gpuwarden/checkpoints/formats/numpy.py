@@ -116,7 +116,7 @@ def _unpack(
 
 
 def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
-    """Add the array to `found`. Return the offset of its data, and whether its numbers are big-endian."""
+    """Add the array to `found`. Return the offset of its data, and true if its numbers are big-endian."""
     if head[:6] != _MAGIC or len(head) < 12:
         raise Broken(f"{short(name, 60)} does not begin with the signature of a numpy array")
     wide = 2 if head[6] == 1 else 4
@@ -141,7 +141,7 @@ def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[
 
 
 def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
-    """Return an element's type, its size in bytes, and whether it is a big-endian number."""
+    """Return an element's type, its size in bytes, and true if it is a big-endian number."""
     match = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
     if match and match.group(2) in _KINDS:
         dtype = _KINDS[match.group(2)]

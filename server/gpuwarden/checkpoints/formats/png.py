@@ -19,7 +19,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the chunks in order. Raises Broken if the file is not exactly one image."""
+    """Read the chunks in order. Raises Broken for an invalid image, Doubtful if other bytes follow."""
     if source.head(8) != _SIGNATURE:
         raise Broken("is not a PNG image, despite its name")
     found, at, seen = Anatomy(NAME), 8, 0

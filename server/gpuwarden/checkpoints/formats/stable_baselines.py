@@ -1,4 +1,4 @@
-"""Read Stable-Baselines3 archives (.zip), which contain JSON with pickled settings, and torch archives."""
+"""Read Stable-Baselines3 archives (.zip), which contain torch archives and a JSON file with pickled settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Settings(Names):
         return "" if tuple_of_two else super().call(made)
 
 
-# Classes of the library, Gymnasium and torch. Instances are created without calling the class, then get attributes.
+# Classes of the library, Gymnasium and torch. Instances are created without calling the class.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -72,7 +72,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     others = [n for n in members if n not in (_SETTINGS, *_TEXTS) and not n.endswith(".pth")]
     if others:
         found.unproved.append(f"the content of {some(others)}")
-    found.proved.append(f"all {len(members):,} members exist, with {len(found.tensors):,} tensors")
+    found.proved.append(f"all {len(members):,} members exist; they contain {len(found.tensors):,} tensors")
     return found
 
 

@@ -8,7 +8,9 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-_BODY_CAP = 8 << 20  # bytes whose CRCs are computed, which is slow in Python; after them, only frames are checked
+# The CRCs of records are computed for at most this many bytes, because this is slow in Python. In later records, only
+# the frames are checked.
+_BODY_CAP = 8 << 20
 
 
 def claims(name: str, head: bytes) -> bool:

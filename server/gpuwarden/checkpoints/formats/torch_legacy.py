@@ -30,7 +30,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the five pickles, of which the last lists the storages' keys, then each storage with its length."""
+    """Read the five pickles, the last of which lists the keys of the storages, and then each storage."""
     data = source.at(0, min(source.size, limits.pickle))
     names = allow_list.of_file(source.name)
     machine = symbolic.Machine(data, limits, names=names)

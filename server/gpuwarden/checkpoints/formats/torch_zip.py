@@ -48,7 +48,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         _other_pickles(found, source, [inside[n] for n in foreign], limits)
     if script:
         found.format = "torchscript"
-        found.doubt("is a TorchScript archive: the program in it runs when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("is a TorchScript archive: loading it runs the program that it contains", Cause.NEEDS_CODE)
         foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
     if foreign:
         found.doubt(f"has members that torch never writes: {some(foreign)}")
@@ -61,7 +61,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
-    if script:  # The classes are part of the program, which is already recorded as a doubt.
+    if script:  # The classes are part of the program, which has already been recorded as a doubt.
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name, limits)
@@ -99,7 +99,7 @@ def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: 
     """Return the findings about a torch.package archive. Raises Unread if another program wrote the archive."""
     if any(n.endswith("/.data/extern_modules") for n in members):
         found = Anatomy("torch package")
-        found.doubt("is a torch.package archive: the Python modules in it run when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("is a torch.package archive: loading it runs the Python modules that it contains", Cause.NEEDS_CODE)
         found.spans += [zips.span(m) for m in members.values() if m.stored]
         _other_pickles(found, source, [m for n, m in members.items() if n.endswith(".pkl")], limits)
         return found

@@ -124,7 +124,7 @@ class _Walk:
         if code == b"#":
             left, code = self.length(), b""
         while left and code != b"}":
-            if code:  # The type of the first key's length was already read.
+            if code:  # The type of the first key's length has already been read.
                 size = self.number(code)
                 key = self.reader.take(size if isinstance(size, int) else -1).decode("utf-8", "replace")
             else:

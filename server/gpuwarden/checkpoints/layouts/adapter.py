@@ -91,7 +91,7 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
     """Map each adapted module to the names of its tensors, without the module's name.
 
     `target_modules` lists the adapted modules. If it is a string, it is a regular expression. Because a malicious
-    expression might never end, it is not evaluated, and only modules with LoRA matrices are found.
+    expression could take forever to match, it is not evaluated, and only modules with LoRA matrices are found.
     """
     known = set(pairs(tensors))
     targets = set(_names(config.get("target_modules")))
@@ -111,7 +111,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
-    lora = config.get("peft_type") == "LORA"  # some other adapter types have only tensors that modules share
+    lora = config.get("peft_type") == "LORA"  # in some other adapter types, all tensors are shared by several modules
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):

@@ -13,7 +13,7 @@ NAME = "distributed checkpoint"
 
 
 def claims(folder: Folder) -> bool:
-    """Return whether the folder contains this layout's files."""
+    """Return true for a folder with this layout's files."""
     return ".metadata" in folder.files or any(n.endswith(".distcp") for n in folder.files)
 
 
@@ -33,7 +33,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     else:
         said.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # A folder with only an optimizer is part of another checkpoint. `stepped.py` checks a step in the folder's name.
+    # A folder with only an optimizer is part of another checkpoint. `stepped.py` reads a step from the folder's name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None
@@ -43,7 +43,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the number that is saved under one of the keys for a step, or else the optimizer's number of steps."""
+    """Return the step that is saved under one of the usual keys, or else the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

@@ -2,7 +2,7 @@
 
 The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, the model states
 contain no weights; instead, each rank's optimizer states contain the rank's share of the weights as 32-bit floats. The
-sizes of the shares are checked with the rules by which DeepSpeed's own converter (zero_to_fp32.py) joins the shares.
+sizes of the shares are checked with the rules of DeepSpeed's own converter (zero_to_fp32.py).
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return whether the folder contains ranks' parts, or contains both `latest` and a `global_step` folder."""
+    """Return true if the folder contains ranks' parts, or both `latest` and a `global_step` folder."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is right."""
+    """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is valid."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
@@ -141,7 +141,7 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
         if gone:
             said.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {some(gone)}")
         elif world and len(ranks) > world:
-            said.problems.append(f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}, not {world}")
+            said.problems.append(f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}; expected {world}")
     known = {m for _, m in parts.ranks} | set(parts.whole)
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
@@ -157,8 +157,8 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
         said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
     if parts.ranks and len(said.problems) == before:
         count = max(map(len, parts.ranks.values()))
-        all_of = f"all {count} ranks saved their parts"
-        unsure = f"{count} ranks saved their parts; it is unknown whether there were higher ranks"
+        all_of = f"all {count} ranks have saved their parts"
+        unsure = f"{count} ranks have saved their parts; it is unknown whether there were higher ranks"
         said.proved.append(all_of if world else unsure)
 
 
@@ -191,7 +191,7 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
         said.problems.append(f"the ranks' optimizers are at different steps: {some(made_steps)}")
     most = max(made_steps, default=0)
     if said.step is not None and most > said.step:
-        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at {said.step:,}")
+        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at step {said.step:,}")
     numels = parts.numels
     if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
         _sum(flat, numels[0], parts.stage, said)

@@ -14,12 +14,12 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def claims(folder: Folder) -> bool:
-    """Return whether the folder contains a part of a split model."""
+    """Return true if the folder contains a part of a split model."""
     return any(_PART.fullmatch(name) for name in folder.files)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the numbers in each model's parts with each other and with the files' names."""
+    """Check that no part is missing, and that the numbers in each model's parts match the file names."""
     said = Judgement(NAME, folder.rel)
     models: dict[tuple[str, int], dict[int, str]] = {}
     for name in folder.files:
@@ -49,7 +49,7 @@ def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> 
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
         if stated != (number - 1, count):
-            named = "no number" if stated == (None, None) else f"part {stated[0]} of {stated[1]}, counted from 0"
+            named = "no number" if stated == (None, None) else f"number {stated[0]} (counted from 0) of {stated[1]}"
             said.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} records {named}")
     totals = {part.meta.get("split.tensors.count") for part in read.values()}
     names = [t.name for part in read.values() for t in part.tensors]

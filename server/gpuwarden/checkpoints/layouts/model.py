@@ -45,7 +45,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         said.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
-        # A config is optional. It counts as missing only if its companion file exists or sibling models have a config.
+        # A config is optional. It counts as missing only if a companion file exists or sibling models have a config.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}

@@ -1,4 +1,4 @@
-"""Check a sharded model. Its index maps each tensor to a file; the libraries that load it do not check the index."""
+"""Check a sharded model. Its index maps tensors to files; the libraries that load the model do not check the index."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
-        said.problems.append("the folder is empty: the save failed, and resume=True would fail on it")
+        said.problems.append("the folder is empty: the save failed, and a resume with resume=True would fail")
         return said
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
@@ -86,7 +86,7 @@ def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
-    """Read the step of a folder that accelerate's `save_state` wrote from the optimizer, or else from the scheduler."""
+    """Read the step from the optimizer, or else the scheduler, in a folder that accelerate's `save_state` wrote."""
     saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
     made = optimizer.most_steps(saved, found)
     if made is None:

@@ -116,7 +116,7 @@ def _ratio(args: tuple[Any, ...]) -> bool:
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """Accept one list, tuple or dict. Other objects could be infinite, or their attributes would be read."""
+    """Accept no argument, or one list, tuple or dict. Another object could be infinite or run code when it is read."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
@@ -132,7 +132,7 @@ def _rebuilt(args: tuple[Any, ...]) -> bool:
 
 
 def _from_type(args: tuple[Any, ...]) -> bool:
-    """Accept a function that rebuilds a tensor and its arguments if this call is allowed."""
+    """Accept a tensor-rebuilding function with its arguments, if calling it with them is allowed."""
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
         return False
     func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
@@ -305,7 +305,7 @@ class Names:
         return "" if fits else f"changes an object of {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return the reason why adding elements may run code, such as an overridden method; "" if it can't."""
+        """Return the reason why adding elements may run code, such as an overridden method; "" if this is safe."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""

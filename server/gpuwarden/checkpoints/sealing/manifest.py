@@ -1,8 +1,8 @@
 """Read and write manifests. A manifest lists a checkpoint's files with their digests, which can prove later copies.
 
 Inside a folder, the manifest is `gpuwarden-manifest.json`; next to a single file, it is
-`<file>.gpuwarden-manifest.json`. It detects damage, but not an attacker who rewrites both the files and the manifest.
-Standard library only.
+`<file>.gpuwarden-manifest.json`. A manifest detects damage, but not an attacker who rewrites both the files and
+the manifest. Standard library only.
 """
 
 from __future__ import annotations

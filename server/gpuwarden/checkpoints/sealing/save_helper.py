@@ -37,7 +37,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Loaded(NamedTuple):
-    """The newest intact checkpoint. `state` is the dict given to `save`, or None if you wrote the files yourself."""
+    """The newest intact checkpoint. `state` is the dict passed to `save`, or None if you wrote the files yourself."""
 
     step: int
     path: Path
@@ -86,7 +86,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
 
 
 def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> Path:
-    """Save a dict of states (model, optimizer, scheduler, rng, ...) with torch.save. Return the folder."""
+    """Save a dict of states (model, optimizer, scheduler, rng, ...) with torch.save. Return the checkpoint's folder."""
     import torch
 
     with saving(root, step, keep=keep, parts=tuple(map(str, state))) as folder:

@@ -30,8 +30,8 @@ from gpuwarden.checkpoints.tree import Folder, walk
 class Sealer:
     """Examine an output folder, or one file, repeatedly. Each call of `look` is one examination.
 
-    `digests` lists the names of the digests to record. With a `key`, each line of the log is signed. The latest states
-    are kept only in memory, so all unsealed files are examined again after a restart.
+    `digests` lists the names of the digests to record. With a `key`, each line of the log is signed. The states of
+    files are kept only in memory, so all unsealed files are examined again after a restart.
     """
 
     root: Path
@@ -100,7 +100,7 @@ class Sealer:
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():
-            # A file in an unsupported format is sealed as well, unless another doubt about it exists.
+            # A file in an unsupported format is also sealed, unless there is another doubt about it.
             unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
             if entry.problems or entry.temporary or (entry.doubts and not unreadable):
                 return False

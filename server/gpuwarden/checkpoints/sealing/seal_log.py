@@ -58,7 +58,8 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
     """Append the entries of a manifest of `base` to the log, signed if a key is given.
 
-    If a file has been written to since, append nothing and return false; the next examination tries again.
+    If a file has been written to since the manifest was made, append nothing and return false; the next examination
+    tries again.
     """
     rows = []
     for row in taken["files"]:
@@ -114,7 +115,7 @@ def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return the sealed sizes and digests of the files under a path. Omit files that have changed since."""
+    """Return the sealed sizes and digests of files under a path. Omit files that have changed since their sealing."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

@@ -1,7 +1,7 @@
 """Compute digests and CRC-32 checksums, and search bytes for NaN and infinity.
 
-With numpy, isal and xxhash, the memory bandwidth limits the speed. Without them, the results are the same but slower,
-except that the XXH3 digest is omitted.
+With numpy, isal and xxhash, the memory bandwidth limits the speed. Without them, the computation is slower, and the
+XXH3 digest is omitted.
 """
 
 from __future__ import annotations

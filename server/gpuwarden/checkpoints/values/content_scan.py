@@ -20,14 +20,14 @@ from gpuwarden.checkpoints.values import checksums, pages
 CHUNK = 1 << 23  # fits in the last-level cache; smaller blocks would make threads wait for each other more often
 SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
-_JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two CRCs
+_JOIN = 1 << 22  # number of bytes whose CRC takes about as long to compute as joining two CRCs
 _LINE = 16  # bytes; the size of the largest element
 
 
 @dataclass
 class Seen:
-    """The results. `digests` are in hex; `strange` lists the tensors that may contain NaN or infinity, and `zero` those
-    that contain only zeros.
+    """The results of a scan. `digests` are in hex; `strange` lists the tensors that may contain NaN or infinity, and
+    `zero` those that contain only zeros.
     """
 
     digests: dict[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class _Checked:
 
 
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
-    """Return ranges whose CRCs, joined, give that of the complete file: the format's spans and the gaps between them.
+    """Return ranges whose joined CRCs are the CRC of the complete file: the format's spans and the gaps between them.
 
     If the spans overlap, or are so small that joining the CRCs costs more than it saves, the only range is the complete
     file.

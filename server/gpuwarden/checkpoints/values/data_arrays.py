@@ -31,6 +31,6 @@ def judge(found: Findings) -> None:
 
 
 def _of_model(path: str, entry: Entry) -> bool:
-    """Return whether a file indicates that its folder contains a model."""
+    """Return true if a file indicates that its folder contains a model."""
     tensors = entry.format != "numpy" and entry.anatomy is not None and bool(entry.anatomy.tensors)
     return tensors or path.rpartition("/")[2] == "config.json"

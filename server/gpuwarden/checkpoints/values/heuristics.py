@@ -1,6 +1,7 @@
 """Find tensors that are well-formed but suspicious: all zero, constant, or copies of each other.
 
-They only cause warnings, because biases and adapters start at zero, norms start at one, and tied weights are copies.
+Such tensors cause only warnings, because biases and adapters start at zero, norms start at one, and tied weights are
+copies.
 """
 
 from __future__ import annotations

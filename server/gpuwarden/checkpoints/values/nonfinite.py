@@ -29,7 +29,7 @@ class NonFinite:
     high: int = -1
 
     def count(self, bits: Any, kind: DType) -> None:
-        """Add elements, given as a numpy array of unsigned integers."""
+        """Count the elements in an array. `bits` contains their bits as unsigned integers."""
         if kind.nan is not None:
             bad = bits == kind.nan
             self.nan += int(bad.sum())

@@ -152,7 +152,7 @@ def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
 
 
 def moved(source: Source, tensors: list[Tensor]) -> bool:
-    """Return whether any moment is not zero, or no moments with known names exist.
+    """Return true if any moment is not zero, or if there are no moments with known names.
 
     If all moments are zero, every gradient was zero, so no weight has changed.
     """

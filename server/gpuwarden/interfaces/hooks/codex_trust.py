@@ -1,7 +1,7 @@
 """Check which hooks the user has trusted in Codex. Codex runs no other hooks.
 
-Codex stores a digest of each trusted hook in its `config.toml`. The key consists of the hook's file and position,
-preceded by the plugin's name if a plugin installs the hook.
+Codex stores a digest of each trusted hook in its `config.toml`. The digest's key consists of the hook's file and
+position, preceded by the plugin's name if a plugin installs the hook.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EVENT: Final = "pre_tool_use"
 
 
 def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: Mapping[str, Any]) -> bool:
-    """Return whether Codex would run a hook whose digest is stored under one of `keys`.
+    """Return whether Codex would run `hook`. Its digest may be stored under any of `keys`.
 
-    Codex runs a hook if the user has trusted it in its current form and has not disabled it. In the entry of a
-    plugin's hook, the plugin's digest follows the hook's digest.
+    Codex runs a hook if the user has trusted its current form and has not disabled it. For a plugin's hook, the
+    stored value is the hook's digest followed by the plugin's digest.
     """
     kept = [state for key, state in _states(config).items() if key in set(keys)]
     identity = {"event_name": EVENT, "matcher": group.get("matcher"), "hooks": [{"async": False, **hook}]}
@@ -33,7 +33,7 @@ def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: M
 
 
 def plugin_trusted(config: Path, plugin: Path, name: str) -> bool:
-    """Return whether Codex would run the first tool-call hook of the plugin in the folder `plugin`."""
+    """Return whether Codex would run the first `PreToolUse` hook of the plugin in the folder `plugin`."""
     file = "hooks/codex.json"
     try:
         group = json.loads((plugin / file).read_text("utf-8"))["hooks"]["PreToolUse"][0]

@@ -36,14 +36,15 @@ from gpuwarden.running_servers import folder as servers_folder
 
 LIMITS: Final = (
     "The guard checks shell commands, edits and calls to other MCP servers. It can't block script files, computed or "
-    "encoded commands, input typed into a running program, other programs that have the account's key, or the user."
+    "encoded commands, input typed into a running program, or other programs that have the account's key. It does not "
+    "restrict the user."
 )
 ANSWERING: Final = ("Elicitation", "ElicitationResult")
-"""Claude Code events whose hooks can answer a server's form, or change the answer."""
-FORMS: Final = "a hook there answers forms for you; keep elicitation out of approval.channels in the policy."
+"""Claude Code events whose hooks can answer an MCP server's form, or change the user's answer."""
+FORMS: Final = "a hook there answers forms for you; don't list elicitation in the policy's approval.channels."
 TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this hook."
 # Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
-GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
+GONE: Final = "the guard failed, so every call is blocked; run gpuwarden hooks install"
 NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
 )
@@ -54,7 +55,7 @@ GUARD: Final = "guard.json"
 
 
 def or_deny(why: str) -> str:
-    """Return the last part of a hook's command, which blocks the call if the guard itself fails.
+    """Return a suffix for a hook's command that blocks the call if the guard itself fails.
 
     Every client allows the call on an exit code other than 2, such as 1 from a crash, 137 from a killed process, or 127
     if a command is not found.
@@ -74,7 +75,7 @@ class Client:
 
     @property
     def grouped(self) -> bool:
-        """Return whether an event has groups of hooks, as in Claude Code, instead of plain commands, as in Cursor."""
+        """Return whether the client groups an event's hooks by matcher. Cursor instead lists plain commands."""
         return self.name != "cursor"
 
     @property
@@ -83,7 +84,7 @@ class Client:
         return TIMEOUT_S * (1000 if self.name == "gemini" else 1)
 
     def entry(self, command: str, matcher: str | None) -> dict[str, Any]:
-        """Return an event's entry that runs the command."""
+        """Return the settings entry that makes an event run the command."""
         if self.grouped:
             return {
                 "matcher": matcher,
@@ -128,7 +129,7 @@ class HooksReply(Result):
     clients: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
     answering: list[str] = Field(default_factory=list)
-    """Settings files with a hook that answers forms."""
+    """Settings files in which a hook answers forms."""
 
 
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
@@ -162,7 +163,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
-    """Return the settings files of the user, the project and the plugins that contain a hook that answers forms."""
+    """Return the settings files of the user, the project and the plugins in which a hook answers forms."""
     folders = [*homes.values(), project / ".claude"]
     files = {
         f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
@@ -188,8 +189,7 @@ def plugin_hooks(name: str) -> dict[str, Any]:
     """Return the content of a plugin's hooks file. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
 
     The plugin's packages are downloaded and the guard's file is written when a session starts. A hook call never
-    downloads anything or waits for a download, because the hook could time out, and the client allows a call whose
-    hook times out.
+    downloads anything or waits for a download. Otherwise the hook could time out, and the client would allow the call.
     """
     client = next(c for c in CLIENTS if c.name == name)
     start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
@@ -216,7 +216,7 @@ def _folder(config: Config) -> Path:
 
 
 def _command(client: Client, config: Config) -> str:
-    """Return the command for the client's shell. `-E -P` prevent the environment from changing Python's import path."""
+    """Return the hook's command for the client's shell. `-E -P` keep variables from changing Python's import path."""
     words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     return command if os.name == "nt" else command + or_deny(GONE)
@@ -244,7 +244,7 @@ def _told(config: Config, settings: list[Path]) -> str:
     """Return the content of the file that the guard reads on each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
-    plugins = [  # where clients store their copies of the plugin
+    plugins = [  # the folders in which clients keep their copies of the plugin
         folder / name
         for home in {file.parent for file in settings}
         for folder in (home / "plugins" / "cache", home / "plugins" / "marketplaces", home / "extensions")
@@ -289,7 +289,7 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
 
 
 def _is_ours(entry: Any) -> bool:
-    """Return whether an entry, or a hook in its matcher group, runs this guard or an older installation's guard."""
+    """Return whether an entry, or a hook in a matcher group, runs this guard or an older version of it."""
     return any((MARK in text or OLD_MARK in text) and "guard.json" in text for text in _texts(entry))
 
 
@@ -300,7 +300,7 @@ def _texts(entry: Any) -> list[str]:
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """Return the entries without this guard's hook. Other hooks in its group are kept."""
+    """Return the entries without this guard's hook. Other hooks in the same group are kept."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -353,7 +353,7 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
 
 
 def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Return whether two settings are equal, ignoring events without hooks and Cursor's `version`."""
+    """Return whether two settings tables are equal, ignoring events without hooks and Cursor's `version`."""
 
     def bare(table: dict[str, Any]) -> dict[str, Any]:
         hooks_table = {k: v for k, v in table.get("hooks", {}).items() if v}
@@ -388,7 +388,7 @@ def _trusted(client: Client, file: Path) -> bool:
 
 
 def by_plugin(name: str, env: Mapping[str, str]) -> str:
-    """Return the state of the guard that a client's plugin installs; empty if no plugin installs a guard."""
+    """Return the state of the guard from a client's plugin; an empty string if no plugin installs a guard."""
     client = client_files(env)[name]
     if name not in BRINGS_GUARD or (folder := plugin_folder(client)) is None:
         return ""

@@ -1,7 +1,7 @@
-"""Serve the cards of tools through the MCP Apps extension (SEP-1865), to the clients that support it.
+"""Serve HTML cards for tool results through the MCP Apps extension (SEP-1865), to the clients that support it.
 
-Only a client that declares the extension gets the tools' references to cards and the cards' views. The text and the
-structured content of results are the same with and without the extension.
+Only a client that declares the extension receives references to cards and the cards' data. The text and the structured
+content of results are the same with and without the extension.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gpuwarden.lifecycle.monitoring.check import Checked
 
 CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
 VIEW: Final = "gpuwarden/card"
-"""Key of a card's view in the metadata of a result; models do not read this metadata."""
+"""Key of a card's data in the metadata of a result. Models do not read this metadata."""
 CLOSED: Final = ResourceCsp(connect_domains=[], resource_domains=[], frame_domains=[], base_uri_domains=[])
 
 logger = logging.getLogger(__name__)
 
 
 def cards() -> Apps:
-    """Return the extension with a document for each card. Documents are built when they are read."""
+    """Return the extension with an HTML document for each card. A document is built when it is read."""
 
     def read(kind: Any) -> str:
         from gpuwarden.interfaces.http.pages.cards import document  # imports Jinja, which few clients need
@@ -68,7 +68,7 @@ async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> An
 async def with_card(
     client: ClientContext[Any, Any] | None, result: CallToolResult, ctx: Context, seen: Checked | InstancesReply
 ) -> CallToolResult:
-    """Add the view of a card for a client that shows it. If the card can't be built, return the result without it."""
+    """Add a card's data to the result if the client supports cards. On an error, omit the data."""
     if client is None or result.is_error or not client_supports_apps(client):
         return result
     try:

@@ -1,4 +1,4 @@
-"""Completions for arguments: jobs, platforms, profiles, entries and templates."""
+"""Complete the arguments of prompts and resource templates: jobs, platforms, profiles, entries and templates."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
     (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
     (FILLED_URI, "platform"): _platforms,
 }
-"""Completions by prompt or template, and by argument."""
+"""Maps a prompt or resource template and one of its arguments to the function that completes the argument."""
 
 
 def serve(ctx: Context, server: Server[Any]) -> None:
@@ -69,7 +69,7 @@ def serve(ctx: Context, server: Server[Any]) -> None:
 
 
 async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completion:
-    """Return the possible values of an argument of a prompt or template; none for free text, such as a goal."""
+    """Return possible values for an argument of a prompt or resource template; none for free text, such as a goal."""
     names = COMPLETED.get((of, argument))
     if names is None:
         return Completion(values=[], total=0, has_more=False)

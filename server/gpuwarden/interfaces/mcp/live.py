@@ -1,8 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
 Changes are read from the ledger, so changes made by any process are reported. Alerts are sent to the clients that
-requested log messages. Notifications are sent at most once a second, and a client that does not read its messages
-delays notifications by at most SEND_S seconds.
+requested log messages. Notifications are sent at most once a second. A client that does not read its
+messages delays each notification by at most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def job_uri(job_id: str) -> str:
 
 
 def job_text(ctx: Context, job_id: str) -> str:
-    """Return a job as JSON, from the ledger and this process's last poll. Raises NotFound."""
+    """Return a job as JSON, based on the ledger and this process's last poll. Raises NotFound."""
     body = job_line(line_of(ctx, read_job(ctx.ledger, job_id))).model_dump(mode="json", exclude_none=True)
     return json.dumps(scrubbed(body, ctx.hidden(body)), ensure_ascii=False)
 
 
 class LiveJobs:
-    """The server's subscription bus: the subscriptions of clients with either version of the protocol."""
+    """The server's subscription bus, for clients with either version of the protocol."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -72,7 +72,7 @@ class LiveJobs:
         self._changed: set[str] = set()
 
     def changed(self, job_id: str) -> None:
-        """Record that a job changed outside the ledger, for example by a new point of its curve."""
+        """Record that a job has changed outside the ledger, for example by a new metric value."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
@@ -92,7 +92,7 @@ class LiveJobs:
         return unsubscribe
 
     def serve(self, server: Server[Any]) -> None:
-        """Register the methods of the older protocol version, for which the SDK's server has no other hook."""
+        """Register the handlers for the older protocol version. The SDK's server has no other hook for them."""
         server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
@@ -108,7 +108,7 @@ class LiveJobs:
                 logger.warning("%s", line(error.message, 300))
 
     async def round(self, after: int) -> int:
-        """Notify clients of the ledger's events after event number `after`. Return the number of the last event."""
+        """Notify clients of the events after the event number `after`. Return the number of the last event."""
         events = self.ctx.ledger.events(after=after, limit=1_000)
         changed = self._changed | {job for event in events if (job := self._job_of(event.subject))}
         self._changed = set()
@@ -161,7 +161,7 @@ class LiveJobs:
         return EmptyResult()
 
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
-        """Return the client's connection. Its subscriptions are removed when it closes."""
+        """Return the client's connection. The client's subscriptions are removed when the connection closes."""
         connection = ctx.session._connection  # noqa: SLF001 - the session exists for one request only
         if connection not in self._subscribed and connection not in self._levels:
             connection.exit_stack.callback(self._forget, connection)

@@ -26,7 +26,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 
 
 class McpEndpoint:
-    """One MCP server for all clients of an application. It serves inside `running`, which is entered only once."""
+    """One MCP server for all clients of an application. Enter `running`, once, to serve requests."""
 
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
@@ -35,7 +35,7 @@ class McpEndpoint:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve requests inside this block."""
+        """Serve requests while the context is open."""
         self._manager = StreamableHTTPSessionManager(
             app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's public application does not support principals
             # The application's guard has already checked Host and Origin, as it does for every route.

@@ -1,4 +1,4 @@
-"""Three prompts that the user can select in a client. The prompts only name tools, and the tools enforce the rules."""
+"""Three prompts that the user can select in a client. They only name tools; the tools enforce the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide references, profiles and skills as documents with a URI."""
+"""Provide references, profiles, skills and the user's notes as documents, each with a URI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", "
 
 @dataclass(frozen=True)
 class Document:
-    """One file: its entry in the list of resources, and its content. `path` is relative to the folder for its kind."""
+    """One file: its entry in the list of resources, and its content. `path` is relative to the folder for `kind`."""
 
     kind: Kind
     path: str
@@ -68,7 +68,7 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
             notes = Notes()
         if notes != Notes():
             content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
-            about = "The user's notes on their setup: machines, folders, tracker, location of keys."
+            about = "The user's notes on their setup: machines, folders, tracker and locations of keys."
             title, kind = "The user's notes", "application/json"
             found[NOTES_URI] = Document("notes", notes_file.name, NOTES_URI, title, about, kind, content)
     return found

@@ -1,6 +1,6 @@
-"""The skills in the format of the MCP extension for skills (SEP-2640): entries with digests, and their folders.
+"""Return the skills in the format of the MCP extension for skills (SEP-2640): entries with digests, and folders.
 
-Every response comes from the same documents that `resources/read` serves, so that a digest always matches the content.
+Every response comes from the documents that `resources/read` also serves, so a digest always matches the content.
 """
 
 from __future__ import annotations

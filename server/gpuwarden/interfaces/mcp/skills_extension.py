@@ -29,16 +29,16 @@ class SkillsParams(RequestParams):
 
 
 class Skills(Extension):
-    """The extension and its methods."""
+    """The MCP extension for skills, with its methods."""
 
     identifier = skills.EXTENSION
 
     def settings(self) -> dict[str, Any]:
-        """Return the optional capabilities beyond the two mandatory methods."""
+        """Return the extension's optional capabilities."""
         return {"directoryRead": True}
 
     def methods(self) -> Sequence[MethodBinding]:
-        """Return the three methods. All results fit on one page, so no cursor is ever returned."""
+        """Return the extension's three methods. All results fit on one page, so no cursor is returned."""
         return [
             MethodBinding("skills/list", SkillsParams, _answering(lambda _: {"skills": skills.listed()})),
             MethodBinding("skills/get", SkillsParams, _answering(lambda uri: {"skill": skills.found(uri)})),

@@ -1,8 +1,8 @@
 """The MCP server over standard input and output.
 
-A server that can't start (an invalid policy, a damaged ledger) still opens the session. It tries again at each call. If
-the start fails, the call's result contains the reason, because an agent reads its client's messages but not the
-server's standard error.
+A server that can't open its context, for example because the policy is invalid or the ledger is damaged, still accepts
+the session and tries again at each call. If this fails, the call's result contains the reason, because an agent reads
+its client's messages but not the server's standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LateContext:
     """
 
     def __init__(self, open_context: Callable[[], Context]) -> None:
-        # Ordinary assignment would set these attributes on the context, because this class passes attribute access on.
+        # Ordinary assignment would set these attributes on the context, to which this class forwards attribute access.
         vars(self).update(_open=open_context, _context=None, _opened=anyio.Event())
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +75,7 @@ async def _serve(open_context: Callable[[], Context]) -> Context:
 
 
 async def _run_beside(server: WardenServer, late: LateContext) -> None:
-    """Watch the jobs and notify the client of their changes, once the context is open."""
+    """Wait until the context is open, then watch the jobs and notify the client of their changes."""
     await late.opening()
     watch = await to_thread.run_sync(_load_watch)
     async with anyio.create_task_group() as tasks:
@@ -84,7 +84,7 @@ async def _run_beside(server: WardenServer, late: LateContext) -> None:
 
 
 def _load_watch() -> Callable[[Context], Any]:
-    """Import the watch, which imports most of the package, while the server already responds."""
+    """Import the watch, and with it most of the package, while the server already responds."""
     from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 
     return watch_in_background

@@ -30,7 +30,7 @@ FIXED: Final[dict[Action, dict[str, Scalar]]] = {
     Action.RESUME: {"action": "resume"},
     Action.REHEARSE: {"rehearse": "true", "dry_run": "true"},
 }
-"""Arguments that distinguish the actions of one tool."""
+"""Arguments that select the action in a tool with several actions."""
 PROFILE_URI: Final = "gpuwarden://profiles/{name}.md"
 _BARE: Final = re.compile(r"[\w./:@~+-]+")
 
@@ -80,7 +80,7 @@ def in_call(step: NextStep) -> str:
 
 
 def _submission(given: Mapping[str, Scalar]) -> str:
-    """Return the submit_job call, with the earlier call's arguments or with only a receipt, which covers them."""
+    """Return the submit_job call, with the earlier call's arguments or with only a receipt."""
     changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
     changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
     if given.get("receipt") and len(given) == 1:

@@ -1,4 +1,4 @@
-"""Events for one-time codes. The user enters a code from a terminal in the browser to approve a request."""
+"""Events for one-time codes. A terminal shows a code, which the user enters in the browser to approve a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 class ApprovalCodeMade(Body):
     """A terminal showed the user a code, which is valid for the facts with this `digest` and for one browser `session`.
 
-    `code` is a salted hash of the code that is slow to compute. The code itself is not stored.
+    `code` is a slow, salted hash of the code. The code itself is not stored.
     """
 
     event: Literal["approval_code.made"] = "approval_code.made"

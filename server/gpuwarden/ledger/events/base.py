@@ -1,4 +1,4 @@
-"""Define the base class of event bodies. Each has a kind, a version, and the state to which it moves its subject."""
+"""Define the base class of event bodies. A body has a kind, a version, and the state to which it moves its subject."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Body(BaseModel):
 
     @property
     def gist(self) -> str:
-        """Return the text that describes this event in a timeline."""
+        """Return a short description of this event for a timeline."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
 
     @property

@@ -26,7 +26,7 @@ class FanOutAccepted(Body):
 
 
 class FanOutAsked(Body):
-    """A search chose further cells. A resumed search repeats its choices from these events."""
+    """A search chose further cells. A resumed search reads its earlier choices from these events."""
 
     event: Literal["fanout.asked"] = "fanout.asked"
     cells: tuple[Cell, ...]
@@ -54,9 +54,9 @@ class ArrayIntent(Body):
 
 
 class CellFound(Frozen):
-    """The result of one cell, as found in the copy of its queue's outputs.
+    """The result of one cell, read from the copy of its queue's outputs.
 
-    `objective` is the value that the cell reported, or None.
+    `objective` is the value that the cell reported; None if it reported none.
     """
 
     index: int
@@ -95,7 +95,7 @@ class FanOutEnded(Body):
 
 
 class FanOutResumed(Body):
-    """The user or a tool resumed a fan-out. These cells get the full number of attempts again."""
+    """The user or a tool resumed a fan-out. Each of these cells gets its full number of attempts again."""
 
     event: Literal["fanout.resumed"] = "fanout.resumed"
     cells: tuple[int, ...] = ()
@@ -103,9 +103,9 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """The limits of a fan-out were changed. Without a higher limit, no approval is needed, and `receipt` is empty.
+    """The limits of a fan-out were changed. If no limit was raised, no approval is needed, and `receipt` is empty.
 
-    With a receipt, `price` is the price that was checked for it, in USD per hour. It replaces the first price.
+    With a receipt, `price` is the price for which it was issued, in USD per hour. It replaces the earlier price.
     """
 
     event: Literal["fanout.limited"] = "fanout.limited"

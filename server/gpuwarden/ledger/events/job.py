@@ -107,7 +107,7 @@ class JobMovedOn(Body):
 
 
 class JobSubmitting(Body):
-    """A machine is ready, and an attempt will be launched on it. `timeout_s` is set if the job was paused.
+    """A machine is ready, and an attempt will be launched on it. `timeout_s` is set if the job has been paused.
 
     `array` is the token of the array in which the attempt is launched, or empty if the attempt is launched separately.
     """
@@ -269,7 +269,7 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """The machine on which a job runs, and the machine's current boot, were identified."""
+    """The machine on which a job runs was identified, including the machine's current boot."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
@@ -306,7 +306,7 @@ class PriceAccepted(Body):
 
 
 class OutputsDeclared(Body):
-    """Outputs were declared. `outputs` lists all outputs that have been declared since the submission."""
+    """Further outputs were declared. `outputs` lists all outputs that have been declared since the submission."""
 
     event: Literal["outputs.declared"] = "outputs.declared"
     outputs: tuple[str, ...]
@@ -333,7 +333,7 @@ class ArtifactsPulled(Body):
 
 
 class ArtifactsVerified(Body):
-    """The files of a pull were verified. `seal` is None if files changed while they were read."""
+    """The files of a pull were verified. `seal` is the digest of their metadata; None if they changed meanwhile."""
 
     event: Literal["artifacts.verified"] = "artifacts.verified"
     verdict: Verdict
@@ -349,7 +349,7 @@ class ArtifactsVerified(Body):
 
 
 class ArtifactsExaminedThere(Body):
-    """A machine verified its own outputs. The result is only the machine's claim, which no gate uses."""
+    """A machine verified its own outputs. No gate relies on the result, because it is only the machine's claim."""
 
     event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
     verdict: Verdict

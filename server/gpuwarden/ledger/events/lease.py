@@ -53,7 +53,7 @@ class CreateDoubted(Body):
 
 
 class CreateRefused(Body):
-    """The platform refused the request before a machine was ordered. In older ledgers, this event also stands for other
+    """The platform refused the request before a machine was ordered. In older ledgers, this event also records other
     refusals, after one poll.
     """
 
@@ -231,7 +231,7 @@ class HostTrusted(Body):
 
 
 class HostChecked(Body):
-    """A machine was checked before any job runs on it."""
+    """A machine was checked before a job was launched on it."""
 
     event: Literal["host.checked"] = "host.checked"
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Events for teardowns and for the user's approvals."""
+"""Events for teardowns, approvals, the policy and tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or termination was requested, or a request was reopened. The first event has the job and the lease."""
+    """A stop or termination was requested, or a request was reopened. Only the first has the job and the lease."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -73,7 +73,7 @@ class ApprovalGranted(Judged):
 
 
 class ApprovalUnanswered(Body):
-    """A client did not answer the form about the facts with this digest. It is not asked about these facts again.
+    """A client did not answer the form about the facts with this digest. The form is not sent again for these facts.
 
     `how` is the action that the client returned: `accept` if the form contained no decision, or `no form` if the client
     does not support forms.
@@ -85,7 +85,7 @@ class ApprovalUnanswered(Body):
 
 
 class ApprovalDeclined(Body):
-    """The user declined the facts with this digest and is not asked about them again."""
+    """The user declined a request with this digest of facts, and is not asked about these facts again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None
@@ -111,7 +111,7 @@ class TeardownVerifiedStopped(Body):
 
 
 class TeardownWithdrawn(Body):
-    """The request was withdrawn or is obsolete."""
+    """The request was withdrawn or became obsolete."""
 
     event: Literal["teardown.withdrawn"] = "teardown.withdrawn"
     MOVES_TO: ClassVar = Teardown.WITHDRAWN
@@ -127,7 +127,7 @@ class TeardownNeedsHuman(Body):
 class EndingOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
-    `through` tells where automatic teardown was enabled: in the policy file with the digest `policy`, or in the
+    `through` is the place where it was enabled: in the policy file with the digest `policy`, or in the
     approval of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
     teardown, the event is valid only while the policy still enables it. `storage` lists the storage that is billed
     after a termination. This storage was shown at submission, and the user accepted it together with the job.
@@ -146,7 +146,7 @@ class EndingOrdered(Body):
 class SelfStopOrdered(Body):
     """The policy file with the digest `policy` allows self-stop of a job's machine.
 
-    The machine may stop itself `after_s` seconds after the job ends. This time restarts whenever the machine's files
+    The machine may stop itself `after_s` seconds after the job ends. The countdown restarts when the machine's files
     are read, but not when the job's status is polled. The event is recorded when the job is accepted.
     """
 

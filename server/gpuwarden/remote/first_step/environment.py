@@ -36,7 +36,7 @@ _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
 """Matches text that uv reads as versions. uv could interpret other text as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
-"""Words in errors that may not occur in the job: a rehearsal builds no packages and installs torch for the CPU."""
+"""Matches errors that may not occur in the job: a rehearsal builds no packages and installs torch for the CPU."""
 _NETWORK: Final = re.compile(
     r"(?i)failed to fetch|dns error|error sending request|connect|timed? ?out|no such host|offline"
 )

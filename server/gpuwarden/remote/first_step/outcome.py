@@ -26,7 +26,7 @@ class Outcome(Frozen):
     for a stop.
 
     `line` and `text` are the number and content of the script's line that caused the error, or 0 and "" if unknown.
-    `reached` lists the stages that were reached. The stages are import, arguments, data, model, trainer, step, save,
+    `reached` lists the stages that the script reached, out of import, arguments, data, model, trainer, step, save,
     resume and end.
     """
 

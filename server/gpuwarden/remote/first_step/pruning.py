@@ -57,7 +57,7 @@ def prune_runs(now: float, folder: str | None = None) -> list[str]:
     removed = []
     for entry in os.scandir(folder or tempfile.gettempdir()):
         if entry.name.startswith(RUN) and entry.is_dir(follow_symlinks=False):
-            with suppress(FileNotFoundError):  # another rehearsal removed its folder
+            with suppress(FileNotFoundError):  # another rehearsal may have removed the folder
                 about = entry.stat(follow_symlinks=False)
                 if now - about.st_mtime > 86_400 and about.st_uid == os.getuid():
                     remove(entry.path)

@@ -69,8 +69,8 @@ class Limits:
     """Limits of one rehearsal: wall-clock time and CPU time in seconds; memory, the size of a file, and disk usage in
     bytes.
 
-    `spare` is the number of bytes that must stay free in memory, and on disk. `tasks` is the maximum increase in the
-    number of processes and threads on this machine.
+    `spare` is the number of bytes that must stay free both in memory and on disk. `tasks` is the maximum increase in
+    the number of processes and threads on this machine.
     """
 
     seconds: float = 150.0
@@ -86,9 +86,9 @@ class Limits:
 class Order:
     """The script to rehearse, and the files that were downloaded from the Hub for it.
 
-    `models` has the small files of each model's repo; `datasets` has configs, splits, features and rows. `inputs` are
-    the job's input files, `digests` their digests at the time of approval. `own_environment` means that the interpreter
-    meets the requirements of the script's header.
+    `models` contains the small files of each model's repo; `datasets` contains configs, splits, features and rows.
+    `inputs` are the job's input files, `digests` their digests at the time of approval. `own_environment` means that
+    the interpreter meets the requirements of the script's header.
     """
 
     script: str
@@ -103,9 +103,9 @@ class Order:
 
 
 def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Limits | None = None) -> Outcome:
-    """Run one rehearsal with an interpreter, and return its outcome.
+    """Rehearse a script with the interpreter `python`, and return the outcome.
 
-    Raises NoSandbox if no sandbox works on this machine, and BadRequest if an input changed or is missing.
+    Raises NoSandbox if no sandbox works on this machine, and BadRequest if an input has changed or is missing.
     """
     found = detect()
     if found.kind is Kind.NONE:
@@ -114,12 +114,12 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
     prune_runs(time.time())
     made = tempfile.mkdtemp(prefix=RUN)
     try:
-        run_dir = f"{os.path.realpath(made)}/run"  # the sandbox does not trust files next to a run folder
+        run_dir = f"{os.path.realpath(made)}/run"  # the sandbox does not trust programs next to a run folder
         os.mkdir(run_dir, 0o700)
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
         read = list(box.read)
-        if os.path.realpath(python) == os.path.realpath(sys.executable):  # include its packages outside the environment
+        if os.path.realpath(python) == os.path.realpath(sys.executable):  # its packages may be outside its environment
             packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages")) and os.path.isdir(p)]
             read += map(os.path.realpath, packages)
         box = replace(box, read=tuple(dict.fromkeys(read)), devices=())
@@ -146,7 +146,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
 
 
 def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
-    """Copy the program, the script, its inputs and the Hub's files into the folders of the sandbox."""
+    """Copy the program, the script, its inputs and the files from the Hub into the folders of the sandbox."""
     run_dir, home = Path(box.run_dir), Path(box.own_home)
     code = run_dir / "code" / _PACKAGE
     shutil.copytree(Path(child.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
@@ -175,7 +175,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
         (repo / "refs/main").write_text("rehearsal")
         for path, content in files.items():
             file = repo / "snapshots/rehearsal" / path
-            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` and `a/b`
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` with `a/b`
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
     told = {
@@ -222,7 +222,7 @@ def _run(
                     why = "the script needs more memory than this machine has"
                 elif _tasks() - tasks > limits.tasks:
                     why = "the script started too many processes"
-        process.terminate()  # when terminated, a keeper kills its command
+        process.terminate()  # a terminated keeper also kills its command
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
         with suppress(ProcessLookupError, PermissionError):  # not every sandbox kills the script's other processes
@@ -236,7 +236,7 @@ def _tasks() -> int:
 
 
 def _outcome(home: Path, log: str, late: str) -> Outcome:
-    """Read the child's report. It must be a valid regular file; at most `_REPORT` bytes are read."""
+    """Return the outcome in the child's report; `stopped` if the report is invalid, missing or over `_REPORT` bytes."""
     try:
         fd = os.open(home / "outcome.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:

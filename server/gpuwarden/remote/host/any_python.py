@@ -11,7 +11,7 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.remote.ssh.shell_quote import quote
 
 ANY_PYTHON: Final = ""
-"""The interpreter path that stands for any Python that is found."""
+"""Pass this as the interpreter's path to use any Python that is found."""
 NO_PYTHON: Final = 95
 """The exit code if no Python is found."""
 OLDEST: Final = (3, 8)

@@ -84,7 +84,7 @@ async def probe_host(machine: Ssh) -> HostInfo:
 
 
 def parse_host_info(lines: Sequence[str]) -> HostInfo:
-    """Parse the script's output into a `HostInfo`."""
+    """Parse the output of the probe script."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}

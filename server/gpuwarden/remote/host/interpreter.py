@@ -1,4 +1,4 @@
-"""Compare a script's header with an interpreter, and choose whether this machine starts it directly or with `uv`."""
+"""Compare a script's header with an interpreter, and choose whether to start the script directly or with `uv`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Installed(_Lenient):
     gpus: _Gpus = _Gpus()
 
     def package(self, name: str) -> _Package | None:
-        """Return an installed package; any spelling of its name is accepted."""
+        """Return the package with this name, in any spelling; None if it is not installed."""
         return self._by_name.get(canonical_name(name))
 
     @cached_property
@@ -70,14 +70,14 @@ def request_of(needs: Needs) -> dict[str, Any]:
 
 
 def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, network: bool = True) -> Readiness:
-    """Return the requirements that a target does not meet, from the agent's reply.
+    """Compare a job's needs with the start agent's reply, and return the target's readiness.
 
     Raises BadReply for an invalid reply.
     """
     try:
         there = Installed.model_validate(dict(answer))
     except ValidationError as error:
-        raise BadReply(f"invalid reply from the start agent ({error.error_count()} fields)", "Try again.") from None
+        raise BadReply(f"the start agent's reply has invalid fields: {error.error_count()}", "Try again.") from None
     lacking: tuple[str, ...] = ()
     trouble = ""
     try:
@@ -99,7 +99,7 @@ def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, 
 
 
 def installed_here(header: Header) -> Installed:
-    """Return the packages in a header that are installed for this interpreter."""
+    """Return the start agent's reply about this interpreter and the packages that a header requires."""
     return Installed.model_validate(start_agent.look(request_of(needs_of(header))))
 
 
@@ -109,7 +109,10 @@ def needs_of(header: Header | None) -> Needs:
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
-    """Return the arguments before the script's path. Raises BadRequest with the missing requirements."""
+    """Return the part of a script's command line that precedes the script's path.
+
+    Raises BadRequest if the header has unmet requirements and uv is not installed.
+    """
     header = start_header(script)
     lacking = list(unmet(header, installed_here(header))) if header else []
     if not lacking:

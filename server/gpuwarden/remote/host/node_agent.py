@@ -7,8 +7,8 @@
 Runs on Linux with Python >= 3.8 and only the standard library. The agent writes no files. A fact that can't be read is
 None, never a guess. The caller interprets the facts. The verbs are:
 
-    facts    identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
-    clock    the time of this node
+    facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
+    clock    report the time of this node
     listen   answer other nodes over TCP and UDP at one address, until stdin ends
     reach    connect to another node's listener from one address
     path     find the largest packet that reaches another node without fragmentation, with ping or UDP
@@ -256,7 +256,7 @@ def variables() -> Json:
 class Listener:
     """Answer other nodes at one address.
 
-    TCP replies have the token and the caller's address; UDP replies have the token.
+    TCP replies contain the token and the caller's address; UDP replies contain only the token.
     """
 
     def __init__(self, address: str, port: int, token: str) -> None:
@@ -299,7 +299,7 @@ LISTENERS: List[Listener] = []
 
 
 def listen(request: Json) -> Json:
-    """Listen on an address. If that fails, `error` is the name of the errno."""
+    """Listen on an address and return the ports. If that fails, `error` is the name of the errno."""
     try:
         listener = Listener(request["address"], int(request["port"]), request["token"])
     except OSError as error:
@@ -350,9 +350,9 @@ def reach(request: Json) -> Json:
 
 
 def path(request: Json) -> Json:
-    """Find the largest packet that reaches another node unfragmented, by ping or else over UDP.
+    """Find the largest packet that reaches another node unfragmented, with ping or, if ping fails, over UDP.
 
-    `small` is true if a small packet was answered. `told` is the limit that a router reported, to which TCP adapts.
+    `small` is true if a small packet was answered. `told` is the limit that a router reported; TCP adapts to it.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):
@@ -411,7 +411,7 @@ def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def reduce(request: Json) -> Json:
-    """Run one rank, and kill it when its time limit is reached."""
+    """Run one rank of the all-reduce and return its report. Kill the rank when its time limit is reached."""
     limit = float(request["within_s"]) + 20
     env = dict(os.environ, **{str(k): str(v) for k, v in request["env"].items()})
     rank = subprocess.Popen(
@@ -432,7 +432,7 @@ def reduce(request: Json) -> Json:
 
 
 def rank_main() -> None:
-    """Join the other ranks, sum one tensor over all ranks, and print how long the all-reduce took."""
+    """Join the other ranks, run the all-reduce several times, and print its median duration."""
     asked = json.load(sys.stdin)
 
     def tell(stage: str, **more: Any) -> None:
@@ -498,7 +498,7 @@ VERBS: Dict[str, Callable[[Json], Json]] = {
 
 
 def main() -> None:
-    """Answer one request per line. The agent exits after `LIFE_S` seconds, even if the connection was lost."""
+    """Answer one request per line. Exit after `LIFE_S` seconds at the latest, even if the connection was lost."""
     if sys.argv[1:] == ["reduce"]:
         rank_main()
         return

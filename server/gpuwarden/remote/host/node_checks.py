@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 
 def identity(facts: GroupFacts) -> Iterator[Problem]:
-    """Find nodes that did not answer, and machines with more than one name."""
+    """Find nodes that did not answer, and names that refer to the same machine."""
     area = Area.IDENTITY
     for name, why in facts.silent.items():
         yield Problem(area, Answer.UNKNOWN, NodeCode.SILENT, name, said=why)
@@ -39,7 +39,7 @@ def fabric(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_fabric(fabric: Fabric) -> Iterator[tuple[Answer, NodeCode, dict[str, Scalar]]]:
-    """Check one node's fabric manager. If the service can't be queried, the fabric state of its GPUs is used."""
+    """Check one node's fabric manager. If the service can't be queried, use the state that the GPUs report."""
     unfinished = [s for s in fabric.states or () if s not in ("Completed", "N/A")]
     finished = "Completed" in (fabric.states or ())
     if unfinished:

@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order in which a starting group of nodes depends on them."""
+    """The checks, in the order in which a group of nodes depends on them when it starts."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"
@@ -83,7 +83,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A code with the parameters of its message. `said` is untrusted text from a node."""
+    """A problem or measurement: its code, and the parameters of its message. `said` is untrusted text from a node."""
 
     area: Area
     answer: Answer

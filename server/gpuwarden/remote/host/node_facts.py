@@ -148,7 +148,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """The facts about a group. `silent` maps nodes that did not answer to the reasons. The first node is the head."""
+    """The facts about a group. `silent` maps each node without an answer to the reason. The first node is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]

@@ -10,7 +10,7 @@ from gpuwarden.remote.host.node_facts import GroupFacts, Interface
 
 
 def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
-    """Return each node's interfaces that ranks can use, without addresses that occur on more than one node.
+    """Return the interfaces that ranks can use on each node, except those whose address occurs on another node too.
 
     A node that did not report its interfaces is left out.
     """

@@ -28,7 +28,7 @@ ELASTIC_S: Final = 600
 
 
 def versions(facts: GroupFacts) -> Iterator[Problem]:
-    """Compare PyTorch, NCCL and the drivers of all nodes."""
+    """Compare the versions of PyTorch, NCCL and the driver on all nodes."""
     area = Area.VERSIONS
     yield from unseen(facts, area, NodeCode.NO_TORCH)
     by_node = torches(facts)
@@ -53,7 +53,7 @@ def torches(facts: GroupFacts) -> dict[str, str | None]:
 
 
 def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Problem]:
-    """Yield the nodes whose version differs from that of the first node with a known version."""
+    """Yield a problem for each node whose version differs from that of the first node with a known version."""
     known = {name: version for name, version in versions.items() if version}
     first = next(iter(known), "")
     for name, version in known.items():
@@ -146,7 +146,10 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def link_of(facts: GroupFacts) -> int | None:
-    """Return the speed of the slowest node's link: InfiniBand if NCCL uses it, otherwise the chosen interface."""
+    """Return the speed of the slowest node's link in Mbit/s; None if unknown.
+
+    The link is InfiniBand if NCCL can use it, otherwise the chosen interface.
+    """
     best = chosen(facts)
     speeds: list[int | None] = []
     for name in facts.sum.ranks:

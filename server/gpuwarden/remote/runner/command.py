@@ -16,7 +16,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 class Reason:
-    """Codes for the end of an attempt, stored in `reason` of the status. `core.reasons.Code` has the same codes."""
+    """The reasons why an attempt ended, stored as `reason` in the status. `core.reasons.Code` has the same codes."""
 
     EXITED = "exited"
     KILLED = "killed_by_signal"
@@ -104,7 +104,7 @@ def packed(env: Mapping[str, str]) -> bytes:
 
 
 def ended(child: Any) -> tuple[int, str]:
-    """Return a command's exit code (a negative number for a signal), and the error if it could not be started."""
+    """Wait for a command. Return its exit code (negative for a signal), and the error if it could not be started."""
     code = child.wait()
     report = getattr(child, "report", -1)
     if report < 0:

@@ -70,7 +70,10 @@ def bounded(folder: str, mapping: PathMapping, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """Return a child's JSON lines, with progress after 5 s of silence. Raises Problem above `MAX_FINDINGS` bytes."""
+    """Return the JSON lines that a child prints. Print a progress line after every 5 s of silence.
+
+    Raises Problem if the child prints more than `MAX_FINDINGS` bytes, or anything but JSON.
+    """
     import select
 
     data = bytearray()

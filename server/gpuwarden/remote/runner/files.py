@@ -60,5 +60,5 @@ def write_atomic(path: str, data: bytes) -> None:
 
 
 def stamp(info: os.stat_result) -> Json:
-    """Return a file's size and times, which together show whether its content was changed or replaced."""
+    """Return a file's size and times, which together show whether its content has been changed or replaced."""
     return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}

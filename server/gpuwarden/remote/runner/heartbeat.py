@@ -96,7 +96,7 @@ class Vitals:
         self.kills = OomKills()
 
     def take(self, last: bool) -> Json:
-        """Return the current values."""
+        """Return the current values. If `last`, wait longer for the disks, and reuse the previous GPU values."""
         used, limit = memory()
         disk = self.disks.ask(1.0 if last else 0.05)  # a healthy disk answers immediately
         gpu = self.gpu.values if last else self.gpu.ask()

@@ -54,7 +54,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """Describe a process that the user must know about. Return an empty string for other processes."""
+    """Describe a process that the user should know about before a teardown. Return "" for other processes."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -107,8 +107,8 @@ def runs_for(words: list[str], environ: dict[str, str]) -> str:
 def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
     """Return undeclared regular files written since the job began, and whether the list is complete.
 
-    The search covers the job's working folder, and `root` except for run folders. Its time and number of entries are
-    limited. Only the `MAX_FRESH` largest files are listed, so that many samples do not crowd out a checkpoint.
+    The search covers the job's working folder, and `root` except for run folders. The time and the number of entries
+    are limited. Only the `MAX_FRESH` largest files are listed, so that many samples do not crowd out a checkpoint.
     """
     mapping = PathMapping({"root": root})
     declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]

@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
-MOST_REQUEST = 60_000  # must fit into the pipe's buffer, because it is not read until a Python with the client is found
+MOST_REQUEST = 60_000  # must fit into the pipe's buffer, where it stays until a Python with the client is found
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
 
 
@@ -28,8 +28,9 @@ def secret_keys(keys: dict[str, str]) -> list[str]:
 def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
     """Start the upload alongside the job at low priority. Return None if no upload is configured or the start fails.
 
-    `job` has the token and the attempt; `key` signs the store's manifests. The key and credentials are sent only on
-    stdin. Closing stdin means that no more files will be saved: the process uploads the remaining files and exits.
+    `job` contains the token and the attempt; `key` signs the store's manifests. The key and the credentials are sent
+    only on stdin. Closing stdin means that no more files will be saved: the process uploads the remaining files and
+    exits.
     """
     import shutil
     import subprocess

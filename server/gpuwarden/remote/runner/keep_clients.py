@@ -43,7 +43,7 @@ class S3Store:
         )  # fmt: skip
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Upload one file. If its content does not match its row, raises Changed and creates no object."""
+        """Upload one file. Raises Changed, without creating an object, if the content does not match the row."""
         import hashlib
 
         size, step = row["size"], part_size(row["size"])
@@ -97,7 +97,7 @@ class S3Store:
         return {}
 
     def forget(self, key: str) -> None:
-        """Forget an upload that was completed or aborted."""
+        """Forget an upload that has been completed or aborted."""
         self.uploads.pop(key)
         self.remember()
 
@@ -106,7 +106,7 @@ class S3Store:
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, ChecksumSHA256=checksum(data))
 
     def commit(self, key: str, manifest: bytes) -> None:
-        """Write the manifest, after all its files."""
+        """Upload the manifest. All files that it lists must have been uploaded."""
         self.put_bytes(key, manifest)
 
 
@@ -195,7 +195,7 @@ class HubBucket:
             self.api.batch_bucket_files(self.bucket, add=small)
 
     def commit(self, key: str, manifest: bytes) -> None:
-        """Write the manifest, after all its files."""
+        """Upload the collected files, then the manifest."""
         self.flush()
         self.api.batch_bucket_files(self.bucket, add=[(manifest, key)])
 

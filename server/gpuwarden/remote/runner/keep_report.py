@@ -1,4 +1,4 @@
-"""Record the end of a run in an artifact store's manifest, which can be read when the machine is off.
+"""Record how a run ended, in the artifact store's manifest, which can be read while the machine is off.
 
 Each manifest is signed with a job-specific key that is never written to the machine's disks. This key differs from the
 seal key, because the upload may use a Python that the job installed.
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # the self-stop process's request for a last manifest, which repeats the request's text
+LOOK = "/keep.look"  # the self-stop process's request for a last manifest; the manifest repeats the request's text
 GOES_ON = "-"  # prefix of a request if the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
@@ -73,6 +73,6 @@ def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
 
 
 def last_of(folder: str, attempt: object) -> bool:
-    """Return whether a run folder exists and its current attempt is the given one and has ended."""
+    """Return whether the run folder exists and `attempt` (None: any) is its current attempt and has ended."""
     status = read_status(folder) if os.path.isdir(folder) else None
     return status is not None and status["state"] != "running" and attempt in (None, status.get("attempt"))

@@ -50,7 +50,7 @@ def keep(folder: str, scheme: str, how: str) -> None:
 
 
 def read_order() -> bytes:
-    """Return the first line of stdin, read byte by byte."""
+    """Return the first line of stdin. Read it byte by byte, so that nothing after the line is consumed."""
     line = bytearray()
     while len(line) < 1 << 20:
         byte = os.read(0, 1)
@@ -61,7 +61,7 @@ def read_order() -> bytes:
 
 
 def report_keep(folder: str, state: str, error: str = "", look: str = "") -> None:
-    """Write the upload's state to the run folder. Exits if the folder is missing."""
+    """Write the upload's state to the run folder. Exit if the folder is missing."""
     try:
         text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid(), "look": look})
         write_atomic(folder + "/" + KEEP_REPORT, text.encode("ascii"))
@@ -149,7 +149,7 @@ class Keeper:
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
-        self.claims = False  # true if the store's manifest may describe the end of the run
+        self.claims = False  # true if the store's manifest may report how the run ended
         self.free_at = 0.0
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
@@ -164,7 +164,7 @@ class Keeper:
             self.rows, self.uploads = {}, {}  # all files are uploaded again
 
     def run(self) -> None:
-        """Upload until the job has ended and all files are uploaded. The pauses get longer after failures."""
+        """Upload until the job has ended and all files have been uploaded. The pauses get longer after failures."""
         lock = take_lock(self.folder, "keep.lock")
         while lock < 0:  # the upload of an earlier attempt has not ended yet
             time.sleep(1.0)
@@ -206,7 +206,7 @@ class Keeper:
                     except Exception as error:  # the machine still stops, but without a final manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
-                # Repeat, because the machine kept running, but the store's manifest still says that it stops.
+                # Repeat, because the machine has kept running, but the store's manifest still says that it stops.
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
@@ -246,9 +246,10 @@ class Keeper:
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether `end` differs from the end of the run that the store's manifest describes. None means no end.
+        """Return whether `end` differs from the report in the store's manifest on how the run ended.
 
-        Disclosed processes are not compared, because unrelated processes start and end all the time.
+        None means that there is no such report. Disclosed processes are not compared, because unrelated processes start
+        and end all the time.
         """
         if end is None:
             return self.claims
@@ -281,12 +282,12 @@ class Keeper:
         return [groups[at] for at in sorted(groups) if len(groups[at]) == sizes[at]]
 
     def has(self, row: Json) -> bool:
-        """Return whether this version of the file was uploaded, according to `rows`."""
+        """Return whether this version of the file has been uploaded, according to `rows`."""
         known = self.rows.get(row["path"])
         return known is not None and stamped(row, known)
 
     def sent(self, row: Json) -> Json | None:
-        """Upload one file. Return its row for the manifest, or None if the file changed."""
+        """Upload one file. Return its row for the manifest, or None if the file has changed."""
         listing = Listing(self.folder, self.mapping, lambda row: None, True, parts=True)
         place, bound = self.mapping.locate(self.folder, row["path"])
         real = os.path.realpath(place)

@@ -23,7 +23,7 @@ def segments(folder: str) -> list[tuple[int, str]]:
 
 
 def log_size(folder: str) -> int:
-    """Return the end of the log as an absolute offset in bytes."""
+    """Return the absolute offset of the log's end, in bytes."""
     for base, path in reversed(segments(folder)):
         try:
             return base + os.lstat(path).st_size
@@ -86,7 +86,7 @@ class Log:
 
 
 def logs(folder: str, request: Json) -> Json:
-    """Return a piece of the log."""
+    """Return the requested piece of the log. Raises Problem if the run folder does not exist."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))

@@ -1,8 +1,8 @@
 """Parse the step, loss and learning rate in one line of any trainer's output.
 
 The parser is not specific to a trainer. It finds pairs of a word and a number, and positions such as `10/500`, and
-interprets them by their words. All repetitions in the expressions are bounded, so the cost is linear in the line's
-length.
+uses the words to interpret the numbers. All repetitions in the expressions are bounded, so the cost is linear in the
+line's length.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Pair(NamedTuple):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the parts of the name and of the word before the name."""
+        """Return the parts of the name and of the preceding word, split at separators."""
         return frozenset((*re.split(r"[_/.-]", self.name), *self.before.split("_"), self.before))
 
     @property

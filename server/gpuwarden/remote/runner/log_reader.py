@@ -50,7 +50,7 @@ class LogReader:
         self.first_epoch = 1  # becomes 0 if epoch 0 appears
         self.epoch: float | None = None
         self.epochs: int | None = None
-        self.heading: float | None = None  # the epoch in the last line that has only an epoch
+        self.heading: float | None = None  # the epoch in the last line that contains only an epoch
         self.bar: tuple[int, int] = (-1, 0)  # confidence that the bar shows training steps, and its maximum
         self.last_at, self.laps = 0, 0
         self.columns: list[str] = []
@@ -77,7 +77,7 @@ class LogReader:
                 yield row
 
     def take(self, text: str) -> dict[str, float]:
-        """Return the numbers in one line by name; empty if the line has no numbers."""
+        """Return the numbers in one line by name; empty if the line contains none."""
         said = ANNOUNCED.search(text)
         if said is not None:
             self.announced = int(said.group(1).replace(",", ""))
@@ -129,7 +129,7 @@ class LogReader:
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
     def row_of(self, found: Reading) -> dict[str, float]:
-        """Return the numbers of a row. The step is counted from the start of the run."""
+        """Convert a reading to a row of numbers by name. The step is counted from the start of the run."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
@@ -190,7 +190,7 @@ class LogReader:
             return self.announced
         if self.epochs is None:
             return None
-        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # counted from 0
+        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each
 
     def is_the_bar(self, found: Reading, end: int) -> bool:
         """Return whether a progress bar shows training steps.

@@ -1,4 +1,4 @@
-"""Run read-only commands that show why a job has a problem, without a shell and with limited time and output."""
+"""Run read-only commands that help to diagnose a job. No shell is used; time and output are limited."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""The number of bytes that are kept of an output. They are taken from its end, which has the newest lines."""
+"""The number of bytes kept from the end of an output, which has the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:
-    """Return the output of each command in `commands` (name -> argument list). `{folder}` is the run folder."""
+    """Return the outputs of `commands` (name -> argument list). The argument `{folder}` stands for the run folder."""
     commands = request.get("commands")
     if not isinstance(commands, dict) or len(commands) > MAX_COMMANDS:
         raise Problem("bad_request", "`commands` must map a limited number of names to argument lists")

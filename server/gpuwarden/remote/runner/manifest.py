@@ -176,7 +176,7 @@ def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json],
     found = Listing(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
-    if not os.path.isdir(folder):  # the disk was unmounted, so the files may still exist
+    if not os.path.isdir(folder):  # probably unmounted, so the files may still exist
         raise Problem("not_found", f"the run folder disappeared while its files were listed: {folder}")
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,
@@ -185,7 +185,7 @@ def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json],
 
 
 def fetch(folder: str, request: Json) -> None:
-    """Print the manifest (`ROWS` files per line), an empty line, and the bundle of its small files.
+    """Print the manifest (`ROWS` files per line), an empty line, and the bundle of the small files.
 
     A file in the bundle is identified by its number in the manifest.
     """

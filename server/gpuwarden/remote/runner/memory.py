@@ -18,7 +18,7 @@ def number_in(path: str) -> int | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Return the memory used and its limit in bytes, for the control group if it has a limit, else for the machine."""
+    """Return the used memory and the limit in bytes: of the control group if it has a limit, else of the machine."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
             allowed = number_in(folder + "/" + limit)
@@ -33,7 +33,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def cgroup_folders(pid: Any = "self") -> Iterator[str]:
-    """Yield the folders that may have a process's memory limits: its control group, then the root (v2 and v1)."""
+    """Yield the folders that may contain a process's memory limits: its control group, then the root (v2 and v1)."""
     try:
         with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -67,7 +67,7 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """Return the number of kills so far. This is the maximum over all groups, because a group's count includes its
+        """Return the number of kills so far: the maximum over all groups, because a group's count includes its
         subgroups.
         """
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():

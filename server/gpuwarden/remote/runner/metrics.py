@@ -24,7 +24,7 @@ class Tail:
         self.offset, self.inode = info.st_size, info.st_ino
 
     def read(self) -> list[Json]:
-        """Return the objects that were completed since the last call. Other content is skipped."""
+        """Return the objects that have been completed since the last call. Other content is skipped."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:

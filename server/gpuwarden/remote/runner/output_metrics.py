@@ -34,7 +34,7 @@ TAGS = {
 
 
 class OutputMetrics(Asked):
-    """Searches the declared outputs in a separate thread, because disks may hang. `values` has `rows` and `total`."""
+    """Searches the declared outputs in a thread, because disks may hang. `values` contains `rows` and `total`."""
 
     def __init__(self, folder: str, spec: Json, since: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class OutputMetrics(Asked):
         self.values = {"rows": rows[-200:], "total": total}
 
     def files_of_interest(self) -> Iterator[tuple[str, float]]:
-        """Yield the trainer states and event files that changed since the launch, with their mtime in seconds."""
+        """Yield the trainer states and event files that have changed since the launch, with the mtime in seconds."""
         left, until = MAX_ENTRIES, time.monotonic() + LOOK_S
         folders = [(top, 0) for top in self.tops]
         while folders and left > 0 and time.monotonic() < until:

@@ -44,7 +44,7 @@ class Curve:
         self.each, self.sum, self.count = 1, 0.0, 0
 
     def add(self, step: int | None, value: float) -> None:
-        """Add one value."""
+        """Add the loss at a step."""
         if abs(value) > 1e30:
             return
         self.sum, self.count = self.sum + value, self.count + 1

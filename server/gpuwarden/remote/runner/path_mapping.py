@@ -20,9 +20,9 @@ def printable(name: str) -> str:
 class PathMapping:
     """Maps a machine's absolute paths to real paths.
 
-    `root` is empty on a real machine. In a rehearsal it is a folder, and `mounts` (path -> folder) are volumes outside
-    it. `within`, if given, lists the real folders that absolute paths may be in: those that a sandboxed job may
-    write to.
+    `root` is empty on a real machine. In a rehearsal, it is the folder of the simulated machine, and `mounts` (path ->
+    folder) are volumes outside that folder. `within`, if given, lists the real folders that absolute paths may be in:
+    those that a sandboxed job may write to.
     """
 
     def __init__(self, given: Json) -> None:

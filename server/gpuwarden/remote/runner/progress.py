@@ -38,7 +38,7 @@ class Progress:
         self.tail, self.out_of_memory = b"", False
 
     def launched(self) -> None:
-        """Reset the progress after a start of the command."""
+        """Reset the progress after the command has been started or restarted."""
         self.moved = time.monotonic()
         self.log, self.pace = LogReader(), Pace()
 
@@ -54,7 +54,7 @@ class Progress:
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def look_for_oom(self, data: bytes) -> None:
-        """Alert once if the output reports that a GPU ran out of memory, even if two pieces share the line."""
+        """Alert once if the output reports that a GPU ran out of memory, even if the text is split into two pieces."""
         if not self.out_of_memory and GPU_OOM.search(self.tail + data):
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
@@ -148,7 +148,7 @@ class Progress:
             self.record.alert(*alert)
 
     def tell_stall(self, patience: float | None) -> None:
-        """Alert once if there was no progress for `patience` seconds."""
+        """Alert once if there has been no progress for `patience` seconds."""
         idle = time.monotonic() - self.moved
         if patience and idle > patience and not self.stalled:
             self.stalled = True

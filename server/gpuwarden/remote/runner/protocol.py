@@ -8,7 +8,7 @@ Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, including on Python
 
 
 class Problem(Exception):
-    """An error with a code that the caller maps to its error classes."""
+    """An error with a code that the caller maps to an error class."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

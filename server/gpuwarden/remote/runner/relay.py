@@ -1,7 +1,7 @@
 """Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
 The relay listens only on the loopback address, with the paths and responses of the server's API, and responds as soon
-as a report is in the spool. So a trainer that does not retry loses no reports while the server is unreachable. If a
+as a report is in the spool. A trainer that does not retry thus loses no reports while the server is unreachable. If a
 server is configured, the relay sends it both spool files in order, until the server has all lines, or for up to an hour
 after the job's end. Otherwise, the server pulls the spool.
 """
@@ -162,12 +162,12 @@ def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | Non
 
 
 def unsettled_answer(status: int) -> bool:
-    """Return whether the same request may succeed later."""
+    """Return whether a request that got this status (0: no response) may succeed later."""
     return status == 0 or status in AGAIN or status >= 500
 
 
 class Sender:
-    """Sends the spool in order. `sent` has the offsets acknowledged by the server; they are also saved to disk."""
+    """Sends the spool in order. `sent`, which is also saved to disk, contains the offsets confirmed by the server."""
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.keys = folder, order["keys"]

@@ -1,4 +1,4 @@
-"""Manage reports for the supervisor: the local address for the job's posts, the relay, and the runner's own reports."""
+"""Manage the reports of an attempt: the local address that the job posts to, the relay, and the runner's reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Reports:
         self.variables = self._variables(own)
 
     def _variables(self, own: Json) -> dict[str, str]:
-        """Return the job's variables. A job that sets its own address gets no key for that address."""
+        """Return the variables that tell the job where to report. If the job sets an address itself, it gets no key for
+        that address.
+        """
         found = {"JOB_ID": self.job, "USER_ID": "local"}
         if self.listener is None:
             return found
@@ -84,7 +86,7 @@ class Reports:
             self.relay = None
 
     def keep_running(self) -> None:
-        """Start the relay for the runner's own reports if a server is configured."""
+        """If a server is configured, start the relay unless it is running. It also sends the runner's own reports."""
         if self.keys.get("URL") and self.waits:
             self.serve()
 
@@ -102,7 +104,7 @@ class Reports:
             self.alert(OF_KIND[kind][0], status, status="running", error_type=OF_KIND[kind][1], error_message=text)
 
     def ended(self, state: str, why: str, status: Json) -> None:
-        """Report the end of the attempt. A preemption is not reported, because the job may continue elsewhere."""
+        """Report that the attempt has ended. A preemption is not reported, because the job may continue elsewhere."""
         if state in OF_STATE:
             kind, word = OF_STATE[state]
             cause = {} if state == "succeeded" else {"error_message": why}

@@ -1,4 +1,4 @@
-"""Stop this machine from the inside (self-stop) if its job has ended and the user made no requests for some time.
+"""Stop this machine from the inside (self-stop) if its job has ended and the user has made no requests for some time.
 
 The self-stop process is separate and outlives the supervisor. Requests that read or change something for the user touch
 the file `heard` and lock it while they run; status polls do not. The monotonic clock measures the idle time since the
@@ -28,14 +28,14 @@ QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
 LAST_WORD_S = 120.0  # longest wait for the last manifest, after the last bytes that the artifact store received
-DOWN_S = 120.0  # time for a platform to stop the machine after it accepted the request
+DOWN_S = 120.0  # seconds that a platform may take to stop the machine after it has accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
 IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
 def hear(folder: str) -> int:
-    """Record a request. Return a descriptor with a lock that lasts until this process ends, or -1."""
+    """Record a request. Return a descriptor with a lock that lasts until this process ends; -1 on failure."""
     import fcntl
 
     try:
@@ -57,7 +57,7 @@ def hold(folder: str, _: Json) -> Json:
 
 
 def self_stop(folder: str, order: Json) -> Json:
-    """Start the self-stop process if the order requests one. Starting it twice has no effect."""
+    """Start the self-stop process if the order requests one. A second process has no effect."""
     if order.get("self_stop"):
         process = detached(folder, "self_stopper", answers=False)
         try:
@@ -141,7 +141,7 @@ class SelfStopper:
         return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
 
     def look(self, status: Json | None) -> None:
-        """Record whether the job has ended, and whether there were requests or uploaded bytes since the last call."""
+        """Record whether the job has ended, and whether requests or uploaded bytes have arrived since the last call."""
         mark, sent = self.stamp(HEARD), self.stamp(KEEPING)
         if mark != self.mark:
             self.mark, self.heard_at = mark, self.now()
@@ -153,8 +153,8 @@ class SelfStopper:
     def due(self) -> bool:
         """Return whether the machine must stop now.
 
-        This is so if the job has ended or the deadline has passed, no request arrived for `after` seconds, and nothing
-        else keeps the machine busy.
+        This is the case if the job has ended or the deadline has passed, no request has arrived for `after` seconds,
+        and nothing else keeps the machine busy.
         """
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
@@ -282,7 +282,7 @@ def over(status: Json) -> bool:
 
 
 def busy(folder: str, uploads: bool) -> bool:
-    """Return whether another job is running on this machine or, if `uploads`, an upload to the artifact store."""
+    """Return whether another job or, if `uploads` is true, an upload to the artifact store is running here."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
@@ -335,7 +335,7 @@ def ask(spec: Json) -> str:
 
 
 def ask_platform(request: Json) -> str:
-    """Send the platform's stop request with the key in this machine's environment."""
+    """Send the platform's stop request with the key from the environment. Return the error; empty on success."""
     import urllib.request
 
     class Straight(urllib.request.HTTPRedirectHandler):

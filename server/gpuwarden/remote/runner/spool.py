@@ -1,9 +1,9 @@
-"""Store reports of a job and its runner in the spool on this machine's disk until they are sent or pulled.
+"""Store the reports of a job and its runner in the spool on this machine's disk, to be sent or pulled later.
 
-The spool consists of two files of JSON lines, each with one writer. `spool.job.jsonl` has the job's reports to the
-relay, `spool.runner.jsonl` the supervisor's reports. A line is `{"kind": "metrics" | "alerts", "body": ...}`, where
-`body` is a request body of the server's API. Readers keep byte offsets, and lines are never deleted. A line that is
-sent or pulled twice is recognized by its job, step and time.
+The spool consists of two files of JSON lines, each with one writer. `spool.job.jsonl` contains the reports that the
+relay accepts, `spool.runner.jsonl` the supervisor's reports. A line is `{"kind": "metrics" | "alerts", "body": ...}`,
+where `body` is a request body of the server's API. Readers keep byte offsets, and lines are never deleted. A line that
+is sent or pulled twice is recognized by its job, step and time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.protocol import Json, Problem
 
 SPOOLS = ("job", "runner")
-MAX_SPOOL = 256 << 20  # maximum size of one file: weeks of metrics
+MAX_SPOOL = 256 << 20  # maximum size of one file, enough for weeks of metrics
 MAX_SPOOL_PIECE = 4 << 20
 
 
@@ -70,7 +70,7 @@ class Spool:
 
 
 def ends_with_line(path: str) -> bool:
-    """Return whether a file's last byte ends a line."""
+    """Return whether a file ends with a line break."""
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

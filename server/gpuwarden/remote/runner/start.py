@@ -31,7 +31,7 @@ def check_order(order: Json) -> None:
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """Return the reply if this attempt or a later one was already launched; otherwise None."""
+    """Return the reply if this attempt or a later one has already been launched; otherwise None."""
     status = read_status(folder)
     if status is None:
         return None
@@ -52,7 +52,7 @@ def adopted(folder: str, order: Json) -> Json | None:
 
 
 def start(folder: str, order: Json) -> Json:
-    """Launch an attempt once, in the background, or adopt it if it was already launched."""
+    """Launch an attempt once, in the background, or adopt it if it has already been launched."""
     import select
 
     check_order(order)
@@ -91,7 +91,7 @@ def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch the job and watch it until it ends. Sends one line to `start`, then closes its pipes."""
+    """Take the lock, launch the job and watch it until it ends. Send one line to `start`, then close the pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()

@@ -31,7 +31,7 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Maintains the status and reports alerts. `dirty` is true if the file does not have the latest status yet."""
+    """Maintains the status and reports alerts. `dirty` is true if the file does not contain the latest status yet."""
 
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, reports: Reports) -> None:
         self.folder, self.status, self.log, self.redactor, self.reports = folder, status, log, redactor, reports
@@ -59,7 +59,7 @@ class Record:
         os.close(fd)
 
     def write(self) -> bool:
-        """Write the status. Return whether it was written."""
+        """Write the status. Return whether that succeeded."""
         self.written_at, self.dirty = time.monotonic(), False
         self.status.update(updated_at=time.time(), log_dropped=self.log.dropped)
         return write_status(self.folder, self.status)

@@ -45,7 +45,10 @@ def stop(folder: str, request: Json) -> Json:
 
 
 def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: str) -> str:
-    """Stop processes that outlived their supervisor, if the group's leader or a member is verified to be the job's."""
+    """Stop the processes that outlived their supervisor, if at least one is verified to belong to the job.
+
+    Return the result, or `otherwise` if there is no such process.
+    """
     group = status.get("pgid")
 
     def living() -> bool:

@@ -66,7 +66,7 @@ class Supervisor:
     # -- the phases of an attempt
 
     def run(self, ready: Callable[[], None]) -> None:
-        """Launch, watch and restart the command, then write the final status. Calls `ready` after the first launch."""
+        """Launch, watch and restart the command, then write the final status. Call `ready` after the first launch."""
         self.listen()
         if not self.record.write():
             raise Problem("disk_full", f"the status can't be written to {self.folder}; nothing was launched")
@@ -81,12 +81,12 @@ class Supervisor:
             self.record.alert("restart", why)
             self.status["restarts"] += 1
             if self.pause(float(self.spec.get("restart_delay_s", 1.0))):
-                state, reason, why = self.intent, OF_INTENT[self.intent], "stopped while it waited for a restart"
+                state, reason, why = self.intent, OF_INTENT[self.intent], "stopped while waiting for a restart"
                 break
         self.finish(state, reason, why)
 
     def listen(self) -> None:
-        """Handle signals: each one makes a pipe readable, and some set the intent."""
+        """Handle signals: each one wakes the loop through a pipe, and some record that the job must stop."""
         self.wake, writer = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(writer, False)
@@ -103,7 +103,7 @@ class Supervisor:
             self.intent = intent
 
     def launch(self) -> bool:
-        """Start the command. Return False if it could not be started; the status has the error."""
+        """Start the command. If that fails, write the error to the status and return False."""
         import subprocess
 
         reader, writer = os.pipe()
@@ -226,7 +226,7 @@ class Supervisor:
             )
 
     def guard(self) -> None:
-        """Kill the job and exit if the run folder was removed, because the machine is being torn down."""
+        """If the run folder has been removed, the machine is being torn down: kill the job and exit."""
         try:
             if os.stat(self.folder).st_ino == self.inode:
                 return
@@ -239,7 +239,7 @@ class Supervisor:
         os._exit(3)
 
     def limits(self) -> None:
-        """Enforce the time limit, and warn before it."""
+        """Enforce the time limit, and warn before it is reached."""
         timeout, warn = self.spec.get("timeout_s"), self.spec.get("warn_before_s")
         if not timeout:
             return

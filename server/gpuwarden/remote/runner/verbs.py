@@ -1,4 +1,4 @@
-"""Run the verb on the command line, with one JSON object on stdin and JSON lines on stdout."""
+"""Run the verb that the command line names. Read one JSON object from stdin, and print JSON lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve() -> None:
 
 
 def start_and_self_stop(folder: str, order: Json) -> Json:
-    """Launch or adopt an attempt, and start the self-stop process if the order has one."""
+    """Launch or adopt an attempt, and start the self-stop process if the order requests one."""
     reply = start(folder, order)
     if reply.get("ok"):
         self_stop(folder, {"self_stop": order["spec"].get("self_stop"), "attempt": order["attempt"]})
@@ -71,7 +71,7 @@ FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine"
 
 
 def answer(argv: list[str]) -> Json | None:
-    """Run one verb."""
+    """Run one verb and return its reply; None if the verb has printed its output itself."""
     if argv == ["serve"]:
         serve()
         return None

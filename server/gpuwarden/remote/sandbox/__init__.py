@@ -9,7 +9,7 @@ are writable.
 |---|---|---|
 | `bubblewrap` | separate namespaces, created by `bwrap` | nothing known |
 | `landlock` | kernel rules for files, TCP, signals and abstract sockets; not for root | UDP; sockets with a path |
-| `sandbox-exec` | the macOS sandbox | untested; what Apple's profile language can't express |
+| `sandbox-exec` | the macOS sandbox | untested; rules that Apple's profile language can't express |
 | `none` | | everything |
 
 A kind is available if its command line starts Python on this machine; versions and settings are not checked.

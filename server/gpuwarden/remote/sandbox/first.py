@@ -67,7 +67,7 @@ def environment(fd: int) -> dict[str, str]:
 
 
 def become(command: list[str], env: dict[str, str]) -> NoReturn:
-    """Replace this process with the command, with default signal handlers."""
+    """Block the system calls in `forbid`, reset the signal handlers, and replace this process with the command."""
     if sys.platform == "linux":
         forbid(os.uname().machine)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):

@@ -13,7 +13,7 @@ GRACE_S: Final = 10.0
 KERNEL: Final = tuple(
     f"/proc/{n}" for n in ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 )
-"""The kernel's settings. Root can write them even without capabilities, and bubblewrap does not prevent that."""
+"""The kernel's settings. Root can change them even without capabilities, and bubblewrap does not prevent that."""
 OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and private to the job
 
 

@@ -147,7 +147,7 @@ class Cost(Frozen):
 
 
 class Log(Frozen):
-    """A job's log."""
+    """The text of a job's log."""
 
     text: str
 
@@ -159,7 +159,7 @@ class Done(Frozen):
 
 
 class SkyOptions(Frozen):
-    """SkyPilot's own options. `region` and `zone` are the second and third parts of its `infra`."""
+    """The options that only SkyPilot has. `region` and `zone` become the second and third parts of its `infra`."""
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")

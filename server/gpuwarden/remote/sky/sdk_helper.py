@@ -138,7 +138,7 @@ def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Js
     With `reach`, also write the SSH configuration for the clusters, as `sky status` does.
     """
     refresh = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.AUTO
-    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # first, as in `jobs`
+    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # before `status`, as in `jobs`
     records = sdk.get(sdk.status(names, refresh=refresh, all_users=names is not None, _include_credentials=reach))
     for record in records if reach else ():
         write_alias(record)
@@ -207,7 +207,7 @@ def managed_job(job: Any) -> Json:
 
 
 def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a managed job, unless a job of that name was submitted before.
+    """Submit a managed job, unless a job of that name has already been submitted.
 
     The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. Therefore all
     jobs of that name except the first are canceled.
@@ -304,7 +304,7 @@ def jobs(cluster: str) -> Json:
 
 
 def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a job to a cluster, unless a job of that name was submitted before."""
+    """Submit a job to a cluster, unless a job of that name has already been submitted."""
     queue = jobs(cluster)
     if name in queue["sent"] or any(row["name"] == name for row in queue["rows"]):
         return {"adopted": True}

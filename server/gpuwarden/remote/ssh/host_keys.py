@@ -87,7 +87,7 @@ class HostKeyUnproven(HostKeyChanged):
 class HostKey:
     """A host's public key in OpenSSH's format (`ssh-ed25519 AAAA...`).
 
-    `first_contact` is true if the host was not known.
+    `first_contact` is true if the host was unknown before.
     """
 
     line: str
@@ -165,7 +165,7 @@ class KnownKeys:
 def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
     """Read the entries for one host in the user's known_hosts files.
 
-    Raises `BadRequest` for an unreadable file or pin.
+    Raises `BadRequest` for an unreadable file or an invalid pin.
     """
     entries = [found for path in endpoint.known_hosts for found in _entries(path, endpoint.known_as)]
     revoked = frozenset(key for marker, key in entries if marker == REVOKED)

@@ -21,7 +21,7 @@ _NO_ROUTE = re.compile(
 
 
 def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
-    """Return the error for a failed `ssh`, from its output. `key_shown` is true if the host presented its key."""
+    """Return the error for a failed `ssh`, based on its output. `key_shown` is true if the host presented its key."""
     words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
     if denied := _DENIED.search(said):
         return denied_login(endpoint, denied[1].split(","), line(said, 600))

@@ -158,7 +158,7 @@ class Dialogue:
         self._turn = threading.Lock()
 
     async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
-        """Send one line and return the reply. Raises `Unreachable`, or `CommandFailed` if the command ended."""
+        """Send one line and return the reply. Raises `Unreachable`, `BadReply` or `CommandFailed`."""
         try:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)

@@ -237,7 +237,7 @@ class _Login:
             return None
 
     def _explained(self, said: str) -> WardenError:
-        """Return the error for the first host on the route to which the connection failed."""
+        """Return the error of the first connection that failed on the way to the machine."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""

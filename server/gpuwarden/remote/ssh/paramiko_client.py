@@ -1,7 +1,7 @@
 """Connect with paramiko, on systems without a usable `ssh` (such as Windows). All calls block.
 
 paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. An error
-caused by one of these limitations says so. `openssh` has neither of them.
+caused by one of these limitations says so. `openssh` has neither limitation.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Session:
         self.err += channel.errors()[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
-        """Return the exit code; None for a signal. Raises `Unreachable` if the connection was lost before that."""
+        """Return the exit code; None for a signal. Raises `Unreachable` if the connection is lost before it arrives."""
         end = time.monotonic() + OPEN_S
         with self._translated() as channel:
             while True:

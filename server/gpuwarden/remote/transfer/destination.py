@@ -36,7 +36,7 @@ Entry = tuple[Artifact, str]
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
-    """Raise `BadRequest` if the folder is inside another owner's folder, or has content without an owner."""
+    """Raise `BadRequest` if the folder or a parent belongs to another owner, or if it has content without an owner."""
     holder = ""
     for folder in (dest, *dest.parents):
         mark = folder / STAGING / OWNER
@@ -164,7 +164,7 @@ class Destination:
             return False
 
     def note(self, folders: set[Path]) -> None:
-        """Record the folders in which files were added or renamed, for `settle`."""
+        """Record the folders in which files have been added or renamed, for `settle`."""
         self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:

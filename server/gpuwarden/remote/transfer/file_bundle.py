@@ -3,8 +3,8 @@
 The remote machine sends the files of a given manifest and identifies each file by its number in that manifest, so names
 from the machine are never used. A file with an unknown number or an unexpected size is dropped.
 
-The stream consists of groups. Each group starts with a count and a row for each of its files (number, size, digest, and
-its modification and change times when it was packed). The contents follow. A count of 0 ends the stream. A file
+The stream consists of groups. Each group starts with a count and a row for each of its files: number, size, digest, and
+the modification and change times at the time of packing. The contents follow. A count of 0 ends the stream. A file
 that can't be packed is left out. It is then requested separately, and that request reports the reason.
 """
 

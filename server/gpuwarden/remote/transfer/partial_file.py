@@ -97,7 +97,7 @@ class Part:
         return self._hash.hexdigest()
 
     def finish(self, target: Path, mtime_ns: int) -> None:
-        """Sync the part and rename it atomically."""
+        """Sync the part, set its mtime, and rename it to `target` atomically."""
         assert self._file is not None
         os.fsync(self._file.fileno())
         self.close()
@@ -112,7 +112,7 @@ class Part:
 
 
 def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """Split data into ranges. Yield each range, and whether it has only zeros and can be written as a hole."""
+    """Split data into ranges. Yield each range, and whether it contains only zeros and can be written as a hole."""
     begun = 0
     for at in range(0, len(view), HOLE):
         block = view[at : at + HOLE]

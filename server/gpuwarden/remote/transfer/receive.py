@@ -147,7 +147,7 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether every file in the manifest was received and has the machine's digest."""
+        """Return whether every file in the manifest has been received with the machine's digest."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, manifest: Manifest) -> Manifest:

@@ -91,8 +91,8 @@ mv -f -- "$2" "$1"
 async def put(machine: Ssh, path: str, content: bytes) -> None:
     """Write one small file atomically, readable only by its owner.
 
-    An existing file of the same size is skipped, because its name contains its digest. Raises `BadRequest` if the
-    machine can't write the file, for example because the disk is full.
+    An existing file of the same size is skipped, because each file's name contains its digest. Raises `BadRequest` if
+    the machine can't write the file, for example because the disk is full.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
     # A connection may break before all files are sent, so the next attempt skips the files that have arrived.
@@ -178,7 +178,7 @@ class ShellPush:
         return int(word)
 
     async def _append(self, entry: Row, sha256: str, target: str, part: str, offset: int) -> bool:
-        """Send the remaining bytes and rename the part. Return False if it had a wrong digest and was deleted."""
+        """Send the remaining bytes and rename the part. If its digest is wrong, delete it and return False."""
         if offset < entry.size:
             await self._send_pieces(entry, target, part, offset)
         elif entry.size == 0:

@@ -1,7 +1,7 @@
 """Write small files to a staging folder under their final names, then move them to the destination. All calls block.
 
 A folder that is new in the destination is moved with one rename instead of one rename per file. If a process is killed
-before the move, the staged files remain. The next call uses only those that have the right digest.
+before the move, the staged files remain. The next call uses only those with the right digest.
 """
 
 from __future__ import annotations

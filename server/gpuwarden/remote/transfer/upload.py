@@ -1,4 +1,4 @@
-"""Push files to a machine. Interrupted transfers resume. A file gets its final name once its digest is verified."""
+"""Push files to a machine. Interrupted transfers resume. A file gets its final name after its digest is verified."""
 
 from __future__ import annotations
 

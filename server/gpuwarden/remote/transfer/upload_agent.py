@@ -104,7 +104,7 @@ class Agent:
         return True
 
     def confirm(self) -> None:
-        """Report the work that was finished since the last confirmation."""
+        """Report the work that has been finished since the last confirmation."""
         if self.told != (self.files, self.bytes):
             say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
             self.told, self.bad = (self.files, self.bytes), []

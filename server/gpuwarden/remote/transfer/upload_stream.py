@@ -6,7 +6,7 @@ compared first.
 
 If the connection is lost, bytes that were sent but not confirmed must be sent again. Their number is therefore limited
 to a share of the bytes transferred over the connection: an eighth at first, for a fast start despite high latency, and
-a fortieth after a connection was lost.
+a fortieth after a connection has been lost.
 
 Small files are sent in batches, and are read during the login.
 """
@@ -300,7 +300,7 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------ confirmations
 
     def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
-        """Return the next reply that has the key `kind`, and count the confirmations that arrive before it.
+        """Return the next reply with the key `kind`, and count the confirmations that arrive before it.
 
         Any other line restarts the timeout. The total wait is limited to the timeout plus the time to hash `size`
         bytes.

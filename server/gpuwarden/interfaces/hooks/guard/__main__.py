@@ -1,8 +1,7 @@
 """`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's format.
 
-A plugin's hook passes no CONFIG: the guard reads its file next to the ledger, and first writes the file if it is
-missing.
-With `--place` instead of CONFIG, the guard only rewrites that file.
+A plugin's hook passes no CONFIG: the guard reads its file next to the ledger, and writes the file first if it is
+missing. With `--place` instead of CONFIG, the guard only rewrites that file.
 
 Any error here blocks the call. Claude Code, Codex and Cursor block a call on exit code 2; on any other code, such as 1
 after a crash, they allow it. Cursor also reads a verdict from standard output.
@@ -22,9 +21,9 @@ MOST_BYTES = 8_000_000
 MOST_CPU_S = 5
 MOST_S = 20
 MOST_FIRST_S = 30
-"""Seconds for the first call, which writes the guard's file.
+"""Time limit in seconds for writing the guard's file on the first call.
 
-The sum of this limit and MOST_S is below a client's timeout.
+The sum of this limit and MOST_S is below every client's timeout.
 """
 MOST_MEMORY = 2 << 30
 ASKS_IN = frozenset({"default", "acceptEdits", "plan"})
@@ -35,7 +34,7 @@ HINT = "Use gpuwarden's teardown_request: it verifies that nothing is lost, then
 
 
 def ended_after(seconds: int) -> None:
-    """Let the system kill this process after a time limit. If the process is killed, the hook blocks the call."""
+    """Let the system kill this process after `seconds`. The hook blocks the call if the process is killed."""
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import signal
 
@@ -75,7 +74,7 @@ def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
     """
     text = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        return f"the call is longer than {MOST_BYTES} bytes, which is too long to check", HINT, False
+        return f"the call is longer than {MOST_BYTES} bytes and can't be checked", HINT, False
     event: Any = json.loads(text.decode("utf-8", "replace"))
     if not isinstance(event, dict):
         return "the call has an unknown format", HINT, False
@@ -108,7 +107,7 @@ def answer(client: str, why: str | None, hint: str, *, ask: bool = False) -> int
 
 
 def main(argv: list[str]) -> int:
-    """Answer one call."""
+    """Answer one hook call, or only write the guard's file for `--place`. Return the exit code."""
     client, config = (*argv[1:], "", "")[:2]
     try:
         if not client:

@@ -20,8 +20,8 @@ from gpuwarden.interfaces.hooks.guard.servers import other_server
 class Rules:
     """Protected paths, and the patterns to search for.
 
-    `home` and live run folders are protected against removal, `files` against any change. `settings` contains the
-    clients' files that install this guard; only the guard's entry in them is protected. For `typing`, see
+    `home` and the live run folders `runs` are protected against removal, `files` against any change. `settings`
+    contains the clients' files that install this guard; only the guard's entry in them is protected. For `typing`, see
     `Judge.typing`.
     """
 
@@ -62,7 +62,7 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
 
 
 def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's input. Some clients send it as a string; others send only the input, without an event."""
+    """Return a tool's input. Some clients send the input as a string; others send it without an event around it."""
     given = event.get("tool_input")
     if isinstance(given, str):
         try:

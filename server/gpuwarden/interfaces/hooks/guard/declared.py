@@ -1,6 +1,6 @@
 """Merge the declarations of the providers with those in `clouds.toml`.
 
-This module imports every provider. Therefore the guard's process never imports this module.
+This module imports every provider, so the guard's process never imports it.
 """
 
 from __future__ import annotations

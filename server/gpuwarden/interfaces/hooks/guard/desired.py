@@ -52,9 +52,9 @@ def desired(name: str, args: Sequence[str], files: Files) -> str | None:
 
 
 def in_cluster(name: str, args: Sequence[str]) -> str | None:
-    """Return the reason to block a command to a Kubernetes cluster.
+    """Return the reason to block a command that is sent to a Kubernetes cluster.
 
-    Every word is checked, because any word may be the verb or the value of an option.
+    Every word is checked as a possible verb, because options and their values may precede the verb.
     """
     for at, verb in enumerate(args):
         if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):

@@ -1,5 +1,5 @@
 """Record and check the files that a call writes. The target path is always checked; the text is checked if the target
-requires it.
+is a client's configuration or a shell startup file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_COPIED: Final = 65_536
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
-"""Programs that print their input, changed according to their arguments."""
+"""Programs that transform their input according to their arguments and print the result."""
 VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
 """Programs that print their input, or a part of it, unchanged."""
 
@@ -50,7 +50,7 @@ class Drafts:
         return None
 
     def written_by(self, name: str, args: Sequence[str], command: Command) -> str | None:
-        """Return the reason to block a program because of the files that it writes in addition to its output."""
+        """Return the reason to block a program because of the files that it writes, apart from redirected output."""
         for write in written_by(name, args):
             self.budget.spend(15)
             if write.folder:
@@ -63,7 +63,7 @@ class Drafts:
         return None
 
     def _written(self, target: str, text: str) -> str | None:
-        """Return the reason to block a write to a file, and record the text."""
+        """Record text that is written to a file, and return the reason to block the write."""
         self.budget.spend(len(text) // 64)
         if why := self.files.change(target):
             return why
@@ -73,7 +73,7 @@ class Drafts:
         if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
             return why
         if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
-            self.files.ask(f"{path} configures a coding agent, and the text to write there is unknown")
+            self.files.ask(f"{path} configures a coding agent, and the text to be written to it is unknown")
         return None
 
     def _said(self, command: Command, said: str) -> str:

@@ -26,7 +26,7 @@ READS: Final = frozenset({
     "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
     "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
 })  # fmt: skip
-"""Programs that change none of the files in their arguments, except those that `writes.written_by` yields."""
+"""Programs that change no file in their arguments except those that `writes.written_by` yields."""
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
@@ -46,7 +46,7 @@ REMOTE: Final = re.compile(r"^(?:[\w.-]+@)?[\w.\[\]-]{2,}:(?!//)|^rsync://")
 
 @dataclass
 class Files:
-    """Check removals and changes of files, with paths relative to the folder `cwd`.
+    """Check the removal and modification of files. Paths are relative to the folder `cwd`.
 
     `home` and `runs` are protected against removal, and `files` against any change. `settings` are the clients'
     settings files, which install this guard.
@@ -62,7 +62,7 @@ class Files:
     question: str = ""
     """Reason to ask the user, if no other check blocks the call."""
     blind: str = ""
-    """A path that a command writes and that may be a protected file."""
+    """A path that a command writes to and that may be a protected file."""
 
     def path(self, text: str) -> str:
         """Return an absolute path. For a pattern, return the folder in which the pattern is expanded."""
@@ -90,16 +90,16 @@ class Files:
         self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
-        """Return the reason to block the removal of a path. If the path is unknown and a job is live, ask the user."""
+        """Return the reason to block the removal of a path. If the path is unclear and a job is live, ask the user."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
             self.budget.spend(10 if is_pattern(place) else 1)
             found = {kept: min(known, touches(place, kept)) for kept in (*self.runs, self.home) if kept}
             for kept, reach in found.items():
                 if reach is Reach.SURELY and kept in self.runs:
-                    return f"{place} contains the run folder of a job that has not ended"
+                    return f"{place} overlaps the run folder of a job that has not ended"
                 if reach is Reach.SURELY:
-                    return f"{place} contains gpuwarden's ledger and the copies of your checkpoints"
+                    return f"{place} overlaps gpuwarden's folder, with its ledger and the copies of your checkpoints"
             if known is Reach.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
                 return f"{place} contains gpuwarden's state or policy, or guard settings; only the user may remove it"
             if self.runs and any(found.values()) and not _scratch(place):
@@ -109,7 +109,7 @@ class Files:
         return None
 
     def change(self, text: str, *, written: bool = True) -> str | None:
-        """Return the reason to block a change of a file."""
+        """Return the reason to block a change to a file."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
             self.budget.spend(10 if is_pattern(place) else 1)
@@ -124,7 +124,7 @@ class Files:
         return None
 
     def unpacked(self, folder: str) -> None:
-        """Ask the user if files with unknown names are written to a folder that contains protected files."""
+        """Ask the user before files with unknown names are written to a folder that contains protected files."""
         place = self.place(folder)
         if any(around(place, file) for file in (*self.files, *self.settings)):
             self.ask(f"the command writes unknown files to {place}, which contains gpuwarden's state, policy or guard")
@@ -190,7 +190,7 @@ class Files:
 
     @staticmethod
     def lost(path: str, *, deep: bool) -> str | None:
-        """Return the reason to block the removal of a path on a rented machine. `deep`: the removal is recursive."""
+        """Return the reason to block the removal of a path on a rented machine. `deep` means recursive."""
         return _lost(path) if not SCRATCH.search(path) and (deep or WEIGHTS.search(path)) else None
 
     def _rsync(self, args: Sequence[str]) -> str | None:

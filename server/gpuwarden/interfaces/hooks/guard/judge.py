@@ -75,7 +75,7 @@ class Judge:
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return the reason to block shell text, or None to allow it. `far`: the text runs on another machine.
 
-        Raises TooMuch.
+        Raises TooMuch if the text is too long or too complex to check.
         """
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deeply to check")
@@ -127,7 +127,7 @@ class Judge:
         raise TooMuch("the command has too many nested wrappers to check")
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
-        """Return the words of the program that the first word runs; None if it runs no other program."""
+        """Return the words after a wrapper, such as `sudo`, and its options; None if the first word is no wrapper."""
         if ASSIGNMENT.fullmatch(words[0]):
             variable, _, value = words[0].partition("=")
             assigned[variable] = value
@@ -176,7 +176,7 @@ class Judge:
         return None
 
     def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return the reason to block a program that runs text: a shell, an interpreter, a scheduler."""
+        """Return the reason to block a program that runs text, such as a shell, an interpreter or a scheduler."""
         if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
             return f"input typed into a running `{name}` can't be checked; pass the commands with -c"
         if name in SHELLS | SOURCED | {"eval", "su", "script", "runuser", "machinectl"}:
@@ -213,7 +213,7 @@ class Judge:
         return settings.code_edits(said) or self.spoken(said)
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
-        """Return the reason to block an interpreter because of the code passed to it in this call."""
+        """Return the reason to block an interpreter because of the code that this call passes to it."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
@@ -229,7 +229,7 @@ class Judge:
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
-        """Return the reason to block code because one of its strings is a command that has to be blocked."""
+        """Return the reason to block code because one of its strings is a command that would be blocked."""
         before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
@@ -249,7 +249,7 @@ class Judge:
         return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
-        """Return the reason to block a command on another machine."""
+        """Return the reason to block a command that a program runs on another machine."""
         rest: list[str] | None = None
         if name in FLEETS and (name != "aws" or "ssm" in args):
             return self._any(for_fleets(args), depth, far=True)
@@ -295,7 +295,7 @@ class Judge:
                 )
 
             parts = list(candidates(args, worth_a_look))
-        elif name not in settings.SENTENCES:  # an unknown program may open a terminal and answer a prompt there
+        elif name not in settings.SENTENCES:  # an unknown program may run gpuwarden in a terminal and answer its prompt
             parts = list(candidates(args, lambda word: name_of(word) == "gpuwarden"))
         else:
             return None
@@ -309,7 +309,7 @@ class Judge:
         return None
 
     def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return the reason to block a function call. Inside the body, the function's name refers to a program."""
+        """Return the reason to block a function call. Inside its body, the function's name refers to a program."""
         before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
         before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
         self.budget.spend(5)
@@ -322,7 +322,7 @@ class Judge:
             self.values.update(before)
 
     def _bind(self, words: list[str]) -> None:
-        """Set the arguments of a function."""
+        """Set the positional parameters of a function."""
         for name in [n for n in self.values if n.isdigit()]:
             del self.values[name]
         self.values.update({str(i): word for i, word in enumerate(words, 1)})

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tree_sitter import Tree
 
 MOST_BYTES = 131_072
-"""The Linux limit on the size of one argument, and therefore on the command passed to a shell."""
+"""Linux's limit on the size of one argument in bytes. It also limits the command that is passed to a shell."""
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
-"""Maximum number of progress callbacks from the parser, which makes one per hundred steps."""
+"""Maximum number of progress callbacks from the parser. The parser calls back once per hundred steps."""
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
@@ -38,7 +38,7 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """Count the steps for all commands in one call. Raises TooMuch when the limit is reached."""
+    """A limited number of steps for all commands in one call."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.left = steps

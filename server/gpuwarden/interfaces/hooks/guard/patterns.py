@@ -12,7 +12,7 @@ MOST_ARGUMENTS = 300
 """Maximum number of words that are searched after a program's name. Real commands have fewer words."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
-# Names that are also English words or keywords. In code, they are matched only at the start of a command.
+# Names that are also common words or keywords. In code, they are matched only at the start of a command.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
@@ -25,7 +25,7 @@ Steps = tuple[frozenset[str], ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """A declared sequence: its words in order, its required options, and its excluded options."""
+    """A declared command: its words in order, its required options, and its excluded options."""
 
     text: str
     words: Steps
@@ -34,14 +34,14 @@ class Spelling:
 
     @classmethod
     def parse(cls, text: str) -> Spelling:
-        """Parse the syntax of `core.shell_guard`."""
+        """Parse a declaration in the syntax of `core.shell_guard`."""
         steps = [frozenset(step.split("|")) for step in text.split()]
         words = tuple(s for s in steps if not any(w.startswith(("-", "!-")) for w in s))
         without = tuple(frozenset(w.removeprefix("!") for w in s) for s in steps if any(w[0] == "!" for w in s))
         return cls(text, words, tuple(s for s in steps if any(w[0] == "-" for w in s)), without)
 
     def end(self, args: Sequence[str]) -> int | None:
-        """Return the index after the last word of the sequence in `args`; None if `args` does not match."""
+        """Return the index in `args` after the last declared word; None if `args` does not match."""
         at = {0}
         for step in self.words:
             at = {i + 1 for start in at for i in _starts(args, start) if "*" in step or args[i].lower() in step}
@@ -74,7 +74,7 @@ def _given(args: Sequence[str], option: str) -> bool:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Forms of the commands that stop or delete a machine, as declared by the providers."""
+    """Patterns of commands, requests and code that stop or delete a machine, as declared by the providers."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Patterns:
             return {program: tuple(texts) for program, texts in table[name].items()}
 
         texts = {n: tuple(map(str, table[n])) for n in ("hosts", "requests", "code", "servers", "key_variables")}
-        texts["paths"] = tuple(map(str, table.get("paths", ())))  # absent in the output of older versions
+        texts["paths"] = tuple(map(str, table.get("paths", ())))  # older versions did not write it
         return cls(sequences("ends"), dict(table["aliases"]), sequences("remote"), far=sequences("far"), **texts)
 
     def program(self, name: str) -> str:
@@ -109,7 +109,7 @@ class Patterns:
         return name in self.ends or name in self.remote or name in self.far
 
     def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return the words that make a program stop or delete a resource, or None."""
+        """Return the part of a command that stops or deletes a resource, or None."""
         args = args[:MOST_ARGUMENTS]
         asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
         tries = any(

@@ -1,7 +1,7 @@
 """Predict the output of a command before it runs.
 
-Unknown text is `UNKNOWN` followed by its source text. If the possible paths are known, `among` lists their patterns:
-`ls -d runs/*` prints paths that match `runs/*`, so removing the printed paths affects no other path.
+Unknown text is represented by `UNKNOWN` and its source text. If the text is one of several paths, `among` lists their
+patterns. For example, `ls -d runs/*` prints only paths that match `runs/*`, so removing them affects no other path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check whether HTTP requests to platforms, or code in other languages, stop or delete a resource."""
+"""Check whether an HTTP request to a platform, or code in another language, stops or deletes a resource."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_STRINGS: Final = 100
 
 
 def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield strings in code that may be commands, each with a flag: whether the command may run on another machine."""
+    """Yield strings in code that may be commands, each with a flag that is true if it may run on another machine."""
     far = _ELSEWHERE.search(text) is not None
     for found in islice(_LIST.finditer(text), MOST_STRINGS):
         yield " ".join(shlex.quote(word[1:-1]) for word in re.findall(r"\"[^\"]*\"|'[^']*'", found[1])), far

@@ -1,4 +1,4 @@
-"""Read the protected paths from the file that `gpuwarden hooks install` wrote, and from the ledger."""
+"""Read the protected paths from the file that `gpuwarden hooks install` writes, and from the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Match a path with globs, braces or unknown parts against protected paths. The result is never, maybe or surely."""
+"""Match paths with globs, braces or unknown parts against protected paths. The result is never, maybe or surely."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Reach(IntEnum):
 
 
 def spellings(text: str) -> Iterator[tuple[str, Reach]]:
-    """Yield the patterns that one word represents, each with the highest certainty that it allows.
+    """Yield the patterns that one word represents, each with the highest certainty that a match can have.
 
-    A loop variable has several lines, braces expand to several words, and the output of a program is one of several
-    alternatives.
+    A loop variable may have several lines, braces expand to several words, and the output of a program is one of
+    several alternatives.
     """
     if not _SEVERAL.search(text):
         yield text, Reach.SURELY

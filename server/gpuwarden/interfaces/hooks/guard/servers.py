@@ -21,7 +21,7 @@ MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", 
 HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
                              "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
                              "describe", "logs", "docs"})  # fmt: skip
-"""Words in the names of tools that don't stop or delete machines. They take precedence over other words in the name."""
+"""Words that mark a tool as harmless. They take precedence over the other words in the tool's name."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
 REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 MARK: Final = "gpuwarden.interfaces.hooks.guard"
 OLD_MARK: Final = "guard.py"
-"""Names of this guard in a client's configuration: the current name and the name in older versions."""
+"""Names of this guard in a client's configuration, in this version and in older versions."""
 MOST_BYTES: Final = 2_000_000
 DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
     r"|[A-Z_]+_URL|REHEARSAL_CLOCK)"
 )
-"""Variables that change the location of the ledger or the policy, a platform's address, the time, or a policy value."""
+"""Variables that change the path of the ledger or the policy, a platform's address, the time, or a policy value."""
 PLUGIN: Final = re.compile(r"gpuwarden@[\w-]+")
 """The plugin that installs this guard, in a client's list of enabled plugins."""
 _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"})
@@ -24,7 +24,7 @@ _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STA
 _CLIENT_PLACES: Final = frozenset({"HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "CLAUDE_CODE_SAFE_MODE",
                                    "CLAUDE_CODE_SIMPLE"})  # fmt: skip
 _BARE: Final = frozenset({"--bare", "--safe-mode", "--ignore-user-config"})
-"""Variables and options that make a client start without the user's hooks."""
+"""Variables and options with which a client starts without the user's hooks."""
 _SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
 _OFF: Final = re.compile(
     r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"
@@ -110,8 +110,8 @@ def watched(path: str) -> bool:
 
 
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
-    """Return the facts that an edit must not change: whether the guard is named, whether hooks are disabled, and
-    gpuwarden's variables with their values.
+    """Return the facts that an edit must not change: whether text names the guard, whether it disables hooks, and its
+    values for gpuwarden's variables.
     """
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
     return named, _OFF.search(text) is not None, frozenset(_SET.findall(text))
@@ -152,7 +152,7 @@ def names_kept(text: str) -> bool:
 
 
 def may_be_off(text: str) -> bool:
-    """Return whether text contains the setting that disables hooks with a value other than false."""
+    """Return whether text contains `disableAllHooks` with a value other than false."""
     return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
 
 

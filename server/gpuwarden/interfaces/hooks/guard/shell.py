@@ -22,7 +22,7 @@ MOST_ROUNDS: Final = 40
 """
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell. When a subshell ends, its changes to the working directory are undone."""
+"""Nodes that run in a subshell. A change of the working directory ends with the subshell."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
@@ -35,7 +35,7 @@ class Feed:
     fed: bool = False
 
     def and_(self, other: Feed) -> Feed:
-        """Return the combined input and output."""
+        """Return this input and output, extended by another one."""
         return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
@@ -65,7 +65,7 @@ Part = tuple["Node | tuple[str, str]", Feed]
 
 
 class Reader(Words):
-    """Reads shell text command by command. Assignments change `values`; its key `name()` holds a function's body."""
+    """Read shell text command by command. Assignments change `values`; its key `name()` is a function's body."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
@@ -123,7 +123,7 @@ class Reader(Words):
         return {name: value for name, value in given.items() if name not in self.values}
 
     def command(self, node: Node, feed: Feed, depth: int = 0) -> Command:
-        """Build one simple command."""
+        """Return the simple command that a node represents."""
         found = Command(targets=list(feed.targets), stdin=list(feed.stdin), fed=feed.fed)
         for child in node.named_children:
             kind = child.type
@@ -172,7 +172,7 @@ class Reader(Words):
     # ------------------------------------------------------------------------------------------- groups of commands
 
     def _may_repeat(self, times: int) -> bool:
-        """Return whether a loop may be walked once for each of its words, and count these iterations."""
+        """Count a loop's iterations. Return whether the loop may be walked once for each of its words."""
         self.rounds += times
         return times <= MOST_ROUNDS and self.rounds <= MOST_ALL_ROUNDS
 
@@ -253,7 +253,7 @@ class Reader(Words):
         return [*parts, (last, inner), *later], Command(targets=[] if simple else own.targets)
 
     def _heredoc(self, node: Node, own: Command, later: list[Part]) -> list[Node]:
-        """Read a here-document into `own`. Return the commands to which the statement pipes its output."""
+        """Add a here-document's text to `own`. Return the commands into which the statement's output is piped."""
         piped: list[Node] = []
         for child in node.named_children:
             if child.type == "heredoc_body":
@@ -269,7 +269,7 @@ class Reader(Words):
         return piped
 
     def _file(self, node: Node, found: Command, depth: int) -> None:
-        """Read `> FILE` or `< FILE`."""
+        """Add the redirection `> FILE` or `< FILE` to a command."""
         operator = next((c.type for c in node.children if not c.is_named), "")
         for child in node.named_children:
             if child.type != "file_descriptor" and ">" in operator:

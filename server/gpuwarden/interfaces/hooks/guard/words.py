@@ -25,7 +25,7 @@ MOST_STRIPPED = 500
 
 
 class Words:
-    """A parsed command text and its words. `values` are the variables. `broken` means that it has syntax errors."""
+    """A parsed command text and its words. `values` maps variables to values. `broken`: the text has syntax errors."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget) -> None:
         text = as_written(text).replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "")
@@ -44,7 +44,7 @@ class Words:
         raise NotImplementedError
 
     def deeper(self, depth: int) -> None:
-        """Count one step at this depth. Raises TooMuch if the depth exceeds the limit."""
+        """Count one step. Raises TooMuch if `depth` exceeds the limit."""
         self.budget.spend()
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deeply to check")
@@ -84,7 +84,7 @@ class Words:
         return [re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw]
 
     def _double(self, node: Node, depth: int) -> str:
-        """Return the value of double-quoted text. The parser omits blanks next to expansions."""
+        """Return the value of double-quoted text, with the blanks next to expansions, which the parser omits."""
         self.deeper(depth)
         found, at = [], node.start_byte
         for child in node.named_children:
@@ -115,7 +115,7 @@ class Words:
         if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
             return " ".join(self.fields(node.named_children[-1], depth + 1))
         if name is None or name[1][0] in "@*#?$!-0123456789":
-            return raw  # the arguments of a function or a script are known only when it is called
+            return raw  # a function's or script's arguments are known only when it is called
         return among(["*"]) if name[1] in _NUMBERS else UNKNOWN + raw
 
     def expanded(self, node: Node, depth: int = 0) -> str:

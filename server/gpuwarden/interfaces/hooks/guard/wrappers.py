@@ -57,7 +57,7 @@ FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansi
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
 REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
-"""Removal commands without a path, as in code that appends the path."""
+"""Removal commands without a path, as in code that appends the path at run time."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
@@ -93,7 +93,7 @@ def after_c(args: Sequence[str]) -> list[str]:
 
 
 def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the commands that `xargs` or `parallel` runs with its input or with the words after `:::`."""
+    """Yield the commands that `xargs` or `parallel` runs for the items in its input or after `:::`."""
     rest = inside(words[1:], WRAPPERS[name], name)
     flags = list(words[1 : len(words) - len(rest)])
     command = rest[: rest.index(":::")] if ":::" in rest else rest
@@ -151,7 +151,7 @@ def script_of(args: Sequence[str]) -> str:
 
 
 def other_docker(args: list[str]) -> bool:
-    """Return whether Docker is directed to another machine."""
+    """Return whether options direct Docker to another machine."""
     for option, value in pairwise([*args, ""]):
         name, _, given = option.partition("=")
         if name in {"-H", "--host", "-c", "--context"}:

@@ -27,7 +27,7 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 @dataclass(frozen=True)
 class Write:
-    """A file or folder that a program writes, and the files that are copied to it.
+    """A file or folder that a program writes, and the files that the program copies to it.
 
     `fed`: the text comes from standard input. `said`: the text comes from the arguments.
     """
@@ -41,7 +41,7 @@ class Write:
 
 
 def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
-    """Yield the files that a program writes, other than its standard output."""
+    """Yield the files that a program writes itself, apart from redirected output."""
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)

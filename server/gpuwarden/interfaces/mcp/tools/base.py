@@ -1,4 +1,4 @@
-"""Annotations and result format that all tools share."""
+"""The annotations and the result format that all tools share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallTo
 
 
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
-    """Return an error in the same format."""
+    """Return an error in the format of `answer`."""
     reply = worded(error_reply(error), in_calls)
     full = _structured(reply)
     try:

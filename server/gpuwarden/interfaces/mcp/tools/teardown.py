@@ -26,7 +26,7 @@ CHANNEL: Final = "elicitation"
 
 
 class Yes(BaseModel):
-    """The form that the user answers."""
+    """The form in which the user approves or declines a teardown."""
 
     # Some clients return an empty form without showing it, so only true and false count as answers.
     model_config = ConfigDict(json_schema_extra={"required": ["approve"]})
@@ -36,7 +36,7 @@ class Yes(BaseModel):
 
 
 class Unasked(BaseModel):
-    """The user was not asked."""
+    """Returned instead of a form if the user is not asked."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
@@ -84,7 +84,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
-            if (token := get_access_token()) is not None:  # over HTTP, the token has a name, which the user chose
+            if (token := get_access_token()) is not None:  # over HTTP, the token has a name that the user chose
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
@@ -105,12 +105,12 @@ def question(view: TeardownView) -> str:
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    # The question contains the cost at the time of the ticket, because the user would be asked again if the text
-    # changed.
+    # The cost is that at the time of the ticket, because the user would be asked again if the text changed.
     price = lease.instance.price_usd_per_hour if lease.instance else None
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
-        f"It bills {usd_per_hour(price)} and cost about {usd(cost)} up to this request. {dying}{copies}. "
+        f"Its price is {usd_per_hour(price)}, and it had cost about {usd(cost)} at the time of this request. "
+        f"{dying}{copies}. "
         f"Ticket {record.id}, facts {(record.digest or '')[7:19]}."
     )

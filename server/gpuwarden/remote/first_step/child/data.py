@@ -1,4 +1,4 @@
-"""Load Hub datasets from the rows that the parent process downloaded, and handle calls that request more rows."""
+"""Load Hub datasets from the rows that the parent process downloaded, and adapt calls that expect more rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILES = frozenset(
 
 
 def patch_datasets(record: Record, datasets: ModuleType) -> None:
-    """Patch the library `datasets`."""
+    """Patch `datasets`: `load_dataset` uses the downloaded rows, and `map` runs in this process."""
     original = datasets.load_dataset
 
     def load_dataset(path: str, name: Optional[str] = None, *args: Any, **given: Any) -> Any:
@@ -97,7 +97,7 @@ def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, A
             features = datasets.Features.from_dict(types) if types else None
             rows = [{k: _cell(v, types.get(k)) for k, v in row.items()} for row in rows]
             table = datasets.Dataset.from_list((rows * ROWS)[:ROWS], features=features)
-        except Exception as error:  # the Hub's viewer may return types that this library does not support
+        except Exception as error:  # the Hub's viewer may return types that the installed library does not support
             raise Stopped(f"rows for {path} can't be created here: {type(error).__name__}: {error}") from error
         return table.to_iterable_dataset() if given.get("streaming") else table
 

@@ -23,7 +23,7 @@ CAUGHT, SAVED_NOTHING = "__rehearsal_caught__", "__rehearsal_saved_nothing__"
 
 
 def watch(tree: ast.Module) -> ast.Module:
-    """Return the script with a call inserted at the start of each handler that catches all exceptions."""
+    """Return the script with a call inserted at the start of each watched handler."""
     watched: ast.Module = ast.fix_missing_locations(_Watched().visit(tree))
     return watched
 
@@ -49,7 +49,7 @@ def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[
 
 
 def saves(tree: ast.AST) -> bool:
-    """Return whether a script has a call that may save files."""
+    """Return whether a script contains a call that may save files."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any((f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")) in SAVING for f in calls)
 

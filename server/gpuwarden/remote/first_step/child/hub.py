@@ -1,4 +1,4 @@
-"""Emulate the Hub without a network: record uploads, fake an account, and load models from the parent's files."""
+"""Emulate the Hub without a network: record uploads, fake an account, and load models that the parent downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRITES = """upload_file upload_folder upload_large_folder create_commit create_
 
 
 def patch_hub(record: Record, module: ModuleType) -> None:
-    """Patch `huggingface_hub` before other modules import names from it."""
+    """Patch `huggingface_hub`: record uploads and fake an account. Call this before other modules import from it."""
     api = module.HfApi
 
     def noted(name: str) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def patch_models(record: Record, module: ModuleType) -> None:
 
 
 def patch_auto(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.models.auto.auto_factory`, which reads the arguments of `from_pretrained` first."""
+    """Patch `transformers.models.auto.auto_factory`, whose `from_pretrained` runs before that of the model's class."""
     kind = module._BaseAutoModelClass
     original = kind.from_pretrained.__func__
 
@@ -106,7 +106,7 @@ def patch_auto(record: Record, module: ModuleType) -> None:
 
 
 def plain_loading(record: Record, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the arguments of `from_pretrained` without those that need a GPU."""
+    """Return the arguments of `from_pretrained` without those that need a GPU, and without `revision`."""
     kept = dict(given)
     for name in ("quantization_config", "load_in_4bit", "load_in_8bit"):
         if kept.pop(name, None):

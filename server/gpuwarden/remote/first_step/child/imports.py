@@ -1,4 +1,4 @@
-"""Call a function on a library's module right after its import."""
+"""Patch modules right after their import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Patch = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that wraps the loader of the named modules. All other modules are found as usual."""
+    """A finder that wraps the loaders of the modules to patch. All other modules are found as usual."""
 
     def __init__(self, patches: Dict[str, Patch]) -> None:
         self._patches = patches
@@ -22,7 +22,7 @@ class AfterImport(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
-        """Return the spec of a named module, with a loader that applies the patch after the import."""
+        """Return a spec whose loader also patches the module; None for a module without a patch."""
         if fullname not in self._patches:
             return None
         spec = PathFinder.find_spec(fullname, path, target)

@@ -1,4 +1,4 @@
-"""Run a script up to its first step, and write the outcome.
+"""Run a script with its training limited to the first steps, and write the outcome.
 
     python -I -c "import sys; sys.path.insert(0, CODE); from ...child.main import main; main(ORDER)"
 
@@ -33,7 +33,7 @@ REPORTS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".png", ".html", ".
 
 def main(order_file: str) -> NoReturn:
     """Rehearse the script, write the outcome, and exit without waiting for the script's other threads and processes."""
-    gc.set_threshold(200_000, 20, 20)  # imports create millions of objects that are never freed
+    gc.set_threshold(200_000, 20, 20)  # collect less often: imports create millions of objects that are never freed
     with open(order_file, encoding="utf-8") as file:
         order = json.load(file)
     bound(order)
@@ -158,7 +158,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
 
 
 def substitute(record: Record) -> None:
-    """Install each substitute right after its library is imported."""
+    """Register the substitutes. Each one is installed right after its library has been imported."""
     patches: Dict[str, Callable[[Record, ModuleType], None]] = {
         "torch": devices.patch_torch,
         "torch.utils.data.dataloader": devices.patch_loader,

@@ -13,7 +13,10 @@ _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "r
 
 
 class Stopped(BaseException):
-    """A substitute can't continue. Not an `Exception`, because libraries would treat one as a network failure."""
+    """The rehearsal can't continue, because of a substitute or the time limit.
+
+    Not an `Exception`, because libraries would handle an `Exception` like a network failure.
+    """
 
 
 class Enough(BaseException):
@@ -41,7 +44,7 @@ class Record:
         self.wants: List[Tuple[str, str]] = []
 
     def at(self, stage: str) -> None:
-        """Record that a stage was reached."""
+        """Record that a stage has been reached."""
         assert stage in _STAGES
         if stage not in self.reached:
             self.reached.append(stage)
@@ -54,7 +57,7 @@ class Record:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether the script contains a number that fits only the real model, which would explain an error.
+        """Return whether the script contains a number that fits only the real model and explains the error `words`.
 
         Such a number is the index of a layer or head that the small model does not have, or the real width times 1, 2,
         1/2 or 1/4.
@@ -71,7 +74,7 @@ class Record:
         return Stopped(f"the {kind} {name} was not downloaded for the rehearsal")
 
     def supply(self, kind: str, name: str) -> Optional[Dict[str, Any]]:
-        """Return the files that the parent downloaded from a repo; None if there are no such files."""
+        """Return the data that the parent downloaded from a repo; None if the parent downloaded nothing."""
         found: Optional[Dict[str, Any]] = self.order.get(kind, {}).get(name)
         return found
 
@@ -91,7 +94,7 @@ def model_files(work: str) -> List[str]:
 
 
 def write(path: str, outcome: Dict[str, Any]) -> None:
-    """Write the outcome for the parent atomically."""
+    """Write the outcome atomically, for the parent process."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(outcome, file)
     os.replace(path + ".part", path)

@@ -1,4 +1,4 @@
-"""Shrink Hub models. A small model has the same architecture, but few and narrow layers and random weights.
+"""Shrink Hub models. A small model has the same architecture, but fewer and narrower layers and random weights.
 
 The real `from_pretrained` then loads these weights, so that the library checks the arguments, dtypes and heads.
 """
@@ -63,7 +63,7 @@ def _rope(name: str, value: Any) -> Any:
 
 
 def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int, int]]:
-    """Yield (small value, real value) for each number that was reduced in a config."""
+    """Yield (small value, real value) for each number that differs between a config and its small version."""
     for name, value in config.items():
         if isinstance(value, dict) and isinstance(small.get(name), dict):
             yield from lowered(value, small[name])
@@ -72,7 +72,7 @@ def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int
 
 
 def prepare(record: Record, hub: str) -> None:
-    """Replace the model configs in the Hub's cache with small configs."""
+    """Replace the model configs in the Hub cache with the configs of small models."""
     for name in record.order.get("models", {}):
         for path in glob.glob(os.path.join(folder_of(hub, name), "**", "config.json"), recursive=True):
             with open(path, encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def folder_of(hub: str, name: str) -> str:
 
 
 def give_weights(record: Record, hub: str, name: str, subfolder: str, asked: Any) -> None:
-    """Save random weights for the architecture in a model's config, or for the requested class."""
+    """Save a small model with random weights, of the architecture in its config or otherwise of the class `asked`."""
     import transformers
 
     folder = os.path.join(folder_of(hub, name), subfolder)
@@ -103,4 +103,4 @@ def give_weights(record: Record, hub: str, name: str, subfolder: str, asked: Any
         model = (made or asked)(config)
         model.save_pretrained(folder)
     except Exception as error:
-        raise Stopped(f"no small copy of {name} can be built: {type(error).__name__}: {error}") from error
+        raise Stopped(f"a small copy of {name} can't be built: {type(error).__name__}: {error}") from error

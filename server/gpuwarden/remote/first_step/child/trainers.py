@@ -1,4 +1,4 @@
-"""Limit transformers and Lightning trainers to one step, one save and one resume, on the CPU, without reporting."""
+"""Limit transformers and Lightning trainers to one step, save and resume, on the CPU, without experiment trackers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def lower(settings: Any) -> None:
 
 
 def few(rows: Any, settings: Any) -> Any:
-    """Return the first rows of the dataset that a trainer uses for evaluation."""
+    """Return the first rows of an evaluation dataset, or of each dataset in a dict."""
     if isinstance(rows, dict):
         return {name: few(some, settings) for name, some in rows.items()}
     group = max(getattr(settings, name, None) or 1 for name in ("num_generations", "num_generations_eval"))

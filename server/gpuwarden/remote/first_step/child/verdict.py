@@ -51,7 +51,7 @@ def certain(record: Record, error: BaseException) -> bool:
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that ignored an error. `certain` is false: the author expected errors."""
+    """Return the outcome of a script that ignored an error. `certain` is false, because the author expected one."""
     found = judge(record, error, script)
     return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
@@ -73,7 +73,7 @@ def stopped(record: Record, error: BaseException) -> str:
         return ""
     words = " ".join(f"{type(e).__name__}: {e}" for e in _chain(error))[:4_000]
     name = getattr(error, "filename", None)
-    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # a relative path is also missing in the job
+    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # a relative path would be missing in the job too
     for reason, so in (
         (
             "the script needs more memory than it can use here",
