@@ -82,7 +82,7 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
-    """Install or uninstall the guard of an agent's shell, or show its status.
+    """Install, uninstall or show the guard of an agent's shell.
 
     The guard blocks the usual ways to bypass gpuwarden, such as `vastai destroy`, `sky down` or `rm -rf` of a live run.
     """

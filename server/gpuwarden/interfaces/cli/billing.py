@@ -76,9 +76,10 @@ async def approve(
     relaunch_budget: float | None,
     as_json: bool,
 ) -> int:
-    """Approve a teardown (t...), spending (r...) or a rehearsal (s...). Without a ticket, list the open requests.
+    """Approve a teardown, spending or a rehearsal. Without a ticket, list the open requests.
 
-    The command asks the user at a terminal; no flag or variable replaces the answer.
+    The tickets are t... for a teardown, r... for spending and s... for a rehearsal. The command asks the user at a
+    terminal; no flag or variable replaces the answer.
     """
     from gpuwarden.config import load_config
     from gpuwarden.interfaces.cli import approval
@@ -112,7 +113,7 @@ async def approve(
 @JSON
 @runs_async
 async def hold(job_id: str, as_json: bool) -> int:
-    """Cancel the automatic teardown and the self-stop of a job's machine.
+    """Cancel the automatic teardown and self-stop of a machine.
 
     The reply shows whether the machine is held or the request came too late.
     """
