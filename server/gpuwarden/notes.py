@@ -159,9 +159,9 @@ def change(file: Path, key: str, value: str | None, check: Callable[[Notes], Non
     try:
         notes = read_notes(new, "")
     except BadRequest as error:
-        said = re.sub(r"^:\d+: ", "", error.message)
+        message = re.sub(r"^:\d+: ", "", error.message)
         raise BadRequest(
-            f"{said}; nothing was changed", "Use a key such as tracker.name or platforms.ssh.host."
+            f"{message}; nothing was changed", "Use a key such as tracker.name or platforms.ssh.host."
         ) from error
     check(notes)
     private_folder(file.parent)

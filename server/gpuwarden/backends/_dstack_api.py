@@ -193,15 +193,15 @@ class _User(ResponseModel):
     username: str  # the reply also contains the user's token and private key, which are ignored
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Return the error if a reply contains one of dstack's error codes; otherwise None."""
     if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
-        return NotFound(f"dstack did not find the requested object: {said}")
+        return NotFound(f"dstack did not find the requested object: {message}")
     if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
         return NotFound("the dstack server has no such project", "Run `dstack project list` to list the projects.")
     if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
         return AuthFailed(
-            f"dstack refused the token: {said}", "Check DSTACK_TOKEN, and that its user is a member of the project."
+            f"dstack refused the token: {message}", "Check DSTACK_TOKEN, and that its user is a member of the project."
         )
     return None
 

@@ -33,12 +33,12 @@ def observation(run: Run) -> Observation:
     """Return the observation of a run. Its machine may outlive the run, so the provider observes the machine."""
     last = run.submissions[-1] if run.submissions else None
     machine = run.machine
-    said = [line(text or "", 200) for text in ((last and last.termination_reason_message), run.status_message)]
+    texts = [line(text or "", 200) for text in ((last and last.termination_reason_message), run.status_message)]
     allocation = Allocation(
         engine="dstack",
         id=run.id,
         state=run.status,
-        why=next((text for text in said if text), ""),
+        why=next((text for text in texts if text), ""),
         queue=run.fleet.name if run.fleet else "",
         nodes=f"{machine.backend}/{machine.region}" if machine else "",
         restarts=max(0, sum(one.job_provisioning_data is not None for one in run.submissions) - 1),
@@ -67,15 +67,15 @@ def observation(run: Run) -> Observation:
     return Observation(state=Job.UNKNOWN, reason=reason.code, why=reason.text, **shared)
 
 
-def _end(run: Run, said: str) -> tuple[Job, Reason]:
+def _end(run: Run, message: str) -> tuple[Job, Reason]:
     """Return the state and reason of an ended run. A run that was stopped while it was failing counts as failed."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:
             return Job.SUCCEEDED, because(Code.EXITED)
-        return Job.UNKNOWN, because(Code.ENGINE_DISAGREES, said, state="done")
+        return Job.UNKNOWN, because(Code.ENGINE_DISAGREES, message, state="done")
     if run.termination_reason in {"stopped_by_user", "aborted_by_user"}:
-        return Job.CANCELED, because(Code.STOPPED, said)
+        return Job.CANCELED, because(Code.STOPPED, message)
     state, code = _REASONS.get((last and last.termination_reason) or "", (Job.FAILED, Code.PLATFORM_REPORT))
     named = line((last and last.termination_reason) or run.termination_reason or run.status, 60)
-    return state, because(code, said, state=named)
+    return state, because(code, message, state=named)

@@ -118,9 +118,9 @@ def read_options(spec: JobSpec) -> HfJobsOptions:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(("options", *map(str, first["loc"])))
-        said = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ")
         raise BadRequest(
-            f"{line(where, 80)}: {said}", f"Hugging Face Jobs accept {', '.join(HfJobsOptions.model_fields)}."
+            f"{line(where, 80)}: {message}", f"Hugging Face Jobs accept {', '.join(HfJobsOptions.model_fields)}."
         ) from None
 
 

@@ -44,7 +44,7 @@ class HubFiles:
             return []
         siblings = reply.json.get("siblings") if isinstance(reply.json, dict) else None
         if reply.status != 200 or not isinstance(siblings, list):
-            raise BadReply(f"the Hub returned {reply.status} for {repo}: {reply.said}", "Try again.")
+            raise BadReply(f"the Hub returned {reply.status} for {repo}: {reply.message}", "Try again.")
         found = []
         for item in siblings:
             name, size = str(item.get("rfilename")), item.get("size")

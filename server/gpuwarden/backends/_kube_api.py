@@ -301,10 +301,10 @@ def _is_object(found: object) -> bool:
 def _error(refused: Any, context: str) -> Exception:
     """Return the exception for an error status from the API server."""
     try:
-        said = json.loads(refused.body)["message"]
+        message = json.loads(refused.body)["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        said = refused.reason
-    words, code = line(said or "no reason given", 500), refused.status
+        message = refused.reason
+    words, code = line(message or "no reason given", 500), refused.status
     if code in {401, 403}:
         return AuthFailed(
             f"the cluster {context} does not allow the request: {words}",

@@ -74,8 +74,8 @@ class PodChannel:
 
     def errors(self) -> bytes:
         """Return the bytes that were written to stderr since the last call."""
-        said, self._err = bytes(self._err), bytearray()
-        return said
+        errors, self._err = bytes(self._err), bytearray()
+        return errors
 
     def exited(self) -> bool:
         """Return whether the command has ended or its connection is closed."""

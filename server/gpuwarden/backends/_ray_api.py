@@ -184,7 +184,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
             why=message if state == "PENDING" else "",
             nodes=line(raw.get("driver_node_id") or "", 80),
         ),
-        said=message if state in {"FAILED", "NODE_FAIL"} else "",
+        message=message if state in {"FAILED", "NODE_FAIL"} else "",
     )
 
 

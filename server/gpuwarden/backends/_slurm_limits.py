@@ -131,8 +131,8 @@ def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
     answers = (found.get(part) for part in silent)
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
-    said = next((str(error) for error in errors if error), "its reply can't be parsed")
-    return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(said, 300)}"
+    message = next((str(error) for error in errors if error), "its reply can't be parsed")
+    return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(message, 300)}"
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:

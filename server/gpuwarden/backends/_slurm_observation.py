@@ -63,22 +63,22 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
     """Return the observation of a job that has ended. The runner's last status is used if it agrees with Slurm."""
     state, code = _ENDS[row.state]
     update |= {"ended_at": row.ended_at, "started_at": row.started_at}
-    said = str(status.get("state"))
-    if said == "succeeded" and row.state == "COMPLETED":
+    claimed = str(status.get("state"))
+    if claimed == "succeeded" and row.state == "COMPLETED":
         update.pop("started_at"), update.pop("ended_at")
         return launch.observation({**status, "alive": False}).model_copy(
             update={**update, "machine": "", "lost": False}
         )
-    if said in {"failed", "timeout", "canceled"} and row.state in {"FAILED", "CANCELLED"}:
+    if claimed in {"failed", "timeout", "canceled"} and row.state in {"FAILED", "CANCELLED"}:
         own = launch.observation({**status, "alive": False})
-        if row.state == "CANCELLED" and said != "canceled":
+        if row.state == "CANCELLED" and claimed != "canceled":
             own = own.model_copy(update=_because(Job.CANCELED, because(Code.STOPPED)))
         return own.model_copy(update={**update, "machine": "", "lost": False})
-    if said == "preempted" and row.state in {"FAILED", "TIMEOUT"}:
+    if claimed == "preempted" and row.state in {"FAILED", "TIMEOUT"}:
         state, code = Job.PREEMPTED, Code.ENGINE_TOOK
     elif row.state == "COMPLETED":  # Slurm's exit code is 0, but the runner's status is not a success
         state, code = Job.UNKNOWN, Code.ENGINE_DISAGREES
-    reason = because(code, row.said, state=row.state)
+    reason = because(code, row.message, state=row.state)
     update |= {**_because(state, reason), "exit_code": row.exit_code, "signal": row.signal}
     return seen.model_copy(update=update)
 

@@ -42,7 +42,7 @@ class Row:
     started_at: float | None
     ended_at: float | None
     allocation: Allocation
-    said: str = ""
+    message: str = ""
     """The output of the batch script if the runner never started."""
 
     @property

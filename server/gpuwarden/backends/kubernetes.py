@@ -131,9 +131,11 @@ class KubernetesBackend(EngineBackend):
         try:
             missing = await self._there(place, lambda api: api.missing_rights())
             if missing:
-                said = f"the cluster does not allow this user to {', '.join(missing)} in the namespace of {place.host}"
+                message = (
+                    f"the cluster does not allow this user to {', '.join(missing)} in the namespace of {place.host}"
+                )
                 return [
-                    _unusable(said, "Ask the cluster's administrator for the rights in docs/kubernetes-rights.yaml.")
+                    _unusable(message, "Ask the cluster's administrator for the rights in docs/kubernetes-rights.yaml.")
                 ]
             claim = await self._there(place, lambda api: api.claim())
         except (BadRequest, NotFound, AuthFailed) as error:
@@ -145,11 +147,11 @@ class KubernetesBackend(EngineBackend):
             # the PF-HOST findings are about the file access pod, but the job gets its own pod
             return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]
         name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
-        said = (
+        message = (
             f"the claim {name} is {given or 'without an access mode'}: a job's pod and the file access pod may be on"
             " different nodes, and only one of them could mount the claim"
         )
-        return [_unusable(said, f"Choose a claim with the access mode {SHARED}.")]
+        return [_unusable(message, f"Choose a claim with the access mode {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
         """Return the cluster's limits, and the result of a dry run of this job. The nodes are not read, because
@@ -368,8 +370,8 @@ class KubernetesBackend(EngineBackend):
         return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True)
 
 
-def _unusable(said: str, *cure: str | NextStep) -> Finding:
-    return Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=said, fix=steps(cure))
+def _unusable(message: str, *cure: str | NextStep) -> Finding:
+    return Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=message, fix=steps(cure))
 
 
 def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:

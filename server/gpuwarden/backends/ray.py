@@ -179,11 +179,11 @@ class RayBackend(EngineBackend):
         runner = f"{handle.run_dir}/{ready.runner}"
         request = options.request(spec, stem, attempt, handle.run_dir, runner)
         try:
-            status, said = await ask(place, "POST", JOBS, request)
+            status, answer = await ask(place, "POST", JOBS, request)
         except AuthFailed:
             await to_thread.run_sync(_forget_secrets, handle, attempt)
             raise
-        if status == 200 and isinstance(said, dict) and isinstance(said.get("submission_id"), str):
+        if status == 200 and isinstance(answer, dict) and isinstance(answer.get("submission_id"), str):
             return handle
         listed, ident = await ask(place, "GET", JOBS), submission_id(stem, attempt, handle.run_dir)
         if _has(rows_of(*listed, {stem: handle.run_dir}), stem, attempt):  # another call has submitted it
@@ -197,9 +197,11 @@ class RayBackend(EngineBackend):
                 "Delete that job in Ray, then submit again.",
             )
         if status == 400:
-            raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change the refused option, then submit again.")
+            raise BadRequest(
+                f"Ray refused the job: {last_line(answer)}", "Change the refused option, then submit again."
+            )
         raise Unreachable(
-            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call will check."
+            f"Ray did not confirm the job: {last_line(answer)}", "The job may have started; the next call will check."
         )
 
     # ----------------------------------------------------------------------------------------------------- observe
@@ -243,11 +245,11 @@ class RayBackend(EngineBackend):
     async def _end(self, handle: Handle, row: Row) -> bool:
         """Ask Ray to end one job. Return False if its process has not started yet."""
         ident = submission_id(row.stem, row.attempt, handle.run_dir)
-        status, said = await ask(handle.place, "POST", f"{JOBS}{ident}/stop", {})
-        if status == 200 and isinstance(said, dict) and isinstance(said.get("stopped"), bool):
-            return bool(said["stopped"])
+        status, answer = await ask(handle.place, "POST", f"{JOBS}{ident}/stop", {})
+        if status == 200 and isinstance(answer, dict) and isinstance(answer.get("stopped"), bool):
+            return bool(answer["stopped"])
         if status >= 500:
-            raise Unreachable(f"Ray did not confirm the stop: {last_line(said)}", do(Action.CHECK))
+            raise Unreachable(f"Ray did not confirm the stop: {last_line(answer)}", do(Action.CHECK))
         raise BadReply("Ray's reply to the stop request has an unknown format", do(Action.CHECK))
 
 

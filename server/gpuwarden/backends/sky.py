@@ -134,7 +134,7 @@ class SkyBackend(SshBackend):
         for handle in handles:
             row, status = rows.get(launch.run_name(handle.token)), seen[handle.run_dir]
             if row is not None and row.over and status.get("attempt") != row.attempt:
-                row = replace(row, said=line((await self._log(handle, row.id))[-300:], 300))
+                row = replace(row, message=line((await self._log(handle, row.id))[-300:], 300))
             observed[handle.token] = observation(status, row).model_copy(update={"meter": True})
         return observed
 

@@ -258,13 +258,13 @@ def observation(job: ManagedJob) -> Observation:
         )
     state, code = STATES[job.status]
     again = f"recovered {job.recoveries} times" if job.recoveries else ""
-    said = line("; ".join(part for part in (again, job.why) if part), 300)
+    message = line("; ".join(part for part in (again, job.why) if part), 300)
     waits = (
         f"{job.status}: its machine was preempted; SkyPilot is renting another"
         if job.status == "RECOVERING"
         else job.status
     )
-    reason = because(code, said, why=waits, state=job.status)
+    reason = because(code, message, why=waits, state=job.status)
     exits = _EXIT.search(job.why) if job.status == "FAILED" else None
     ended: dict[str, Any] = {"ended_at": job.ended_at} if job.over else {}
     return Observation(
@@ -279,7 +279,7 @@ def observation(job: ManagedJob) -> Observation:
             engine="sky_jobs",
             id=str(job.id),
             state=job.status,
-            why=said,
+            why=message,
             nodes=line(job.where or job.cloud, 100),
             restarts=job.recoveries,
             resources=line(job.resources, 200),

@@ -265,9 +265,9 @@ class SlurmBackend(EngineBackend):
         sending = reply.get("sending")
         on_its_way = {stem for stem in sending if stem in folders} if isinstance(sending, list) else set()
         blind |= dict.fromkeys(on_its_way - rows.keys(), "this job is being submitted")
-        said = reply.get("said")
-        words = {k: line(v, 300) for k, v in said.items() if v} if isinstance(said, dict) else {}
-        return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
+        message = reply.get("said")
+        words = {k: line(v, 300) for k, v in message.items() if v} if isinstance(message, dict) else {}
+        return {stem: replace(row, message=words.get(stem, "")) for stem, row in rows.items()}, blind
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """End the job: cancel a waiting job immediately; signal a running job, and cancel it after its grace period."""
@@ -308,16 +308,16 @@ class SlurmBackend(EngineBackend):
             raise BadReply("the response from the Slurm agent can't be parsed", "Try again.")
         if reply.get("ok") is True:
             return reply
-        said = line(reply.get("error") or "no reason given", 500)
+        message = line(reply.get("error") or "no reason given", 500)
         if reply.get("code") == "refused":
-            raise BadRequest(f"Slurm refused the job: {said}", "Change the refused option, then submit again.")
+            raise BadRequest(f"Slurm refused the job: {message}", "Change the refused option, then submit again.")
         if reply.get("code") == "io_error":
             raise BadRequest(
-                f"file access failed on the login node: {said}",
+                f"file access failed on the login node: {message}",
                 "Free space or fix the permissions there, then try again.",
             )
         raise Unreachable(
-            f"Slurm does not answer: {said}", "The request may have been carried out; the next call will check."
+            f"Slurm does not answer: {message}", "The request may have been carried out; the next call will check."
         )
 
     async def _run(self, place: Place, argv: list[str], stdin: bytes) -> bytes:

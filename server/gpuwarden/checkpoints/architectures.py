@@ -143,27 +143,29 @@ class Agreement:
 
 def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     """Compare the tensors' names and shapes with the config, and check that their types are consistent."""
-    said = Agreement()
+    agreement = Agreement()
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if quantized(config):
-        said.unproved.append("whether the tensors have the config's shapes, because they are quantized")
-        return said
-    _types(tensors, said)
+        agreement.unproved.append("whether the tensors have the config's shapes, because they are quantized")
+        return agreement
+    _types(tensors, agreement)
     if family is None:
         what = f"of the architecture {short(kind, 40)}" if isinstance(kind, str) else "of an architecture"
-        said.unproved.append(f"whether the tensors are those {what}; use level load to check this with transformers")
-        return said
+        agreement.unproved.append(
+            f"whether the tensors are those {what}; use level load to check this with transformers"
+        )
+        return agreement
     prefix = next((p for p in family.prefixes if any(n.startswith(p + family.layers) for n in tensors)), None)
     numbers = _numbers(config, family)
     if prefix is None:
-        said.doubts.append(f"none of its {len(tensors):,} tensors has the name of a {kind} layer")
-        return said
-    wanted, may = _expected(config, family, numbers, said)
+        agreement.doubts.append(f"none of its {len(tensors):,} tensors has the name of a {kind} layer")
+        return agreement
+    wanted, may = _expected(config, family, numbers, agreement)
     lost = [name for name in wanted if prefix + name not in tensors and name not in tensors]
     if lost:
-        said.problems.append(f"tensors of the {kind} model in config.json are missing: {some(lost)}")
-    _layers(tensors, prefix + family.layers, numbers["L"], config, said)
+        agreement.problems.append(f"tensors of the {kind} model in config.json are missing: {some(lost)}")
+    _layers(tensors, prefix + family.layers, numbers["L"], config, agreement)
     odd = []
     for name, shape in {**may, **wanted}.items():
         held = tensors.get(prefix + name) or tensors.get(name)
@@ -171,10 +173,12 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
         if held is not None and sizes is not None and held.shape != sizes:
             odd.append(f"{name} {list(held.shape)}, not {list(sizes)}")
     if odd:
-        said.problems.append(f"the shapes of {len(odd):,} tensors differ from config.json: {some(odd)}")
-    if not said.problems and not said.doubts:
-        said.proved.append(f"the {len(wanted):,} tensors that config.json describes exist and have the expected shapes")
-    return said
+        agreement.problems.append(f"the shapes of {len(odd):,} tensors differ from config.json: {some(odd)}")
+    if not agreement.problems and not agreement.doubts:
+        agreement.proved.append(
+            f"the {len(wanted):,} tensors that config.json describes exist and have the expected shapes"
+        )
+    return agreement
 
 
 def quantized(config: dict[str, Any]) -> bool:
@@ -220,12 +224,12 @@ def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None
 
 
 def _expected(
-    config: dict[str, Any], family: _Family, numbers: dict[str, int | None], said: Agreement
+    config: dict[str, Any], family: _Family, numbers: dict[str, int | None], agreement: Agreement
 ) -> tuple[_Shapes, _Shapes]:
     """Return the shapes of the required tensors and of the optional tensors, by name."""
     layers = numbers["L"]
     if layers is None or layers > _MOST_LAYERS:
-        said.unproved.append("the number of layers, because config.json has no valid number")
+        agreement.unproved.append("the number of layers, because config.json has no valid number")
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
@@ -240,17 +244,19 @@ def _expected(
     return wanted, may
 
 
-def _layers(tensors: dict[str, Tensor], stem: str, layers: int | None, config: dict[str, Any], said: Agreement) -> None:
+def _layers(
+    tensors: dict[str, Tensor], stem: str, layers: int | None, config: dict[str, Any], agreement: Agreement
+) -> None:
     """Report layer numbers that exceed the number of layers in the config."""
     numbered = re.compile(re.escape(stem) + r"(\d{1,6})\.")
     found = {int(m.group(1)) for m in map(numbered.match, tensors) if m}
     more = config.get("num_nextn_predict_layers")
     beyond = [n for n in found if layers and n >= layers + (more if type(more) is int else 0)]
     if beyond:
-        said.problems.append(f"has layers up to number {max(beyond)}, but config.json specifies {layers} layers")
+        agreement.problems.append(f"has layers up to number {max(beyond)}, but config.json specifies {layers} layers")
 
 
-def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
+def _types(tensors: dict[str, Tensor], agreement: Agreement) -> None:
     """Report tensors with the same role in different layers but with different data types."""
     roles: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, t in tensors.items():
@@ -259,7 +265,7 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
     for types in roles.values():
         if len(types) > 1:
             rare = min(types, key=lambda dtype: len(types[dtype]))
-            said.doubts.append(
+            agreement.doubts.append(
                 f"the type of {some(types[rare])} is {rare}, but in other layers it is "
                 f"{some(d for d in types if d != rare)}: the tensors may come from two saves or a manual conversion"
             )

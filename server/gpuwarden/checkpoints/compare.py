@@ -61,20 +61,20 @@ class _Held:
 
 def compare(now: Findings, before: Findings) -> Compared:
     """Compare `now` with `before`, which is another checkpoint, an adapter's base or a GGUF file's source."""
-    said = Compared()
+    compared = Compared()
     new, old = _held(now), _held(before)
     if not new or not old:
-        said.doubts.append(
+        compared.doubts.append(
             "no tensors to compare" + ("" if new else " (this one has none)") + ("" if old else " (the other has none)")
         )
-        return said
+        return compared
     if any(h.path.suffix == ".gguf" for h in new.values()) and not any(h.path.suffix == ".gguf" for h in old.values()):
-        _conversion(now, new, before, old, said)
+        _conversion(now, new, before, old, compared)
     elif _is_adapter(new) and not _is_adapter(old):
-        _onto_base(new, old, said)
+        _onto_base(new, old, compared)
     else:
-        _same_run(now, new, before, old, said)
-    return said
+        _same_run(now, new, before, old, compared)
+    return compared
 
 
 def comparable(found: Findings) -> bool:
@@ -102,16 +102,18 @@ def _is_adapter(held: dict[str, _Held]) -> bool:
     return any(".lora_" in name for name in held)
 
 
-def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
+def _same_run(
+    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Compared
+) -> None:
     """Compare with an earlier checkpoint of the run: require a higher step, the same tensors, and different weights."""
     step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
     if step is None or last is None:
-        said.doubts.append("the step of at least one of the two checkpoints is unknown")
+        compared.doubts.append("the step of at least one of the two checkpoints is unknown")
     elif step <= last:
-        said.problems.append(f"is at step {step}, but the earlier checkpoint is at step {last}")
+        compared.problems.append(f"is at step {step}, but the earlier checkpoint is at step {last}")
     else:
-        said.proved.append(f"the step went from {last} to {step}")
-        _progress(now, before, said)
+        compared.proved.append(f"the step went from {last} to {step}")
+        _progress(now, before, compared)
     both = [(n, new[n].tensor, old[n].tensor) for n in new if n in old]
     differences = {
         "lacks tensors of the other checkpoint": [n for n in old if n not in new],
@@ -120,22 +122,22 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         "has tensors with a different data type": [n for n, a, b in both if a.dtype != b.dtype],
     }
     if any(differences.values()):
-        said.problems += [f"{what}: {some(names)}" for what, names in differences.items() if names]
+        compared.problems += [f"{what}: {some(names)}" for what, names in differences.items() if names]
         return
     try:
         still = [n for n, h in new.items() if h.tensor.numel and h.same_bytes(old[n])]
     except Doubtful as why:
-        said.doubts.append(f"the bytes could not be compared: {why}")
+        compared.doubts.append(f"the bytes could not be compared: {why}")
         return
     if len(still) == len(new):
-        said.problems.append(f"all {len(new):,} tensors are the same as before, so training has changed no weights")
+        compared.problems.append(f"all {len(new):,} tensors are the same as before, so training has changed no weights")
     else:
-        said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have changed")
+        compared.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have changed")
         if still:
-            said.warnings.append(f"{len(still):,} tensors are unchanged; only frozen ones should be: {some(still)}")
+            compared.warnings.append(f"{len(still):,} tensors are unchanged; only frozen ones should be: {some(still)}")
 
 
-def _progress(now: Findings, before: Findings, said: Compared) -> None:
+def _progress(now: Findings, before: Findings, compared: Compared) -> None:
     """Compare the steps that the optimizers and schedulers of the two checkpoints record."""
     places = []
     for found in (now, before):
@@ -144,27 +146,27 @@ def _progress(now: Findings, before: Findings, said: Compared) -> None:
         if folder is None or newest is None or newest.step is None:
             return
         places.append(siblings.read(folder, newest.step, found))
-    siblings.compare_progress(places[0], places[1], said)
+    siblings.compare_progress(places[0], places[1], compared)
 
 
-def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
+def _onto_base(new: dict[str, _Held], base: dict[str, _Held], compared: Compared) -> None:
     """Check that every adapted module exists in the base model, with the dimensions that its A and B matrices need."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"
         target = base.get(name) or base.get(_without("model.", name))
         if target is None:
-            said.problems.append(f"adapts {module}, which the base lacks")
+            compared.problems.append(f"adapts {module}, which the base lacks")
         elif not all(t.shape for t in ab.values()):
-            said.problems.append(f"has a scalar instead of a matrix for {module}")
+            compared.problems.append(f"has a scalar instead of a matrix for {module}")
         elif set(ab) == {"A", "B"}:
             rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
             if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # Some layers are stored transposed.
-                said.problems.append(f"does not match {name}, which has the shape {target.tensor.shape}")
-        if len(said.problems) > 5:
+                compared.problems.append(f"does not match {name}, which has the shape {target.tensor.shape}")
+        if len(compared.problems) > 5:
             return
-    if found and not said.problems:
-        said.proved.append(f"all {len(found):,} adapted modules exist in the base and have matching dimensions")
+    if found and not compared.problems:
+        compared.proved.append(f"all {len(found):,} adapted modules exist in the base and have matching dimensions")
 
 
 def _without(prefix: str, name: str) -> str:
@@ -172,7 +174,9 @@ def _without(prefix: str, name: str) -> str:
     return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 
-def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
+def _conversion(
+    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Compared
+) -> None:
     """Compare a GGUF file with its source: the dimensions in the config, and the tensors.
 
     Shapes are compared without names, because converters rename tensors, transpose some, and stack experts.
@@ -181,7 +185,7 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
     entry = before["config.json"]
     config = entry.anatomy.content if entry and entry.anatomy and isinstance(entry.anatomy.content, dict) else {}
     if not config:
-        said.doubts.append("the source has no config.json to compare with")
+        compared.doubts.append("the source has no config.json to compare with")
     kind, tokens = meta.get("general.architecture", ""), meta.get("tokenizer.ggml.tokens")
     for what, ours, theirs in (
         ("layers", meta.get(f"{kind}.block_count"), config.get("num_hidden_layers")),
@@ -190,9 +194,9 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
         ("vocabulary", tokens.get("count") if isinstance(tokens, dict) else None, config.get("vocab_size")),
     ):
         if ours is not None and theirs is not None and ours != theirs:
-            said.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
+            compared.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
         elif ours is not None and theirs is not None:
-            said.proved.append(f"{what}: {ours}, as in the source")
+            compared.proved.append(f"{what}: {ours}, as in the source")
     shared = conversion.without_shared(new, old, config)
     old = {n: h for n, h in old.items() if not n.endswith(_DROPPED) and n not in shared}
     tokenizer = before["tokenizer.json"]
@@ -200,20 +204,24 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
     values = conversion.tensors(meta, config, new, old)
     for part in (conversion.architecture(meta, config), conversion.tokenizer(meta, content), values):
         for name in ("proved", "warnings", "problems", "doubts"):
-            getattr(said, name).extend(getattr(part, name))
+            getattr(compared, name).extend(getattr(part, name))
     shapes, source_shapes = (
         Counter(tuple(sorted(d for d in h.tensor.shape if d != 1)) or (1,) for h in held.values())
         for held in (new, old)
     )
     lost, extra = source_shapes - shapes, shapes - source_shapes
     if not lost:
-        said.proved.append(f"{sum(source_shapes.values()):,} tensors have the same shapes as in the source")
+        compared.proved.append(f"{sum(source_shapes.values()):,} tensors have the same shapes as in the source")
         if extra:
-            said.warnings.append(f"has tensors that the source lacks, with the shapes {some(extra)}")
+            compared.warnings.append(f"has tensors that the source lacks, with the shapes {some(extra)}")
     elif any(len(s) > 1 for s in lost) and _elements(new) >= _elements(old):
-        said.warnings.append(f"tensors have been merged or duplicated: the shapes {some(lost)} became {some(extra)}")
+        compared.warnings.append(
+            f"tensors have been merged or duplicated: the shapes {some(lost)} became {some(extra)}"
+        )
     else:
-        said.problems.append(f"its shapes differ from the source's: missing {some(lost)}; new {some(extra) or 'none'}")
+        compared.problems.append(
+            f"its shapes differ from the source's: missing {some(lost)}; new {some(extra) or 'none'}"
+        )
 
 
 def _elements(held: dict[str, _Held]) -> int:

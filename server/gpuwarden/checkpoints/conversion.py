@@ -72,33 +72,33 @@ class Converted:
 
 def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converted:
     """Compare the GGUF file's architecture with the source's model type."""
-    said = Converted()
+    converted = Converted()
     ours, theirs = str(meta.get("general.architecture", "")), config.get("model_type")
     if not isinstance(theirs, str):
-        return said
+        return converted
     if ours == _ALIASES.get(theirs, theirs):
-        said.proved.append(f"architecture: {ours}, converted from {theirs}")
+        converted.proved.append(f"architecture: {ours}, converted from {theirs}")
     elif theirs in _UNDERSTOOD or theirs in _ALIASES:
-        said.problems.append(f"architecture: {ours} here, {theirs} in the source's config.json")
+        converted.problems.append(f"architecture: {ours} here, {theirs} in the source's config.json")
     else:
-        said.warnings.append(f"architecture: {ours} here, {theirs} in the source's config.json")
-    return said
+        converted.warnings.append(f"architecture: {ours} here, {theirs} in the source's config.json")
+    return converted
 
 
 def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
     """Compare the GGUF file's first tokens and its number of merges with the source's tokenizer.json."""
-    said = Converted()
+    converted = Converted()
     model = content.get("model") if isinstance(content, dict) else None
     tokens = meta.get("tokenizer.ggml.tokens")
     if not isinstance(model, dict) or not isinstance(tokens, dict):
-        return said
+        return converted
     vocab = model.get("vocab")
     if isinstance(vocab, dict):
         theirs = {number: token for token, number in vocab.items() if type(number) is int}
     elif isinstance(vocab, list):
         theirs = {i: row[0] for i, row in enumerate(vocab) if isinstance(row, list) and row}
     else:
-        return said
+        return converted
     for added in content.get("added_tokens") or []:
         if isinstance(added, dict) and type(added.get("id")) is int:
             theirs[added["id"]] = added.get("content")
@@ -106,57 +106,57 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
     both = [(i, mine, theirs[i]) for i, mine in enumerate(tokens["first"]) if i in theirs]
     other = [f"{i} is {mine!r}, not {his!r}" for i, mine, his in both if mine != his]
     if other:
-        said.problems.append(f"has {len(other):,} tokens that differ from the source's tokenizer: {some(other)}")
+        converted.problems.append(f"has {len(other):,} tokens that differ from the source's tokenizer: {some(other)}")
     elif both:
-        said.proved.append(f"its first {len(both):,} tokens equal those of the source's tokenizer")
+        converted.proved.append(f"its first {len(both):,} tokens equal those of the source's tokenizer")
     merges, own = meta.get("tokenizer.ggml.merges"), model.get("merges")
     if isinstance(merges, dict) and isinstance(own, list) and merges["count"] != len(own):
-        said.problems.append(f"has {merges['count']:,} merges; the source's tokenizer has {len(own):,}")
-    return said
+        converted.problems.append(f"has {merges['count']:,} merges; the source's tokenizer has {len(own):,}")
+    return converted
 
 
 def tensors(
     meta: Mapping[str, Any], config: Mapping[str, Any], new: Mapping[str, Stored], old: Mapping[str, Stored]
 ) -> Converted:
     """Compare tensor names and values. If at least half of the names are unknown, only add a warning."""
-    said = Converted()
+    converted = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
-        said.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
-        return said
+        converted.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
+        return converted
     kind = str(meta.get("general.architecture", ""))
-    work = _Comparison(kind, config, new, said)
+    work = _Comparison(kind, config, new, converted)
     blocks = meta.get(f"{kind}.block_count")
     named = work.names(old, blocks if isinstance(blocks, int) else 0)
     if 2 * len(named) <= len(old):
-        said.warnings.append(
+        converted.warnings.append(
             f"the values were not compared: the source's tensor names don't belong to a known {kind or 'model'} layout"
         )
-        return said
+        return converted
     strange = [name for name in old if name not in named]
     if strange:
-        said.doubts.append(f"{len(strange):,} source tensors have no known name in a GGUF file: {some(strange)}")
+        converted.doubts.append(f"{len(strange):,} source tensors have no known name in a GGUF file: {some(strange)}")
     lost = [n for n, (to, _) in named.items() if to not in new]
     if lost:
-        said.problems.append(f"lacks {len(lost):,} source tensors: {some(lost)}")
+        converted.problems.append(f"lacks {len(lost):,} source tensors: {some(lost)}")
     extra = [n for n in new if n not in {to for to, _ in named.values()} and n not in _MADE]
     if extra:
-        said.warnings.append(f"has {len(extra):,} tensors that the source lacks: {some(extra)}")
+        converted.warnings.append(f"has {len(extra):,} tensors that the source lacks: {some(extra)}")
     for name, (to, expert) in named.items():
         if to in new:
             work.compare(name, old[name], to, expert)
     work.conclude()
-    return said
+    return converted
 
 
 class _Comparison:
     """Compare the values in one GGUF file with those in its source."""
 
-    def __init__(self, kind: str, config: Mapping[str, Any], new: Mapping[str, Stored], said: Converted) -> None:
+    def __init__(self, kind: str, config: Mapping[str, Any], new: Mapping[str, Stored], converted: Converted) -> None:
         import gguf
         import numpy as np
 
         self.gguf, self.numpy = gguf, np
-        self.kind, self.config, self.new, self.said = kind, config, new, said
+        self.kind, self.config, self.new, self.converted = kind, config, new, converted
         self.worst: dict[str, float] = {}
         self.count = 0
         self.wrong: list[str] = []
@@ -284,23 +284,23 @@ class _Comparison:
         return (error if error == error else float("inf")), most
 
     def conclude(self) -> None:
-        """Add the results for all tensors to `said`."""
+        """Add the results for all tensors to `converted`."""
         if self.wrong:
-            self.said.problems.append(
+            self.converted.problems.append(
                 f"the values of {len(self.wrong):,} tensors differ from the source: {some(self.wrong)}"
             )
         if self.unturned:
-            self.said.problems.append(
+            self.converted.problems.append(
                 f"{len(self.unturned):,} tensors have attention rows in a different order than {self.kind} requires: "
                 f"{some(self.unturned)}"
             )
         if self.unsure:
-            self.said.doubts.append(
+            self.converted.doubts.append(
                 f"{len(self.unsure):,} tensors could not be compared with the source: {some(self.unsure)}"
             )
         if self.count:
             errors = ", ".join(f"{kind} {error:.2%}" for kind, error in sorted(self.worst.items()))
-            self.said.proved.append(f"{self.count:,} tensors match the source; the largest errors are {errors}")
+            self.converted.proved.append(f"{self.count:,} tensors match the source; the largest errors are {errors}")
 
 
 def _matrix(t: Tensor) -> tuple[int, int]:

@@ -119,21 +119,21 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
     for folder in sorted(tree.folders, key=lambda f: f.rel):
         for name in sorted(n for n in folder.files if n.endswith(manifest.FILE) and not temporary(n)):
-            said = Judgement("manifest", folder.rel)
-            found.judgements.append(said)
+            judgement = Judgement("manifest", folder.rel)
+            found.judgements.append(judgement)
             try:
                 listed = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
             except Broken as why:
-                said.refute(str(why), why.cause)
+                judgement.refute(str(why), why.cause)
                 continue
             except Doubtful as why:
-                said.doubt(str(why), why.cause)
+                judgement.doubt(str(why), why.cause)
                 continue
             gone = [n for n in listed if n not in tree.files and folder.join(n) not in tree.files]
             if gone:
-                said.refute(f"the manifest lists files that no longer exist: {some(gone)}", Cause.DAMAGE)
+                judgement.refute(f"the manifest lists files that no longer exist: {some(gone)}", Cause.DAMAGE)
             else:
-                said.proved.append(f"all {len(listed):,} files in the manifest exist")
+                judgement.proved.append(f"all {len(listed):,} files in the manifest exist")
             found.manifests += 1
             expected.update((folder.join(n), e) for n, e in listed.items())
     return expected

@@ -55,15 +55,15 @@ def read(folder: Folder, step: int, found: Findings) -> Sibling:
     return Sibling(folder.path.name, step, made, trained, state["last_epoch"] if counts else None, moved)
 
 
-def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Judgement) -> None:
+def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, judgement: Judgement) -> None:
     """Compare a checkpoint with an earlier checkpoint of the same run. Both are given as (step, folder)."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
-    compare_progress(later, earlier, said)
+    compare_progress(later, earlier, judgement)
     if found.content:
-        compare_weights(later, held(now[1], found), earlier, held(before[1], found), found, said)
+        compare_weights(later, held(now[1], found), earlier, held(before[1], found), found, judgement)
 
 
-def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
+def compare_progress(now: Sibling, before: Sibling, evidence: Evidence) -> None:
     """Check that the optimizer and the scheduler have advanced between two checkpoints of one run."""
     parts = (
         ("optimizer", now.optimizer_steps, before.optimizer_steps),
@@ -73,11 +73,11 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
         if later is None or earlier is None:
             continue
         if later == earlier:
-            said.problems.append(f"its {what} is from another step: it is at step {later:,}, as in {before.name}")
+            evidence.problems.append(f"its {what} is from another step: it is at step {later:,}, as in {before.name}")
         elif earlier == before.step and later > now.step:
-            said.problems.append(f"its {what} is at step {later:,}, which is higher than the checkpoint's step")
+            evidence.problems.append(f"its {what} is at step {later:,}, which is higher than the checkpoint's step")
         elif later < earlier:
-            said.doubts.append(
+            evidence.doubts.append(
                 f"its {what} is at step {later:,}, but at {earlier:,} in {before.name}: "
                 "it was restarted or is from another step"
             )
@@ -97,7 +97,9 @@ def held(folder: Folder, found: Findings) -> Held:
     return made
 
 
-def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Judgement) -> None:
+def compare_weights(
+    now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, judgement: Judgement
+) -> None:
     """Report weights that are equal at two steps: all weights, or all weights of one shard."""
     shards: dict[str, list[str]] = {}
     for name, (path, t) in mine.items():
@@ -114,16 +116,16 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
         files = some(path.rsplit("/", 1)[-1] for path in still)
         line = f"the weights in {files} are the same as in {before.name}, but the other shards have changed"
     if not now.moved and not before.moved:
-        said.warnings.append(
+        judgement.warnings.append(
             f"{line}: every gradient was zero, for example because all completions had the same reward"
         )
         return
     # If the optimizer has moments for every tensor, it must have changed every tensor between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):
-        said.problems.append(f"{line}, although the optimizer has trained these weights")
+        judgement.problems.append(f"{line}, although the optimizer has trained these weights")
     else:
-        said.doubts.append(f"{line}: the weights are frozen or from another step")
+        judgement.doubts.append(f"{line}: the weights are frozen or from another step")
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:

@@ -43,17 +43,17 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     step = named if inside is None else inside
     if shapes is None or step is None or (not states and inside is None):
         return None
-    said = Judgement(NAME, entry.path, step=step, checkpoint=True)
-    said.proved.append(f"is at step {step:,}")
+    judgement = Judgement(NAME, entry.path, step=step, checkpoint=True)
+    judgement.proved.append(f"is at step {step:,}")
     if named is not None and named != step:
-        said.warnings.append(f"is named {name}, but is at step {step:,}")
+        judgement.warnings.append(f"is named {name}, but is at step {step:,}")
     if not states:
-        said.resume.append("has no optimizer state, so a resume would restart the optimizer")
+        judgement.resume.append("has no optimizer state, so a resume would restart the optimizer")
     for where, state in states:
-        _optimizer(entry, found, where, state, shapes, said)
+        _optimizer(entry, found, where, state, shapes, judgement)
     if states and not any(root.get(k) for k in _SCHEDULER):
-        said.warnings.append("has no scheduler state, so a resume needs another source for the learning rate")
-    return said
+        judgement.warnings.append("has no scheduler state, so a resume needs another source for the learning rate")
+    return judgement
 
 
 def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
@@ -68,19 +68,19 @@ def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
 
 
 def _optimizer(
-    entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], said: Judgement
+    entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], judgement: Judgement
 ) -> None:
     """Check that the optimizer's state matches the model and the step in the file."""
     made = optimizer.judge(state, shapes, [], where)
-    said.resume += made.resume
-    said.warnings += made.warnings
-    said.proved += made.proved
+    judgement.resume += made.resume
+    judgement.warnings += made.warnings
+    judgement.proved += made.proved
     anatomy = entry.anatomy or Anatomy(entry.format)
     with found.open(found.place(entry.path), entry.path) as source:
         steps = optimizer.steps(source, anatomy.tensors, f"{where}.")
         mine = [t for t in anatomy.tensors if t.name.startswith(f"{where}.")]
         below = optimizer.negative(source, mine, anatomy.big_endian) if found.content else []
     if below:
-        said.problems.append(f"the optimizer has negative second moments: {some(below)}")
-    if steps is not None and said.step is not None and steps > said.step:
-        said.warnings.append(f"the optimizer has made {steps:,} steps, but the file is at step {said.step:,}")
+        judgement.problems.append(f"the optimizer has negative second moments: {some(below)}")
+    if steps is not None and judgement.step is not None and steps > judgement.step:
+        judgement.warnings.append(f"the optimizer has made {steps:,} steps, but the file is at step {judgement.step:,}")

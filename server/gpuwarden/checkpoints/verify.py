@@ -282,7 +282,7 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
         r for j in below if j.path == judgement.path or (not j.checkpoint and part.fullmatch(j.path)) for r in j.resume
     ]
     within = [e for e in found.within(judgement.path) if e.path not in without]
-    causes = gravest_first(c for said in (*within, *below) for c in said.why)
+    causes = gravest_first(c for result in (*within, *below) for c in result.why)
     if not within and not causes:
         causes = (Cause.UNREAD,)
     return CheckpointEvidence(

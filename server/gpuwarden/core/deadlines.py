@@ -57,18 +57,18 @@ class Funds:
             return None
         left = self.balance.value.amount
         if left <= 0:
-            return Deadline(self.at, f"{self.said} is used up", self.effect)
+            return Deadline(self.at, f"{self.text} is used up", self.effect)
         if self.burn <= 0 or left / self.burn * 3600 > FAR_S:
             return None
         end = self.at + left / self.burn * 3600
         date = utc(end)
         least, latest = ("", "") if self.whole else (" or more", " at the latest")
         return Deadline(
-            end, f"{self.said}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect
+            end, f"{self.text}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect
         )
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Return the balance as text."""
         if isinstance(self.balance, Unknown):
             return f"the balance is unknown: {self.balance.why}"

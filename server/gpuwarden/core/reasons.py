@@ -179,25 +179,25 @@ _TEXTS: Final[dict[Code, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A code with the parameters of its sentence. `said` is untrusted text from a runner or a platform."""
+    """A code with the parameters of its sentence. `message` is untrusted text from a runner or a platform."""
 
     code: Code
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
-    said: str = ""
+    message: str = ""
 
     @property
     def text(self) -> str:
         """Return one sentence. It may contain untrusted text, so the caller must limit its length."""
-        return self.said or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
+        return self.message or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for events."""
         return {"code": str(self.code), "parameters": dict(self.parameters)}
 
 
-def because(code: Code, said: str = "", /, **parameters: Scalar) -> Reason:
+def because(code: Code, message: str = "", /, **parameters: Scalar) -> Reason:
     """Return the reason for a code and its parameters."""
-    return Reason(code, parameters, said)
+    return Reason(code, parameters, message)
 
 
 def known_code(value: object, among: Iterable[Code] = Code) -> Code | None:

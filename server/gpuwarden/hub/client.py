@@ -88,7 +88,7 @@ class HubResponse:
         return self.headers.get("x-error-code", "")
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Return the service's error message, truncated."""
         body = self.json if isinstance(self.json, dict) else {}
         return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
@@ -240,9 +240,10 @@ class HubClient:
             raise _silent(base, limit) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             # Other errors may quote a header or a URL, which can contain a credential.
-            said = line(error, 120) if isinstance(error, httpx2.NetworkError) else type(error).__name__
+            message = line(error, 120) if isinstance(error, httpx2.NetworkError) else type(error).__name__
             raise Unreachable(
-                f"{without_login(base)} can't be reached: {said}", "Check the network and HF_ENDPOINT, then try again."
+                f"{without_login(base)} can't be reached: {message}",
+                "Check the network and HF_ENDPOINT, then try again.",
             ) from None
 
     def _watch_limits(self, status: int, headers: Mapping[str, str]) -> None:

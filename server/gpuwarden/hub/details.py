@@ -111,14 +111,14 @@ async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files:
 
 
 async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: HubResponse) -> Repo:
-    if reply.status == 401 and "credentials" in reply.said.lower():
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub rejected the token: {reply.said}")
-    if reply.status == 403 and "is disabled" in reply.said:
+    if reply.status == 401 and "credentials" in reply.message.lower():
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub rejected the token: {reply.message}")
+    if reply.status == 403 and "is disabled" in reply.message:
         return Repo(id=repo_id, type=kind, status="disabled", access=False, why=_DISABLED)
     if reply.status == 403:
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub denied access: {reply.said}")
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub denied access: {reply.message}")
     if reply.status not in {401, 404}:
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub returned HTTP {reply.status}: {reply.said}")
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub returned HTTP {reply.status}: {reply.message}")
     near: list[str] = []
     for k in (kind,) if kind else ("dataset", "model"):
         near += await suggest(hub, repo_id, k)
@@ -145,9 +145,9 @@ async def _with_access(hub: HubClient, repo: Repo) -> Repo:
     if reply.status == 200:
         return repo.model_copy(update={"access": True})
     if reply.status in {401, 403}:
-        why = f"gated, and the token in use has no access: {reply.said}"
+        why = f"gated, and the token in use has no access: {reply.message}"
         return repo.model_copy(update={"status": "gated", "access": False, "why": why})
-    return repo.model_copy(update={"why": f"gated; access could not be checked: {reply.said}"})
+    return repo.model_copy(update={"why": f"gated; access could not be checked: {reply.message}"})
 
 
 def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) -> Repo:

@@ -118,8 +118,8 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
     if reply.status == 404:
         raise NotFound(f"the Hub has no {address.type} {what} that this token can see", do(Action.LOOK_AT_REPO))
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub denied access to {what}: {reply.said}", "Set a token with read access to it.")
-    raise BadReply(f"the Hub returned HTTP {reply.status} for {what}: {reply.said}", "Try again.")
+        raise AuthFailed(f"the Hub denied access to {what}: {reply.message}", "Set a token with read access to it.")
+    raise BadReply(f"the Hub returned HTTP {reply.status} for {what}: {reply.message}", "Try again.")
 
 
 def _rows(page: Any) -> dict[str, HubFile]:

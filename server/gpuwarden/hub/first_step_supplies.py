@@ -144,12 +144,12 @@ async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
     return found
 
 
-def _rows(said: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rows(reply: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the features and a few rows from the viewer's response; None if it has no usable row."""
     try:
-        features = {str(f["name"]): f["type"] for f in said["features"]}
-        whole = [row["row"] for row in said["rows"] if not row.get("truncated_cells")] or [
-            r["row"] for r in said["rows"]
+        features = {str(f["name"]): f["type"] for f in reply["features"]}
+        whole = [row["row"] for row in reply["rows"] if not row.get("truncated_cells")] or [
+            r["row"] for r in reply["rows"]
         ]
     except (AttributeError, KeyError, TypeError):
         return None

@@ -150,7 +150,7 @@ async def prices(hub: HubClient) -> dict[str, float]:
     """Return the hardware flavors that the Hub offers now, with their prices in US dollars per hour."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
-        raise BadReply(f"the Hub returned HTTP {reply.status} for its hardware list: {reply.said}")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for its hardware list: {reply.message}")
     found = {}
     for item in (item for item in reply.json if isinstance(item, dict)):
         cost, unit = item.get("unitCostMicroUSD"), {"minute": 60, "hour": 1}.get(str(item.get("unitLabel")))
@@ -234,18 +234,20 @@ def checked(reply: HubResponse) -> dict[str, Any]:
 
 def refuse(reply: HubResponse) -> None:
     """Raise the `WardenError` that corresponds to the HTTP status."""
-    said = reply.said
+    message = reply.message
     if reply.status in {401, 403}:
         raise AuthFailed(
-            f"the Hub denied access: {said}", "The token needs write access and the account needs credits."
+            f"the Hub denied access: {message}", "The token needs write access and the account needs credits."
         )
     if reply.status == 402:
-        raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
+        raise NoCapacity(
+            f"the account can't pay for this: {message}", "Add credits at huggingface.co/settings/billing."
+        )
     if reply.status in {400, 422}:
-        raise BadRequest(f"the Hub refused the job: {said}", "Fix the job, then submit it again.")
+        raise BadRequest(f"the Hub refused the job: {message}", "Fix the job, then submit it again.")
     if reply.status == 404:
-        raise NotSupported(f"this account can't use Hugging Face Jobs: {said}", "Check the token's account.")
-    raise BadReply(f"the Hub returned HTTP {reply.status}: {said}")
+        raise NotSupported(f"this account can't use Hugging Face Jobs: {message}", "Check the token's account.")
+    raise BadReply(f"the Hub returned HTTP {reply.status}: {message}")
 
 
 def stage_of(job: Mapping[str, Any]) -> str:

@@ -61,9 +61,9 @@ async def _ask(
     params |= {k: v for k, v in (("search", query), ("author", author), ("filter", list(tags))) if v}
     reply = await hub.get("/api/datasets", params)
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub rejected the token: {reply.said}", "Check it with `hf auth whoami`.")
+        raise AuthFailed(f"the Hub rejected the token: {reply.message}", "Check it with `hf auth whoami`.")
     if reply.status != 200 or not isinstance(reply.json, list):
-        raise BadReply(f"the Hub returned HTTP {reply.status} for its dataset list: {reply.said}")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for its dataset list: {reply.message}")
     found = []
     for item in (item for item in reply.json if isinstance(item, dict)):
         tag: dict[str, str] = {}  # the first tag of each kind

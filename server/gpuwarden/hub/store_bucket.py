@@ -109,9 +109,9 @@ class BucketReader:
             )
         if reply.status in {401, 403}:
             raise AuthFailed(
-                f"the Hub denied access to {self._address}: {reply.said}", "Set a token with read access to it."
+                f"the Hub denied access to {self._address}: {reply.message}", "Set a token with read access to it."
             )
-        raise BadReply(f"the Hub returned HTTP {reply.status} for {self._address}: {reply.said}", "Try again.")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for {self._address}: {reply.message}", "Try again.")
 
 
 def _sizes(reply: HubResponse) -> dict[str, int]:

@@ -48,7 +48,7 @@ async def preview(
     if reply.status != 200 and offset == 0:
         reply = await hub.get("/first-rows", where, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return f"no rows: the dataset viewer returned an error: {reply.said}", None
+        return f"no rows: the dataset viewer returned an error: {reply.message}", None
     rows = []
     for item in _dicts(reply.json.get("rows"))[:limit]:
         cells: dict[str, Any] = {}
@@ -84,12 +84,12 @@ def _from_info(answer: Any, only: str | None) -> Structure | None:
 async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: HubResponse) -> Structure:
     reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return Structure(known=False, why=f"the dataset viewer returned an error: {reply.said}")
+        return Structure(known=False, why=f"the dataset viewer returned an error: {reply.message}")
     splits: dict[str, list[Split]] = {}
     for item in _dicts(reply.json.get("splits")):
         splits.setdefault(line(item.get("config")), []).append(Split(name=line(item.get("split"))))
     names = [n for n in splits if only in (None, n)]
-    configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
+    configs = [Config(name=n, splits=tuple(splits[n]), why=info.message) for n in names[:MAX_CONFIGS]]
     if configs:
         # Rows, which contain the column names, are often available even if the conversion is pending or has failed.
         first, split = configs[0], configs[0].splits[0].name
@@ -103,7 +103,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
         more_configs=max(0, len(names) - MAX_CONFIGS),
         partial=True,
         failed=_failed(reply.json),
-        why=f"the dataset has not been fully converted: {info.said}",
+        why=f"the dataset has not been fully converted: {info.message}",
     )
 
 

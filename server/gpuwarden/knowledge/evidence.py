@@ -29,8 +29,8 @@ def first_error(log: str) -> str:
     """Return the first line with an exception, or else the first with a word such as `error`, or an empty string."""
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
-    said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
-    return next(iter(raised or said), "")
+    messages = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
+    return next(iter(raised or messages), "")
 
 
 def failing_lines(log: str) -> tuple[str, ...]:

@@ -162,8 +162,8 @@ class Reading:
     def last_words(self) -> tuple[str, ...]:
         """Return the errors reported in the last lines."""
         end = range(max(0, len(self.lines) - LAST), len(self.lines))
-        said = (self.lines[at].text for at in end if self.weight(at) >= Weight.SAID)
-        return tuple(text[:400] for text in said if marks.BLAMES.search(text) and not marks.HARMLESS.search(text))
+        texts = (self.lines[at].text for at in end if self.weight(at) >= Weight.SAID)
+        return tuple(text[:400] for text in texts if marks.BLAMES.search(text) and not marks.HARMLESS.search(text))
 
     @property
     def source(self) -> str:

@@ -118,18 +118,18 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
     return next((e.at for e in sent if e.data.alert == raised.seq), None)
 
 
-def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
+def ends_at(ctx: Context, announced: Event[EndingAnnounced]) -> float | None:
     """Return the time when an announced teardown is due; None if its notice has not been delivered.
 
     The grace period starts at the delivery. If the current policy has a longer grace period, the longer period applies.
     """
     raised, order = (
-        ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
-        automatic_teardown(ctx, said.subject.removeprefix("job/")),
+        ctx.ledger.alert(announced.subject, ENDING_SOON, str(announced.seq)),
+        automatic_teardown(ctx, announced.subject.removeprefix("job/")),
     )
     told = delivered_at(ctx, raised) if raised is not None else None
-    grace_s = max(said.data.ends_at - said.at, order.grace_s if order else 0.0)
-    return None if told is None else max(said.data.ends_at, told + grace_s)
+    grace_s = max(announced.data.ends_at - announced.at, order.grace_s if order else 0.0)
+    return None if told is None else max(announced.data.ends_at, told + grace_s)
 
 
 class Courier:

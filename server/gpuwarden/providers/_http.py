@@ -118,7 +118,7 @@ class ApiResponse:
 Refusal = Callable[[ApiResponse, str], WardenError | None]
 
 
-def no_refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def no_refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Return None, for platforms that report refusals only by the status."""
     return None
 
@@ -186,12 +186,14 @@ class ApiClient:
         secrets: tuple[str, ...] = ()
         with suppress(AuthFailed):
             secrets = (read_key(self.api.key_variable, self.api.platform, self.env),)
-        said = line(redact(reply.text(*self.api.says), secrets), 300)
-        unclear = Unknown(f"{self.api.platform} returned status {reply.status} for {what}{': ' if said else ''}{said}")
+        message = line(redact(reply.text(*self.api.says), secrets), 300)
+        unclear = Unknown(
+            f"{self.api.platform} returned status {reply.status} for {what}{': ' if message else ''}{message}"
+        )
         body, good = reply.json, 200 <= reply.status < 300
         if isinstance(body, dict) and not good and body.get("cloudflare_error"):  # looks like a platform's JSON
             return Unknown(f"{unclear.why}; an intermediary sent this reply, not the platform")
-        refusal = self.api.refusal(reply, said)
+        refusal = self.api.refusal(reply, message)
         failed = refusal is not None or not good
         if failed and creates and shape is not None and names_instance(reply.json):
             made = self.parse(reply.raw, shape, what)
@@ -202,7 +204,7 @@ class ApiClient:
             known = any(reply.at(name) is not None for name in self.api.says)
             if 400 <= reply.status < 500 and reply.status != 429 and not known:
                 return Unknown(f"{unclear.why}; the reply is not the platform's own JSON, so an intermediary sent it")
-            self._refuse(reply, said)
+            self._refuse(reply, message)
             return unclear
         if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
@@ -226,9 +228,9 @@ class ApiClient:
         key = read_key(self.api.key_variable, self.api.platform, self.env)
         return salted(salt, self.api.platform, self.url, key)
 
-    def _refuse(self, reply: ApiResponse, said: str) -> None:
+    def _refuse(self, reply: ApiResponse, message: str) -> None:
         platform, status = self.api.platform, reply.status
-        detail = f" ({status}{': ' if said else ''}{said})"
+        detail = f" ({status}{': ' if message else ''}{message})"
         if status in {401, 403}:
             raise AuthFailed(f"{platform} refused the key{detail}", f"Check {self.api.key_variable} and its scopes.")
         if status == 429:

@@ -97,11 +97,11 @@ class Rented:
         """
         if not self.is_id(id):
             return Known(None)
-        said = ""
+        message = ""
         try:
             answer = await self.look_up(id)
         except NotFound as refusal:
-            answer, said = Known(None), refusal.message
+            answer, message = Known(None), refusal.message
         if isinstance(answer, Unknown):
             return answer
         seen = answer.value
@@ -109,7 +109,7 @@ class Rented:
             return Unknown(f"{self.api.platform} was asked for {id} but returned another instance")
         if seen is not None and seen.state is not InstanceState.GONE:
             return answer
-        there = await agreed_gone(id, self.list, said or f"{self.api.platform} reports that {id} is gone")
+        there = await agreed_gone(id, self.list, message or f"{self.api.platform} reports that {id} is gone")
         if isinstance(there, Unknown) or there.value is not None:
             return there
         return Known(await self.bill(id, seen.token if seen else "") or seen)
@@ -239,23 +239,23 @@ class Rented:
 async def agreed_gone(
     id: str,  # noqa: A002
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
-    said: str,
+    message: str,
 ) -> Answer[Instance | None]:
     """Return None if the list can be read and does not contain the instance either; otherwise return the instance as
     listed.
 
-    `said` describes the reply to the query for this instance. A single 404 may be wrong, and a retired API address
+    `message` describes the reply to the query for this instance. A single 404 may be wrong, and a retired API address
     returns 404 for every instance.
     """
     try:
         answer = known_list() or await listing()
     except NotFound:
-        return Unknown(f"neither the instance nor the list of instances was found: {said}")
+        return Unknown(f"neither the instance nor the list of instances was found: {message}")
     if isinstance(answer, Unknown):
-        return Unknown(f"{said}, but the list could not be read: {answer.why}")
+        return Unknown(f"{message}, but the list could not be read: {answer.why}")
     listed = next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None)
     if listed is not None and listed.state is InstanceState.UNCLEAR:
-        return Unknown(f"{said}, but it is listed: {listed.why}")
+        return Unknown(f"{message}, but it is listed: {listed.why}")
     return Known(listed)
 
 

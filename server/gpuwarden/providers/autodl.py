@@ -115,12 +115,12 @@ class _Wallet(ResponseModel):
     assets: int
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Map AutoDL's refusals. They have HTTP status 200, one of a few codes and a message in Chinese."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
-    detail = f"({code}: {said})"
+    detail = f"({code}: {message})"
     if code == "RecordNotFoundError":
         return NotFound(f"AutoDL did not find the requested object {detail}")
     if code == "TORealName":

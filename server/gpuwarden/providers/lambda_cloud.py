@@ -150,16 +150,16 @@ class _Filesystems(ResponseModel):
     data: tuple[Readable[_Filesystem], ...]
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Map Lambda's error codes. Its messages are not used, because they may change at any time."""
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
             return NoCapacity(
-                f"Lambda has no free capacity now ({said})", "Try another region or type, or try again later."
+                f"Lambda has no free capacity now ({message})", "Try another region or type, or try again later."
             )
         if code == "global/object-does-not-exist":
-            return NotFound(f"Lambda did not find the requested object: {said}")
+            return NotFound(f"Lambda did not find the requested object: {message}")
     return None
 
 

@@ -130,13 +130,14 @@ class _Deleted(ResponseModel):
     error: None = None
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
     if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
-        return NotFound(f"Paperspace did not find the requested object: {said}")
+        return NotFound(f"Paperspace did not find the requested object: {message}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
         return NoCapacity(
-            f"Paperspace has no free capacity now ({said})", "Try another machine type or region, or try again later."
+            f"Paperspace has no free capacity now ({message})",
+            "Try another machine type or region, or try again later.",
         )
     return None
 

@@ -131,14 +131,16 @@ class _Deleted(ResponseModel):
     detail: None = None
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Map refusals to errors. An unknown path returns only "Not Found"; a missing Pod returns a longer sentence."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
-        return NotFound(f"Prime Intellect did not find the requested object: {said}")
+        return NotFound(f"Prime Intellect did not find the requested object: {message}")
     if reply.status in {400, 409, 422} and re.search(
-        r"capacity|out of stock|unavailable|no longer available", said, re.IGNORECASE
+        r"capacity|out of stock|unavailable|no longer available", message, re.IGNORECASE
     ):
-        return NoCapacity(f"Prime Intellect has no free capacity now ({said})", "Try another GPU, or try again later.")
+        return NoCapacity(
+            f"Prime Intellect has no free capacity now ({message})", "Try another GPU, or try again later."
+        )
     return None
 
 

@@ -193,7 +193,7 @@ class _Keys(ResponseModel):
     keys: tuple[str, ...]
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Map refusals to errors. *Not found* counts only in the API's own problem document."""
     body = reply.json
     if (
@@ -202,7 +202,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         and body.get("status") == 404
         and isinstance(body.get("title"), str)
     ):
-        return NotFound(f"RunPod did not find the requested object: {said}")
+        return NotFound(f"RunPod did not find the requested object: {message}")
     return None
 
 

@@ -148,12 +148,12 @@ class SkyProvider:
         ]
         if self.infra not in info.infra:
             may = ", ".join(info.infra) or "none"
-            said = f"SkyPilot's API server at {info.url} has no access to {self.infra}; it has access to: {may}"
+            message = f"SkyPilot's API server at {info.url} has no access to {self.infra}; it has access to: {may}"
             found.append(
                 Finding(
                     rule="sky",
                     severity=Severity.ERROR,
-                    message=said,
+                    message=message,
                     fix=steps("Run `sky check` on the machine of the API server."),
                 )
             )

@@ -152,22 +152,22 @@ class _Charges(ResponseModel):
     next_token: str | None
 
 
-def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     """Map Vast.ai's errors: an invalid key may be reported as 404, and an offer that is gone as 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
         return AuthFailed(
-            f"Vast.ai refused the key ({reply.status}: {said})", "Check VAST_API_KEY and its permissions."
+            f"Vast.ai refused the key ({reply.status}: {message})", "Check VAST_API_KEY and its permissions."
         )
     if reply.status == 429 and reply.after_s is None:
         threshold = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
         after = float(threshold[1]) if threshold else None
-        return RateLimited(f"Vast.ai received too many requests ({said})", "Wait, then retry.", after)
+        return RateLimited(f"Vast.ai received too many requests ({message})", "Wait, then retry.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
         hint = "Submit the job again to get the current offers, or choose another GPU or platform."
-        return NoCapacity(f"the Vast.ai offer is no longer available ({said})", hint)
+        return NoCapacity(f"the Vast.ai offer is no longer available ({message})", hint)
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
-        return NotFound(f"Vast.ai did not find the requested object: {said}")
+        return NotFound(f"Vast.ai did not find the requested object: {message}")
     return None
 
 

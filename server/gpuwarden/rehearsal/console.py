@@ -57,8 +57,8 @@ class Console:
                 except WardenError as error:
                     answer = error.as_dict()
                 except ValidationError as error:
-                    said = error.errors()[0]["msg"]
-                    answer = BadRequest(f"invalid arguments: {said}").as_dict()
+                    message = error.errors()[0]["msg"]
+                    answer = BadRequest(f"invalid arguments: {message}").as_dict()
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     answer = BadRequest(f"unknown request: {error!r}"[:300]).as_dict()
                 yield json.dumps(answer)

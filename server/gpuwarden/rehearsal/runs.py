@@ -63,11 +63,11 @@ def status(folder: Path) -> dict[str, Any]:
 def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
     """Yield pid, start ticks and boot id of every process named in a status: the runner's and the job's."""
     for folder in folders(run_root):
-        said = status(folder)
-        boot = str(said.get("boot_id", ""))
+        seen = status(folder)
+        boot = str(seen.get("boot_id", ""))
         pairs = [
-            (said.get("pid"), said.get("start_ticks")),
-            (said.get("child_pid"), said.get("child_ticks")),
+            (seen.get("pid"), seen.get("start_ticks")),
+            (seen.get("child_pid"), seen.get("child_ticks")),
         ]
         for pid, ticks in pairs:
             if type(pid) is int and pid > 1 and ticks is not None:

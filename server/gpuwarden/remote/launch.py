@@ -292,7 +292,7 @@ def _judge(status: _Status) -> tuple[Job, Reason, bool]:
         # The supervisor writes its final status last. It is about to exit, or the job wrote this status.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
-        return _STATES[status.state], Reason(_claimed(status), said=status.why), False
+        return _STATES[status.state], Reason(_claimed(status), message=status.why), False
     if status.state != "running":
         return Job.UNKNOWN, because(Code.UNKNOWN_STATE, status.why, state=repr(line(status.state, 40))), False
     silent = status.now - (status.updated_at or 0.0)

@@ -129,24 +129,24 @@ class S3Reader:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in _ABSENT:
                 return None
-            said = f"S3 returned an error for the bucket {self.address.root}: {line(code, 40)}"
+            message = f"S3 returned an error for the bucket {self.address.root}: {line(code, 40)}"
             if code == "NoSuchBucket":
                 raise _no_bucket(self.address.root) from None
             if code in _DENIED:
                 hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here to a key with list and read access."
-                raise AuthFailed(said, hint) from None
-            raise Unreachable(said, "Try again in a minute.") from None
+                raise AuthFailed(message, hint) from None
+            raise Unreachable(message, "Try again in a minute.") from None
         except (
             boto.NoCredentialsError,
             boto.PartialCredentialsError,
             boto.NoRegionError,
             boto.ProfileNotFound,
         ) as error:
-            said = f"the AWS settings of this machine are incomplete: {type(error).__name__}"
-            raise AuthFailed(said, "Set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION here.") from None
+            message = f"the AWS settings of this machine are incomplete: {type(error).__name__}"
+            raise AuthFailed(message, "Set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION here.") from None
         except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
-            said = f"{self._place}: {type(error).__name__}"
-            raise Unreachable(said, "Check the network and the endpoint, then try again.") from None
+            message = f"{self._place}: {type(error).__name__}"
+            raise Unreachable(message, "Check the network and the endpoint, then try again.") from None
         except Exception as error:  # any other error of the library or the server
             raise BadReply(f"{self._place}: {type(error).__name__}", "Check AWS_ENDPOINT_URL.") from None
 

@@ -64,9 +64,9 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is not Verdict.PROVEN:
-        said = "; ".join(facts.copy_problems[:3]) or "inconclusive"
+        message = "; ".join(facts.copy_problems[:3]) or "inconclusive"
         # A failed job often leaves incomplete files. If the copy equals them, the teardown loses no data.
         torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
         severity = Severity.WARNING if torn_there else None
         same = "The machine's files are the same, so another copy does not help. The user decides." * facts.copy_equal
-        yield Found(f"the copy is {facts.copy_verdict}: {said}", fix=same, severity=severity)
+        yield Found(f"the copy is {facts.copy_verdict}: {message}", fix=same, severity=severity)

@@ -85,9 +85,9 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
 
 def collective_timeout(uses: Uses | None, given: Mapping[str, str]) -> float | None:
     """Return the timeout of collective operations in seconds; None for PyTorch's default or a computed value."""
-    said = given.get("ddp_timeout", "")
-    if said.isdigit():
-        return float(said)
+    value = given.get("ddp_timeout", "")
+    if value.isdigit():
+        return float(value)
     if uses is None:
         return None
     setting = uses.settings.get("ddp_timeout")

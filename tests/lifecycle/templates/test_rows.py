@@ -412,7 +412,7 @@ def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_
 def test_rows_of_the_viewer_in_an_unknown_shape_are_refused(items: list[Any], wording: Wording) -> None:
     class Hub:
         async def get(self, *_: Any, **__: Any) -> Any:
-            return SimpleNamespace(status=200, json={"rows": items}, said="")
+            return SimpleNamespace(status=200, json={"rows": items}, message="")
 
     async def read() -> list[Any]:
         return [row async for row in hub_rows(cast("HubClient", Hub()), "a/b", "default", "train", 3)]

@@ -35,35 +35,35 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that the config and the weights exist, and that the weights contain all tensors that the config needs."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
-        said.problems.append("has a config but no adapter weights")
+        judgement.problems.append("has a config but no adapter weights")
     if "adapter_config.json" not in folder.files:
-        said.problems.append("has adapter weights but no adapter_config.json, so they can't be applied")
-        return said
+        judgement.problems.append("has adapter weights but no adapter_config.json, so they can't be applied")
+        return judgement
     config = found.parsed(folder.join("adapter_config.json"))
     entries = [e for n in present if (e := found[folder.join(n)])]
     if not isinstance(config, dict) or not entries or any(e.problems or e.doubts for e in entries):
-        return said
+        return judgement
     tensors = found.tensors(e.path for e in entries)
     modules = _modules(config, tensors)
     empty = [n for n, t in tensors.items() if not t.numel]
     if empty:
-        said.problems.append(f"{len(empty):,} tensors have no elements: {some(empty)}")
+        judgement.problems.append(f"{len(empty):,} tensors have no elements: {some(empty)}")
     elif not tensors:
-        said.problems.append("the weights contain no tensors")
-    _targets(config, modules, said)
-    _completeness(modules, said)
+        judgement.problems.append("the weights contain no tensors")
+    _targets(config, modules, judgement)
+    _completeness(modules, judgement)
     biases = [n[: -len(".bias")] for n in tensors if n.endswith(".bias")] if config.get("bias") == "all" else []
-    _layers(config, [*modules, *biases], said)
+    _layers(config, [*modules, *biases], judgement)
     if config.get("peft_type") == "LORA":
-        _ranks(config, tensors, modules, said)
-    _saved(config, tensors, said)
-    _tokens(config, tensors, said)
-    if modules and not said.problems:
-        said.proved.append(f"{len(modules):,} modules have all tensors that the config requires")
-    return said
+        _ranks(config, tensors, modules, judgement)
+    _saved(config, tensors, judgement)
+    _tokens(config, tensors, judgement)
+    if modules and not judgement.problems:
+        judgement.proved.append(f"{len(modules):,} modules have all tensors that the config requires")
+    return judgement
 
 
 def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -106,19 +106,19 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
     return found
 
 
-def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
+def _targets(config: dict[str, Any], modules: Collection[str], judgement: Judgement) -> None:
     """Report modules that the config adapts but the weights lack. Ignore modules that are excluded or saved in full."""
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
     lora = config.get("peft_type") == "LORA"  # in some other adapter types, all tensors are shared by several modules
     if lora and not modules and not config.get("trainable_token_indices"):
-        said.problems.append("none of its tensors adapts a module")
+        judgement.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
-        said.problems.append(f"the weights lack modules that the config adapts: {some(map(short, bare))}")
+        judgement.problems.append(f"the weights lack modules that the config adapts: {some(map(short, bare))}")
 
 
-def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
+def _completeness(modules: dict[str, set[str]], judgement: Judgement) -> None:
     """Report modules that lack a tensor which the same module has in another layer."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
@@ -126,7 +126,7 @@ def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
     half = [m for m, rest in modules.items() if rest != roles[role(m)]]
     half += [m for m, rest in modules.items() if _halves(rest)]
     if half:
-        said.problems.append(f"some modules lack a tensor: {some(dict.fromkeys(half))}")
+        judgement.problems.append(f"some modules lack a tensor: {some(dict.fromkeys(half))}")
 
 
 def _halves(rest: set[str]) -> bool:
@@ -134,7 +134,7 @@ def _halves(rest: set[str]) -> bool:
     return len({match[2] for r in rest if (match := _PAIR.fullmatch("m." + r))}) == 1
 
 
-def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
+def _layers(config: dict[str, Any], modules: Collection[str], judgement: Judgement) -> None:
     """Report layers that lack a module which is adapted in the other layers."""
     by_role: _Layers = defaultdict(set)
     for module in modules:
@@ -144,9 +144,11 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
     wanted = config.get("layers_to_transform")
     asked = {n for n in (wanted if isinstance(wanted, list) else [wanted]) if type(n) is int}
     if asked and not any(asked <= layers for layers in by_role.values()):
-        said.problems.append(f"the config adapts the layers {some(sorted(asked))}, but the weights lack some of them")
+        judgement.problems.append(
+            f"the config adapts the layers {some(sorted(asked))}, but the weights lack some of them"
+        )
     if len(by_role) > _MOST_ROLES:
-        said.doubts.append(f"has {len(by_role):,} different modules, too many to compare the layers")
+        judgement.doubts.append(f"has {len(by_role):,} different modules, too many to compare the layers")
         return
     for (stem, name), layers in by_role.items():
         beside = [v for (s, _), v in by_role.items() if s == stem]
@@ -159,11 +161,11 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: missing in layer {some(lacking)}, but not in the other layers"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
-            said.unproved.append(f"{line}; to check this, compare the adapter with the base model")
+            judgement.unproved.append(f"{line}; to check this, compare the adapter with the base model")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
-            said.doubts.append(line)  # in some architectures, the first or last layers differ
+            judgement.doubts.append(line)  # in some architectures, the first or last layers differ
         else:
-            said.problems.append(line)
+            judgement.problems.append(line)
 
 
 def _even(numbers: list[int]) -> bool:
@@ -171,18 +173,20 @@ def _even(numbers: list[int]) -> bool:
     return len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0]))
 
 
-def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], said: Judgement) -> None:
+def _ranks(
+    config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], judgement: Judgement
+) -> None:
     """Check the rank of each pair of matrices, and the additional tensors for DoRA and for a bias."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:
-        said.problems.append(f"has matrices whose rank differs from the config: {some(odd)}")
+        judgement.problems.append(f"has matrices whose rank differs from the config: {some(odd)}")
     for setting, part in (("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")):
         if config.get(setting) is not True:
             continue
         lacking = [m for m in found if not any(rest.startswith(part) for rest in modules.get(m, ()))]
         if lacking:
-            said.problems.append(f"{setting} is set, but {part} is missing: {some(lacking)}")
+            judgement.problems.append(f"{setting} is set, but {part} is missing: {some(lacking)}")
 
 
 def _rank(config: dict[str, Any], module: str) -> int | None:
@@ -209,11 +213,11 @@ def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
     return all(size == rank for size in sizes)
 
 
-def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
+def _saved(config: dict[str, Any], tensors: Collection[str], judgement: Judgement) -> None:
     """Report the modules in the config's `modules_to_save` that the weights lack."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
-        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
+        judgement.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
         return
     held = "\n".join(f".{t}." for t in tensors)
     lacking = [n for n in names if f".{n}." not in held]
@@ -222,14 +226,16 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
     if config.get("peft_type") == "VERA" and config.get("save_projection") is True:
         lacking += [n for n in ("vera_A", "vera_B") if not any(f".{n}" in t for t in tensors)]
     if lacking:
-        said.problems.append(f"the weights lack modules in modules_to_save: {some(map(short, lacking))}")
+        judgement.problems.append(f"the weights lack modules in modules_to_save: {some(map(short, lacking))}")
 
 
-def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], judgement: Judgement) -> None:
     """Check that the tensors of individually trained tokens have one row per token."""
     given = config.get("trainable_token_indices") or config.get("token_indices")
     lists = list(given.values()) if isinstance(given, dict) else [given] if given else []
     wanted = sorted(len(tokens) for tokens in lists if isinstance(tokens, list))
     held = sorted(t.shape[0] for n, t in tensors.items() if "trainable_tokens_delta" in n and t.shape)
     if wanted and (len(held) < len(wanted) or not set(held) <= set(wanted)):
-        said.problems.append(f"has {some(held) or 'no'} rows of trained tokens, but the config lists {some(wanted)}")
+        judgement.problems.append(
+            f"has {some(held) or 'no'} rows of trained tokens, but the config lists {some(wanted)}"
+        )

@@ -19,27 +19,29 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Compare the metadata with the folder, and find the recorded step."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     entry = found[folder.join(".metadata")]
     rows = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
     if not isinstance(rows, list):
         if entry is None:
-            said.problems.append("has no .metadata: the save was never finished, so the checkpoint can't be loaded")
-        return said
+            judgement.problems.append(
+                "has no .metadata: the save was never finished, so the checkpoint can't be loaded"
+            )
+        return judgement
     files = {r.file for r in rows}
     gone = sorted(f for f in files if f not in folder.files)
     if gone:
-        said.problems.append(f".metadata lists files that are missing: {some(gone)}")
+        judgement.problems.append(f".metadata lists files that are missing: {some(gone)}")
     else:
-        said.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
+        judgement.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
     # A folder with only an optimizer is part of another checkpoint. `stepped.py` reads a step from the folder's name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
-        said.step = _step(folder, found)
-        said.checkpoint = said.step is not None
-        if said.checkpoint and not optimizers:
-            said.resume.append("has no optimizer state")
-    return said
+        judgement.step = _step(folder, found)
+        judgement.checkpoint = judgement.step is not None
+        if judgement.checkpoint and not optimizers:
+            judgement.resume.append("has no optimizer state")
+    return judgement
 
 
 def _step(folder: Folder, found: Findings) -> int | None:

@@ -91,35 +91,35 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is valid."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
             name = source.head(200).decode("utf-8", "replace").strip()
         tag = _TAG.fullmatch(name)
         later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and tag and int(m.group(1)) > int(tag.group(1))]
         if name not in folder.folders:
-            said.problems.append(f"latest names {short(name, 60)!r}, which does not exist")
+            judgement.problems.append(f"latest names {short(name, 60)!r}, which does not exist")
         elif later:
-            said.warnings.append(f"latest names {name}, so a resume would ignore {some(sorted(later))}")
+            judgement.warnings.append(f"latest names {name}, so a resume would ignore {some(sorted(later))}")
     parts = _Parts.of(folder, found)
     if not parts.ranks and not parts.whole:
-        return said
+        return judgement
     steps = parts.stated("global_steps")
     if len(steps) > 1:
-        said.problems.append(
+        judgement.problems.append(
             f"the ranks' parts are at different steps ({some(steps)}), so they belong to different saves"
         )
     named = _TAG.fullmatch(folder.path.name)
     if len(steps) == 1:
-        said.step = steps[0]
+        judgement.step = steps[0]
         if named and int(named.group(1)) != steps[0]:
-            said.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
-    _complete(folder, parts, said)
-    if not said.problems:
+            judgement.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
+    _complete(folder, parts, judgement)
+    if not judgement.problems:
         for key, ranks in sorted(parts.ranks.items()):
             if key[0] == "optim":
-                _shares(folder, found, parts, ranks, said)
-    return said
+                _shares(folder, found, parts, ranks, judgement)
+    return judgement
 
 
 def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
@@ -128,38 +128,40 @@ def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
+def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     """Check that every rank has saved its parts."""
     worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
     for what, told in (("ranks", worlds), ("model-parallel parts", models)):
         if len(told) > 1:
-            said.problems.append(f"the parts were saved by {some(told)} {what}, so they belong to different saves")
-    before = len(said.problems)
+            judgement.problems.append(f"the parts were saved by {some(told)} {what}, so they belong to different saves")
+    before = len(judgement.problems)
     world = worlds[0] if len(worlds) == 1 else None
     for (kind, model), ranks in sorted(parts.ranks.items()):
         gone = [r for r in range(max([*ranks, (world or 0) - 1]) + 1) if r not in ranks]
         if gone:
-            said.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {some(gone)}")
+            judgement.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {some(gone)}")
         elif world and len(ranks) > world:
-            said.problems.append(f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}; expected {world}")
+            judgement.problems.append(
+                f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}; expected {world}"
+            )
     known = {m for _, m in parts.ranks} | set(parts.whole)
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
-        said.problems.append(f"all files of the model-parallel parts {some(lost)} are missing")
+        judgement.problems.append(f"all files of the model-parallel parts {some(lost)} are missing")
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
     if parts.stage == 3 and bare:
-        said.problems.append("with ZeRO-3, the weights are in the ranks' optim states, which are missing")
+        judgement.problems.append("with ZeRO-3, the weights are in the ranks' optim states, which are missing")
     elif bare and (parts.stage or any(kind == "optim" for kind, _ in parts.ranks)):
-        said.resume.append("the ranks' optim states are missing, so a resume would restart the optimizer")
+        judgement.resume.append("the ranks' optim states are missing, so a resume would restart the optimizer")
     counts = {len(ranks) for ranks in parts.ranks.values()}
     if len(counts) > 1 and not world:
-        said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
-    if parts.ranks and len(said.problems) == before:
+        judgement.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
+    if parts.ranks and len(judgement.problems) == before:
         count = max(map(len, parts.ranks.values()))
         all_of = f"all {count} ranks have saved their parts"
         unsure = f"{count} ranks have saved their parts; it is unknown whether there were higher ranks"
-        said.proved.append(all_of if world else unsure)
+        judgement.proved.append(all_of if world else unsure)
 
 
 def _apart(folder: Folder) -> bool:
@@ -169,7 +171,7 @@ def _apart(folder: Folder) -> bool:
 # ---------------------------------------------------------------------------------------------------------- shares
 
 
-def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
+def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], judgement: Judgement) -> None:
     """Check that the ranks' shares add up to the model, and that the optimizers are complete and at the same step."""
     steps: set[int | None] = set()
     flat: list[list[int | None]] = []
@@ -181,22 +183,24 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
         key = next((k for k in ("optimizer_state_dict", "base_optimizer_state") if isinstance(state.get(k), dict)), "")
         if key:
             made = optimizer.judge(state[key], [], [], f"rank {rank}'s optim states")
-            said.resume += made.resume[: max(0, _SHOWN - len(said.resume))]
+            judgement.resume += made.resume[: max(0, _SHOWN - len(judgement.resume))]
             entry = found[folder.join(name)]
             if entry and entry.anatomy:
                 with found.open(found.place(entry.path), entry.path) as source:
                     steps.add(optimizer.steps(source, entry.anatomy.tensors, f"optimizer_state_dict.{key}."))
     made_steps = sorted(n for n in steps if n is not None)
     if len(made_steps) > 1:
-        said.problems.append(f"the ranks' optimizers are at different steps: {some(made_steps)}")
+        judgement.problems.append(f"the ranks' optimizers are at different steps: {some(made_steps)}")
     most = max(made_steps, default=0)
-    if said.step is not None and most > said.step:
-        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at step {said.step:,}")
+    if judgement.step is not None and most > judgement.step:
+        judgement.resume.append(
+            f"the optimizers have made {most:,} steps, but the checkpoint is at step {judgement.step:,}"
+        )
     numels = parts.numels
     if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
-        _sum(flat, numels[0], parts.stage, said)
+        _sum(flat, numels[0], parts.stage, judgement)
     elif any(n != numels[0] for n in numels):
-        said.problems.append("the ranks' parts belong to models with different shapes")
+        judgement.problems.append("the ranks' parts belong to models with different shapes")
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
@@ -212,7 +216,7 @@ def _groups(state: dict[Any, Any]) -> list[int | None]:
     return numels
 
 
-def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
+def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, judgement: Judgement) -> None:
     """Add up the shares as zero_to_fp32.py does.
 
     ZeRO-3 splits each parameter; earlier stages split groups of parameters.
@@ -232,6 +236,6 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         return
     if bad:
         who = "ranks" if stage == 3 else "parameter groups"
-        said.problems.append(f"the shares of {who} {some(bad)} do not add up to the model's {total:,} parameters")
+        judgement.problems.append(f"the shares of {who} {some(bad)} do not add up to the model's {total:,} parameters")
     else:
-        said.proved.append(f"the shares of {world} ranks add up to the model's {total:,} parameters")
+        judgement.proved.append(f"the shares of {world} ranks add up to the model's {total:,} parameters")

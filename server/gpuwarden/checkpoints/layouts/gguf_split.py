@@ -20,7 +20,7 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that no part is missing, and that the numbers in each model's parts match the file names."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     models: dict[tuple[str, int], dict[int, str]] = {}
     for name in folder.files:
         match = _PART.fullmatch(name)
@@ -30,7 +30,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         gone = [n for n in range(1, min(count, 100_000) + 1) if n not in parts]
         if gone:
             lost = some(f"{n:05}" for n in gone)
-            said.problems.append(f"{len(gone):,} of {count:,} parts of {short(stem, 60)} are missing: {lost}")
+            judgement.problems.append(f"{len(gone):,} of {count:,} parts of {short(stem, 60)} are missing: {lost}")
             continue
         read = {}
         for number, name in sorted(parts.items()):
@@ -39,24 +39,26 @@ def judge(folder: Folder, found: Findings) -> Judgement:
                 read[number] = entry.anatomy
         # If a part can't be read, the findings about that file report it.
         if len(read) == count:
-            _agree(stem, count, read, said)
-    return said
+            _agree(stem, count, read, judgement)
+    return judgement
 
 
-def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
+def _agree(stem: str, count: int, read: dict[int, Anatomy], judgement: Judgement) -> None:
     """Check the numbers that the parts record, and that no tensor is in two parts."""
-    before = len(said.problems)
+    before = len(judgement.problems)
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
         if stated != (number - 1, count):
             named = "no number" if stated == (None, None) else f"number {stated[0]} (counted from 0) of {stated[1]}"
-            said.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} records {named}")
+            judgement.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} records {named}")
     totals = {part.meta.get("split.tensors.count") for part in read.values()}
     names = [t.name for part in read.values() for t in part.tensors]
     if totals != {len(names)}:
         stated_totals = some(sorted(map(str, totals)))
-        said.problems.append(f"the parts of {short(stem, 60)} have {len(names):,} tensors, but record {stated_totals}")
+        judgement.problems.append(
+            f"the parts of {short(stem, 60)} have {len(names):,} tensors, but record {stated_totals}"
+        )
     if len(set(names)) != len(names):
-        said.problems.append(f"two parts of {short(stem, 60)} have tensors with the same name")
-    if len(said.problems) == before:
-        said.proved.append(f"all {count:,} parts of {short(stem, 60)} exist, with {len(names):,} tensors in total")
+        judgement.problems.append(f"two parts of {short(stem, 60)} have tensors with the same name")
+    if len(judgement.problems) == before:
+        judgement.proved.append(f"all {count:,} parts of {short(stem, 60)} exist, with {len(names):,} tensors in total")

@@ -39,11 +39,11 @@ def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Compare the config with the tensors, using the table of families, and the tokenizer with the embeddings."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
-        said.problems.append("the weights contain no tensors")
+        judgement.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
         # A config is optional. It counts as missing only if a companion file exists or sibling models have a config.
         beside = [n for n in _BESIDE if n in folder.files]
@@ -51,23 +51,23 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
         have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
         if beside:
-            said.problems.append(f"has {beside[0]} but no {CONFIG}, so the model can't be built")
+            judgement.problems.append(f"has {beside[0]} but no {CONFIG}, so the model can't be built")
         elif have:
-            said.problems.append(f"has no {CONFIG}, unlike {some(have)}, so the model can't be built")
+            judgement.problems.append(f"has no {CONFIG}, unlike {some(have)}, so the model can't be built")
     else:
         config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
             made = architectures.agree(config, tensors)
-            said.proved += made.proved
-            said.problems += made.problems
-            said.doubts += made.doubts
-            said.unproved += made.unproved
-    _experts(tensors, found.parsed(folder.join(CONFIG)), said)
-    _tokenizer(folder, found, tensors, said)
-    return said
+            judgement.proved += made.proved
+            judgement.problems += made.problems
+            judgement.doubts += made.doubts
+            judgement.unproved += made.unproved
+    _experts(tensors, found.parsed(folder.join(CONFIG)), judgement)
+    _tokenizer(folder, found, tensors, judgement)
+    return judgement
 
 
-def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
+def _experts(tensors: dict[str, Tensor], config: Any, judgement: Judgement) -> None:
     """Check that each layer has as many experts as the config specifies, and that all have the same tensors.
 
     transformers 5 merges the experts when it loads a model, so `build_child.py` can't check the experts' tensor names.
@@ -81,19 +81,19 @@ def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
         most = max(many, *(len(numbers) for numbers in parts.values()))
         few = [f"{layer}*.{rest}" for rest, numbers in parts.items() if len(numbers) != most]
         if few:
-            said.problems.append(f"some experts lack a tensor: {some(few)}")
+            judgement.problems.append(f"some experts lack a tensor: {some(few)}")
             return
 
 
-def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:
+def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], judgement: Judgement) -> None:
     """Check that every token has an embedding."""
     count = architectures.tokens(found.parsed(folder.join("tokenizer.json")))
     rows = architectures.embedded(tensors)
     if count is None or rows is None:
         return
     if count > rows:
-        said.problems.append(
+        judgement.problems.append(
             f"the tokenizer has {count:,} tokens, but the model has embeddings only for the first {rows:,}"
         )
     else:
-        said.proved.append(f"all {count:,} tokens of the tokenizer have embeddings")
+        judgement.proved.append(f"all {count:,} tokens of the tokenizer have embeddings")

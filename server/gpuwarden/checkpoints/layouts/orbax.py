@@ -20,29 +20,29 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """Read the step from the folder's name. Check that there is a commit time, and that each array has data."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
-    said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
+    judgement = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
     if _TOP in folder.files:
         top = _content(folder, found, _TOP)
         if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
-            said.problems.append(f"{_TOP} has no commit time, so the save was not finished")
+            judgement.problems.append(f"{_TOP} has no commit time, so the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
-            said.problems.append(f"has no item with {_ITEM}")
+            judgement.problems.append(f"has no item with {_ITEM}")
     item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
     if not isinstance(item, dict):
-        return said
+        return judgement
     tree = item.get("tree_metadata")
     arrays = _arrays(tree)
     if not isinstance(tree, dict) or not tree:
-        said.problems.append(f"{_ITEM} lists no array")
+        judgement.problems.append(f"{_ITEM} lists no array")
     elif not arrays:
-        said.doubts.append(f"{_ITEM} lists no array of a known type")
+        judgement.doubts.append(f"{_ITEM} lists no array of a known type")
     if item.get("use_ocdbt"):
-        said.problems += _database(folder)
+        judgement.problems += _database(folder)
     elif absent := [name for name in arrays if not _stored(folder.folders.get(name))]:
-        said.problems.append(f"the data of {some(absent)} is missing")
-    if not said.problems and not said.doubts:
-        said.proved.append(f"{len(arrays):,} arrays are listed, and their data exists")
-    return said
+        judgement.problems.append(f"the data of {some(absent)} is missing")
+    if not judgement.problems and not judgement.doubts:
+        judgement.proved.append(f"{len(arrays):,} arrays are listed, and their data exists")
+    return judgement
 
 
 def _arrays(tree: object) -> list[str]:

@@ -21,7 +21,7 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Compare each index with the content of the shards, and report tensors that are missing from either."""
-    said = Judgement(NAME, folder.rel)
+    judgement = Judgement(NAME, folder.rel)
     listed: set[str] = set()
     aliases = found.tree.aliases if found.tree else {}
     for name in sorted(n for n in folder.files if n.endswith(_INDEX)):
@@ -30,34 +30,34 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         table = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
             if entry and not entry.problems:
-                said.problems.append(f"{short(name)} has no valid weight_map")
+                judgement.problems.append(f"{short(name)} has no valid weight_map")
             continue
         shards = sorted(set(table.values()))
         listed.update(shards)
         missing = [s for s in shards if s not in folder.files and folder.join(s) not in aliases]
         if missing:
-            said.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
+            judgement.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
             continue
         stems = {_stem(s) for s in shards} - {None}
         # Include unlisted shards with the same stem, because the index may lack a shard.
         present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
-        _both_ways(folder, name, table, present, found, said)
-        _total(folder, name, content, present, found, said)
+        _both_ways(folder, name, table, present, found, judgement)
+        _total(folder, name, content, present, found, judgement)
     for stem, (total, numbers) in sorted(_numbered(folder).items()):
         first = 0 if 0 in numbers else 1
         gone = total - len(numbers)
         if gone > 0:
             lowest = next(i for i in range(first, first + total) if i not in numbers)
-            said.problems.append(
+            judgement.problems.append(
                 f"{gone} of {total} shards of {short(stem)} are missing; the lowest missing number is {lowest}"
             )
         if not listed and stem.endswith((".safetensors", ".bin")):
-            said.problems.append(f"{short(stem)} consists of {total} shards, but no index maps tensors to them")
-    return said
+            judgement.problems.append(f"{short(stem)} consists of {total} shards, but no index maps tensors to them")
+    return judgement
 
 
 def _both_ways(
-    folder: Folder, name: str, table: dict[str, str], shards: list[str], found: Findings, said: Judgement
+    folder: Folder, name: str, table: dict[str, str], shards: list[str], found: Findings, judgement: Judgement
 ) -> None:
     """Compare the tensors that an index lists with those in the shards."""
     held: dict[str, str] = {}
@@ -77,19 +77,19 @@ def _both_ways(
         ("has shards that contain the same tensor", twice),
     ):
         if names:
-            said.problems.append(f"{short(name)} {what}: {some(names)}")
-    if not said.problems:
-        said.proved.append(f"{short(name)} and {len(shards)} shards agree on {len(table):,} tensors")
+            judgement.problems.append(f"{short(name)} {what}: {some(names)}")
+    if not judgement.problems:
+        judgement.proved.append(f"{short(name)} and {len(shards)} shards agree on {len(table):,} tensors")
 
 
-def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
+def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, judgement: Judgement) -> None:
     """Compare the model size in an index with the total size of the shards' tensors."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
     tensors = found.tensors(folder.join(s) for s in shards).values()
     size = sum(t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent for t in tensors)
     if isinstance(total, (int, float)) and not isinstance(total, bool) and size and size != total:
-        said.problems.append(f"{short(name)} lists {total:,} bytes for the model, but the shards have {size:,}")
+        judgement.problems.append(f"{short(name)} lists {total:,} bytes for the model, but the shards have {size:,}")
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:

@@ -42,50 +42,50 @@ def claims(folder: Folder) -> bool:
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that the recorded step equals the step in the name, that weights exist, and that a resume is possible."""
-    said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
+    judgement = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
-        said.problems.append("the folder is empty: the save failed, and a resume with resume=True would fail")
-        return said
+        judgement.problems.append("the folder is empty: the save failed, and a resume with resume=True would fail")
+        return judgement
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
-    if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
+    if below and judgement.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
         # The folder contains checkpoints, and the final weights and log that save_model and save_state wrote.
-        said.checkpoint = False
-        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
-        return said
+        judgement.checkpoint = False
+        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", judgement)
+        return judgement
     if not any(n.endswith(WEIGHTS) and not n.startswith(_BESIDE) for n in names):
-        said.problems.append("has no weights")
+        judgement.problems.append("has no weights")
     if _STATE in folder.files:
-        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
-        trainer_state.resumable(folder, found, said)
-        _follows(folder, found, said)
+        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", judgement)
+        trainer_state.resumable(folder, found, judgement)
+        _follows(folder, found, judgement)
     elif _HELPER in folder.files:
         state = found.parsed(folder.join(_HELPER))
-        _agree(folder, state, _HELPER, "step", said)
+        _agree(folder, state, _HELPER, "step", judgement)
         parts = state.get("parts") if isinstance(state, dict) else None
         if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
-            said.resume.append(f"{_HELPER} does not list an optimizer among its components")
+            judgement.resume.append(f"{_HELPER} does not list an optimizer among its components")
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
-            said.warnings.append(f"{_HELPER} does not list a component that records the position in the data")
+            judgement.warnings.append(f"{_HELPER} does not list a component that records the position in the data")
     elif any(map(_ACCELERATE.fullmatch, folder.files)):
-        _accelerated(folder, inside, found, said)
+        _accelerated(folder, inside, found, judgement)
     else:
-        _stateless(folder, inside, found, said)
-    return said
+        _stateless(folder, inside, found, judgement)
+    return judgement
 
 
-def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
+def _follows(folder: Folder, found: Findings, judgement: Judgement) -> None:
     """Compare a checkpoint with the previous one of the same run."""
     others = found.tree.beside(folder) if found.tree else []
     steps = ((step_of(f.path.name), f) for f in others if _STATE in f.files and not temporary(f.rel))
-    earlier = [(s, f) for s, f in steps if s is not None and said.step is not None and s < said.step]
+    earlier = [(s, f) for s, f in steps if s is not None and judgement.step is not None and s < judgement.step]
     if earlier:
         step, before = max(earlier, key=lambda pair: pair[0])
-        siblings.compare((said.step or 0, folder), (step, before), found, said)
+        siblings.compare((judgement.step or 0, folder), (step, before), found, judgement)
 
 
-def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
+def _accelerated(folder: Folder, inside: list[Entry], found: Findings, judgement: Judgement) -> None:
     """Read the step from the optimizer, or else the scheduler, in a folder that accelerate's `save_state` wrote."""
     saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
     made = optimizer.most_steps(saved, found)
@@ -94,19 +94,19 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
         last = schedule.get("last_epoch") if isinstance(schedule, dict) else None
         made = last if type(last) is int and last >= 0 else None
     if not saved:
-        said.resume.append("has no optimizer state")
+        judgement.resume.append("has no optimizer state")
     if made is None:
         return
-    if said.step is None or _SAVES.fullmatch(folder.path.name):
-        said.step = made
-        said.proved.append(f"is at step {made:,}")
-    elif said.step != made:
-        said.warnings.append(
+    if judgement.step is None or _SAVES.fullmatch(folder.path.name):
+        judgement.step = made
+        judgement.proved.append(f"is at step {made:,}")
+    elif judgement.step != made:
+        judgement.warnings.append(
             f"the folder is named {short(folder.path.name, 60)}, but its optimizer has made {made:,} steps"
         )
 
 
-def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
+def _stateless(folder: Folder, inside: list[Entry], found: Findings, judgement: Judgement) -> None:
     """Report a missing trainer state. The Trainer writes its state last, so the save may be unfinished."""
     stopped = f"has no {_STATE}: the Trainer was stopped during this save"
     try:
@@ -116,16 +116,16 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     # Look for other checkpoints of the same run, even if only this folder is examined.
     siblings = [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
-        said.problems.append(stopped)
+        judgement.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
-        said.doubts.append(f"{stopped}, or another program wrote the folder")
+        judgement.doubts.append(f"{stopped}, or another program wrote the folder")
     states = [j for j in (state_file.of_file(e, found) for e in inside) if j is not None]
     for state in states:
-        said.resume += state.resume
-        said.proved += state.proved
-        said.warnings += state.warnings
-        if said.step is not None and state.step != said.step:
-            said.warnings.append(
+        judgement.resume += state.resume
+        judgement.proved += state.proved
+        judgement.warnings += state.warnings
+        if judgement.step is not None and state.step != judgement.step:
+            judgement.warnings.append(
                 f"the folder is named {short(folder.path.name, 60)}, but {state.path} is at step {state.step}"
             )
     if states:
@@ -134,16 +134,16 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     tensors = (t.name for e in inside if e.anatomy for t in e.anatomy.tensors)
     saved = chain((e.path for e in inside), (str(key) for root in roots for key in root), tensors)
     if not any("optim" in name.lower() for name in saved):
-        said.resume.append("has no optimizer state")
+        judgement.resume.append("has no optimizer state")
 
 
-def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:
+def _agree(folder: Folder, state: Any, file: str, key: str, judgement: Judgement) -> None:
     if not isinstance(state, dict) or type(state.get(key)) is not int:
-        said.problems.append(f"{file} has no {key}")
+        judgement.problems.append(f"{file} has no {key}")
         return
     step: int = state[key]
-    if said.step is not None and said.step != step:
-        said.problems.append(f"the folder is named {short(folder.path.name, 60)}, but {file} is at step {step}")
+    if judgement.step is not None and judgement.step != step:
+        judgement.problems.append(f"the folder is named {short(folder.path.name, 60)}, but {file} is at step {step}")
     else:
-        said.proved.append(f"{file} is at step {step}")
-    said.step = step
+        judgement.proved.append(f"{file} is at step {step}")
+    judgement.step = step

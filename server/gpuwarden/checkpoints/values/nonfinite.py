@@ -61,8 +61,8 @@ class NonFinite:
         return not self.nan and self.inf > 0 and (lone or (masked and not self.positive))
 
     def __str__(self) -> str:
-        said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
-        return f"{' and '.join(said)} of {self.nan + self.inf + self.finite:,} values"
+        parts = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
+        return f"{' and '.join(parts)} of {self.nan + self.inf + self.finite:,} values"
 
 
 def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:

@@ -46,32 +46,32 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
     `shapes` are the shapes of the model's tensors. `trained` are the shapes of tensors that are certainly trained, such
     as an adapter's. Empty lists mean that the weights are unknown.
     """
-    said = OptimizerFindings()
+    findings = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
     if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(g, dict) for g in groups):
-        said.resume.append(f"{file} lacks param_groups or state")
-        return said
+        findings.resume.append(f"{file} lacks param_groups or state")
+        return findings
     params = [p for g in groups for p in (g.get("params") or [])]
     # SGD without momentum has no state.
     stateless = all(g.get("momentum") == 0 and "betas" not in g and "alpha" not in g for g in groups)
     if not state and params and not stateless:
-        said.resume.append(f"{file} has parameters but no state: it was saved before the first step")
+        findings.resume.append(f"{file} has parameters but no state: it was saved before the first step")
     if len(set(map(str, params))) != len(params):
-        said.resume.append(f"{file} lists a parameter twice")
-    _matched(params, state, file, said)
-    _moments(state, shapes, trained, len(params), file, said)
-    return said
+        findings.resume.append(f"{file} lists a parameter twice")
+    _matched(params, state, file, findings)
+    _moments(state, shapes, trained, len(params), file, findings)
+    return findings
 
 
-def _matched(params: list[Any], state: dict[Any, Any], file: str, said: OptimizerFindings) -> None:
+def _matched(params: list[Any], state: dict[Any, Any], file: str, findings: OptimizerFindings) -> None:
     """Check that every state belongs to a parameter, and that all parameters have states with the same keys."""
     known = set(map(str, params))
     strange = [k for k in state if str(k) not in known]
     if strange:
-        said.resume.append(f"{file} has states for parameters that are not in any group: {some(strange)}")
+        findings.resume.append(f"{file} has states for parameters that are not in any group: {some(strange)}")
     bare = [p for p in params if p not in state]
     if bare and state:
-        said.warnings.append(
+        findings.warnings.append(
             f"{len(bare):,} of {len(params):,} parameters have no state in {file}: they never had a gradient, "
             "or their state was lost"
         )
@@ -84,7 +84,7 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Optimize
         if not isinstance(s, dict) or ("exp_avg_sq_row" not in s and any(k not in s for k in usual))
     ]
     if torn:
-        said.resume.append(f"{len(torn):,} parameters have an incomplete state in {file}: {some(torn)}")
+        findings.resume.append(f"{len(torn):,} parameters have an incomplete state in {file}: {some(torn)}")
 
 
 def _moments(
@@ -93,14 +93,14 @@ def _moments(
     trained: list[tuple[int, ...]],
     params: int,
     file: str,
-    said: OptimizerFindings,
+    findings: OptimizerFindings,
 ) -> None:
     first: list[tuple[int, ...]] = []
     for name, entry in state.items():
         values = (entry.get(k) for k in _MOMENTS) if isinstance(entry, dict) else ()
         found = [ref.shape for ref in map(tensor, values) if ref is not None and ref.shape != ()]
         if len(set(found)) > 1:
-            said.resume.append(f"the moments of parameter {some([name])} in {file} have different shapes")
+            findings.resume.append(f"the moments of parameter {some([name])} in {file} have different shapes")
         first += found[:1]
     if not first or not shapes:
         return
@@ -109,18 +109,18 @@ def _moments(
     # transformers trains the experts of a layer as one tensor, but saves each expert separately.
     stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
     if strange and stacked:
-        said.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
+        findings.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
         return
     if strange:
-        said.resume.append(f"the optimizer has moments whose shapes do not occur in the model: {some(strange)}")
+        findings.resume.append(f"the optimizer has moments whose shapes do not occur in the model: {some(strange)}")
         return
     lost = Counter(trained) - Counter(first)
     if sum(lost.values()) > max(0, params - len(state)):
-        said.resume.append(
+        findings.resume.append(
             f"{sum(lost.values()):,} trained tensors have no moments in {file}; their shapes are {some(lost)}"
         )
         return
-    said.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
+    findings.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:

@@ -225,12 +225,12 @@ async def watch(
     first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx)
     console.warnings(first)
     console.standing(results.worded(first, in_commands))
-    said = first.unknown
+    before = first.unknown
 
     def show(done: Round) -> None:
-        nonlocal said
+        nonlocal before
         reply = results.watched(done)
-        said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
+        before, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if before.get(k) != v}
         console.watched(results.worded(reply, in_commands))
 
     if not console.out.is_terminal:

@@ -156,10 +156,10 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     states |= {
         name: brought for name, state in states.items() if state == "absent" and (brought := by_plugin(name, env))
     }
-    said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
+    notes = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
     found = answering_hooks(homes, Path.cwd())
-    said = f"{said} {', '.join(found)}: {FORMS}" if found else said
-    return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()}, answering=found)
+    notes = f"{notes} {', '.join(found)}: {FORMS}" if found else notes
+    return HooksReply(message=notes, clients=states, files={c.name: str(f) for c, f in files.items()}, answering=found)
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
@@ -233,9 +233,9 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
     tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if tried.returncode:
-        said = (tried.stderr.strip().splitlines() or ["no output"])[-1][:300]
+        message = (tried.stderr.strip().splitlines() or ["no output"])[-1][:300]
         raise BadRequest(
-            f"the guard can't start here and would block every call, so nothing was changed: {said}",
+            f"the guard can't start here and would block every call, so nothing was changed: {message}",
             "Install gpuwarden with its dependencies into one environment, then retry.",
         )
 

@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 async def watch_in_background(ctx: Context, every_s: float = EVERY_S) -> None:
     """Run the watch while the server runs. Without it, an idle machine is noticed only at an agent's next call."""
-    said: dict[str, str] = {}
+    shown: dict[str, str] = {}
 
     def report(done: Round) -> None:
-        nonlocal said
+        nonlocal shown
         texts = [f"{alert.kind}: {alert.text} {in_calls(alert.next_steps)}" for alert in done.news if alert.raised]
-        texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
-        said = done.trouble
+        texts += [f"{what}: {why}" for what, why in done.trouble.items() if shown.get(what) != why]
+        shown = done.trouble
         for text in texts:
             logger.warning("%s", line(scrubbed(text, ctx.hidden(text)), 600))
 

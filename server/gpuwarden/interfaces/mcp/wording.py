@@ -74,8 +74,8 @@ def in_call(step: NextStep) -> str:
             return sentence(f"ask the user to run gpuwarden policy use {_value(given.get('file', 'FILE'))}", step)
         case Action.SUBMIT | Action.REHEARSE:
             return sentence(_submission({**given, **FIXED.get(step.action, {})}), step)
-    said = {**given, **FIXED.get(step.action, {})}
-    arguments = ", ".join(f"{name}={_value(value)}" for name, value in said.items())
+    combined = {**given, **FIXED.get(step.action, {})}
+    arguments = ", ".join(f"{name}={_value(value)}" for name, value in combined.items())
     return sentence(f"call {TOOLS[step.action]}" + (f" with {arguments}" if arguments else ""), step)
 
 

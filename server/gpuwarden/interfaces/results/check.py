@@ -105,7 +105,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     log = result.log.text if result.log else ""
     # If a running job has lost its supervisor, only the latest poll shows this, not the job's last transition.
     current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
-    said = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
+    allocation = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
     return CheckReply(
         job_id=job.id,
         state=job.state,
@@ -119,7 +119,9 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         usage=seen.beat.model_dump(exclude_none=True) if seen and current and seen.beat else {},
         allocation={
-            k: quoted(v, 200) if isinstance(v, str) and k in FOREIGN else v for k, v in said.items() if v not in ("", 0)
+            k: quoted(v, 200) if isinstance(v, str) and k in FOREIGN else v
+            for k, v in allocation.items()
+            if v not in ("", 0)
         },
         exit_code=seen.exit_code if seen else None,
         alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],

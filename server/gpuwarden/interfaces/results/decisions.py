@@ -84,6 +84,6 @@ def steps_of(reply: DecisionReply) -> Iterator[str]:
 def outcome_line(reply: CheckOutcomeReply) -> str:
     """Return an outcome as one line for a terminal."""
     value = "" if reply.value is None else f" at {reply.value:g}"
-    said = reply.means or reply.why
+    message = reply.means or reply.why
     see = f" ({', '.join(reply.see)})" if reply.see else ""
-    return f"{reply.list}/{reply.check}: {reply.outcome}{value}. {said}{see}"
+    return f"{reply.list}/{reply.check}: {reply.outcome}{value}. {message}{see}"

@@ -86,8 +86,8 @@ def _message(result: FanOutResult, now: Standing) -> str:
     proven, machines = now.cells.count(CellState.VERIFIED), ""
     if now.live:
         machines = f", {counted(len(now.live), 'machine')} running"
-    said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.plan.size, 'cell')} verified{machines}."
-    return f"{said} {_held(result.held)}".rstrip()
+    message = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.plan.size, 'cell')} verified{machines}."
+    return f"{message} {_held(result.held)}".rstrip()
 
 
 def _cells(result: FanOutResult) -> FanOutReply:

@@ -129,7 +129,7 @@ def account_reply(funds: Funds) -> AccountReply:
     """Return the balance and the rate of one account."""
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
-        return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.said))
+        return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.text))
     return AccountReply(
         platform=funds.platform,
         balance=funds.balance.value.amount,

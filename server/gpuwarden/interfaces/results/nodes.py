@@ -102,8 +102,8 @@ class NodesReply(Result):
 def text_of(problem: Problem) -> str:
     """Return a problem as a sentence. Text from a node is quoted."""
     given = {k: named(v, 120) if isinstance(v, str) else v for k, v in problem.parameters.items()}
-    said = f": {quoted(problem.said, 300)}" if problem.said else ""
-    return TEXTS[problem.code].format(**given) + said
+    message = f": {quoted(problem.message, 300)}" if problem.message else ""
+    return TEXTS[problem.code].format(**given) + message
 
 
 def looked_at(done: Looked) -> NodesReply:

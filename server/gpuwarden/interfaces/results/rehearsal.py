@@ -70,8 +70,8 @@ def rehearsed(found: Rehearsal, values: tuple[str, ...] = ()) -> RehearsalReply:
         reply.next = (do(Action.MANUAL, text="Fix the script at that line."), do(Action.REHEARSE, "to run it again"))
     else:
         reply.ok, reply.code = False, "inconclusive"
-        said = f" Its message: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""
-        reply.message = f"The script could not be rehearsed{last}: {quoted(outcome.why, 400)}.{said}"
+        message = f" Its message: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""
+        reply.message = f"The script could not be rehearsed{last}: {quoted(outcome.why, 400)}.{message}"
     if outcome.outcome != "passed" and outcome.log.strip():
         reply.log = fence(outcome.log, "the script's output", limit=LOG, values=values)
     return reply

@@ -242,14 +242,14 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
 
 def _started(plan: Plan) -> str:
     """Start the server once, in the same way as the clients, so that no client has to wait for downloads."""
-    said = []
+    lines = []
     if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
         count = tools_of(from_here("setup", __version__))
-        said.append(f"The server starts and has {count} tools.")
+        lines.append(f"The server starts and has {count} tools.")
     for name, folder in plan.plugins.items():
         count = tools_of(from_folder(name, str(folder)))
-        said.append(f"The {name} plugin starts and has {count} tools.")
-    return " ".join(said)
+        lines.append(f"The {name} plugin starts and has {count} tools.")
+    return " ".join(lines)
 
 
 def tools_of(run: Run) -> int:

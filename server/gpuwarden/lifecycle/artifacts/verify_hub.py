@@ -172,10 +172,12 @@ def _complete(listing: Listing, made: Report, address: str) -> Report:
     bare = [name for name, f in _inside(listing).items() if f.sha256 is None]
     update: dict[str, object] = {"path": address}
     if gone and made.verdict is not Verdict.UNKNOWN:
-        said = f"{len(gone):,} files that the Hub lists are missing after the download, such as {line(gone[0], 80)}"
+        message = f"{len(gone):,} files that the Hub lists are missing after the download, such as {line(gone[0], 80)}"
         causes = gravest_first((*made.causes, Cause.DAMAGE))
-        update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, said), "causes": causes}
+        update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, message), "causes": causes}
     else:
-        said = f"all {len(here) - len(bare):,} large files have the sha256 that the Hub lists at {listing.commit[:12]}"
-        update |= {"proved": (*made.proved, said) if made.verdict is Verdict.PROVEN else made.proved}
+        message = (
+            f"all {len(here) - len(bare):,} large files have the sha256 that the Hub lists at {listing.commit[:12]}"
+        )
+        update |= {"proved": (*made.proved, message) if made.verdict is Verdict.PROVEN else made.proved}
     return made.model_copy(update=update)

@@ -154,25 +154,25 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compar
     found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
     for output, raw in answer.items():
         try:
-            said = _Found.model_validate(dict(raw))
+            reply = _Found.model_validate(dict(raw))
         except ValidationError as error:
             raise BadReply(
                 f"the machine's findings are invalid at {error.errors()[0]['loc']}", "Pull, then verify the copy."
             ) from error
-        if said.error:
-            found.doubts.append(f"{output}: {line(said.error, 200)}")
-        found.doubts += [f"{output}: {line(d, 300)}" for d in said.doubts]
-        if said.more_bad:
-            found.doubts.append(f"{output}: {said.more_bad:,} more files that are not proven")
-        alone = len(said.files) == 1 and not said.folders and said.files[0].path == output.rsplit("/", 1)[-1]
-        for file in said.files:
+        if reply.error:
+            found.doubts.append(f"{output}: {line(reply.error, 200)}")
+        found.doubts += [f"{output}: {line(d, 300)}" for d in reply.doubts]
+        if reply.more_bad:
+            found.doubts.append(f"{output}: {reply.more_bad:,} more files that are not proven")
+        alone = len(reply.files) == 1 and not reply.folders and reply.files[0].path == output.rsplit("/", 1)[-1]
+        for file in reply.files:
             path = output if alone else f"{output}/{line(file.path, 500)}"
             found.entries[path] = file.entry(path)
-        for folder in said.folders:
+        for folder in reply.folders:
             path = f"{output}/{line(folder.path, 500)}" if folder.path else output
             found.judgements.append(folder.judgement(path))
-        compared |= said.compared is not None
-        for name, texts in said.compared or ():
+        compared |= reply.compared is not None
+        for name, texts in reply.compared or ():
             getattr(merged, name).extend(_lines(texts))
     if not compared:
         merged.doubts.append("the job's outputs have no tensors to compare")

@@ -52,10 +52,10 @@ class Relaunch:
 
 def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
     """Return the relaunch budget that the user approved with this receipt; None if there is no such approval."""
-    said = carried(ctx, receipt)
-    if said is None or said.relaunch_budget_usd is None:
+    order = carried(ctx, receipt)
+    if order is None or order.relaunch_budget_usd is None:
         return None
-    return RelaunchAllowed(budget_usd=said.relaunch_budget_usd, receipt=receipt, by=said.by, policy=said.policy)
+    return RelaunchAllowed(budget_usd=order.relaunch_budget_usd, receipt=receipt, by=order.by, policy=order.policy)
 
 
 def may_relaunch(ctx: Context, job_id: str) -> bool:

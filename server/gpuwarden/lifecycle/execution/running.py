@@ -163,7 +163,7 @@ async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
     if (seen := await _end_in_store(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
-        return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why), seen)
+        return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, message=seen.why), seen)
     return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.SELF_STOPPED))
 
 
@@ -287,7 +287,7 @@ def judge(
     """
     instance, off = machine.value if isinstance(machine, Known) else None, _off(machine)
     taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
-    own = Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why) if seen is not None else because(Code.NO_ANSWER)
+    own = Reason(seen.reason or Code.PLATFORM_REPORT, message=seen.why) if seen is not None else because(Code.NO_ANSWER)
     if seen is not None and seen.state in {Job.SUCCEEDED, Job.CANCELED}:
         return seen.state, own
     vanished, terminated = own.code is Code.VANISHED, own.code is Code.TERMINATED
@@ -323,7 +323,7 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
     assert job.handle is not None
     observed = await observe(ctx, job)
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and observed.reason is not Code.VANISHED:
-        own = Reason(observed.reason or Code.PLATFORM_REPORT, said=observed.why)
+        own = Reason(observed.reason or Code.PLATFORM_REPORT, message=observed.why)
         return move(ctx, job, OBSERVED[observed.state](), own)
     if _off(machine) or (_gone(machine) and _lease_ended(ctx, job)):
         return move(ctx, job, JobCanceled(), reason)

@@ -167,7 +167,7 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     )
     if ordered is None or order is None:
         return found
-    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    announced = ctx.ledger.last(job.subject, EndingAnnounced)
     return replace(
         found,
         verb=order.verb,
@@ -175,5 +175,5 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
         set_at=ordered.at,
         through=order.through,
         by=order.by,
-        ends_at=ends_at(ctx, said) if said and objected is None else None,
+        ends_at=ends_at(ctx, announced) if announced and objected is None else None,
     )

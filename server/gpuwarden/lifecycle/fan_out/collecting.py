@@ -81,20 +81,20 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
     """Return the result in a cell's folder; None without a readable `cell.json`, because the cell then did not end."""
     prefix = f"{CELLS}/{index:05d}/"
-    said = _read(pulled.places.get(f"{prefix}cell.json"))
-    if said is None:
+    content = _read(pulled.places.get(f"{prefix}cell.json"))
+    if content is None:
         return None
-    config, code = str(said.get("config"))[:100], said.get("exit_code")
-    began, ended = _number(said.get("started_at")), _number(said.get("ended_at"))
+    config, code = str(content.get("config"))[:100], content.get("exit_code")
+    began, ended = _number(content.get("started_at")), _number(content.get("ended_at"))
     found = CellFound(
         index=index,
         config=config,
         outcome=Outcome.FAILED,
         exit_code=code if isinstance(code, int) else None,
         seconds=None if began is None or ended is None else max(0.0, ended - began),
-        problem=line(str(said.get("state")), 40),
+        problem=line(str(content.get("state")), 40),
     )
-    if cell is None or config != cell.config or said.get("state") != "done" or code != 0:
+    if cell is None or config != cell.config or content.get("state") != "done" or code != 0:
         return found
     # The objective is read from the `result.json` with the shortest path.
     results = sorted((p for p in pulled.places if p.startswith(prefix) and p.endswith("/result.json")), key=len)

@@ -29,17 +29,17 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
-    said, grace_s = carried(ctx, receipt, at), wanted.grace_minutes * 60.0
+    order, grace_s = carried(ctx, receipt, at), wanted.grace_minutes * 60.0
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     storage = issued.data.storage if issued is not None else ()
-    if said is not None and said.auto_teardown is not None:
+    if order is not None and order.auto_teardown is not None:
         return EndingOrdered(
-            verb=said.auto_teardown,
+            verb=order.auto_teardown,
             grace_s=grace_s,
             through="approval",
-            policy=said.policy,
+            policy=order.policy,
             receipt=receipt,
-            by=said.by,
+            by=order.by,
             storage=storage,
         )
     if wanted.automatic == "off" or any(notice.question for notice in in_force.notices):

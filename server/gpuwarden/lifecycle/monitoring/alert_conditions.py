@@ -244,8 +244,8 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
 
 def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
     """Yield the notice that automatic teardown will end a job's machine after a grace period."""
-    said = ctx.ledger.last(job.subject, EndingAnnounced)
-    if said is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
+    announced = ctx.ledger.last(job.subject, EndingAnnounced)
+    if announced is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
         text = (
             f"{job.id} succeeded, and its outputs have verified local copies. Automatic teardown, set by {origin}, "
@@ -253,7 +253,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
         )
         text += f" {' and '.join(order.storage)} remains billed after that." if order.storage else ""
         objection = (do(Action.HOLD, "to object", job_id=job.id),)
-        yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
+        yield Condition(job.subject, "ending_soon", text, mark=str(announced.seq), next_steps=objection)
 
 
 def _observed_conditions(
@@ -265,8 +265,8 @@ def _observed_conditions(
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
         text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is the job stuck?"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
-    if said := divergence_of(seen):
-        text = f"{job.id}: {line(said, 160)}. Later checkpoints are unusable."
+    if message := divergence_of(seen):
+        text = f"{job.id}: {line(message, 160)}. Later checkpoints are unusable."
         yield Condition(job.subject, "diverged", text, next_steps=look)
     for kind, (condition, words) in SAID_BY_RUNNER.items():
         if any(alert.kind == kind for alert in seen.alerts):
@@ -274,8 +274,8 @@ def _observed_conditions(
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no log line for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
-    if said := stall_of(seen):  # the runner waited before it reported the stall
-        text, hold_s = f"{job.id}: {line(said, 120)}.", 0
+    if message := stall_of(seen):  # the runner waited before it reported the stall
+        text, hold_s = f"{job.id}: {line(message, 120)}.", 0
     same = f"{seen.step} {seen.log_bytes}"
     yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
     for kind, what, free, total in (
@@ -358,8 +358,8 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
     The first announcement sets the due time, because repeated announcements would postpone it forever.
     """
     ordered = automatic_teardown(ctx, job.id) is not None
-    said = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
-    due = None if said is None else said.data.ends_at
+    announced = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
+    due = None if announced is None else announced.data.ends_at
     price = lease.instance.price_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
     overdue = "" if due is None else " Its automatic teardown is overdue."

@@ -110,7 +110,7 @@ class Row:
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
         # If a listed item is not a machine, such as a schedule, the provider describes it in `why`.
-        said = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
+        note = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
         return cls(
             platform=platform,
             instance_id=seen.id,
@@ -122,7 +122,7 @@ class Row:
             job=read_job(ctx.ledger, lease.job_id) if lease else None,
             since=seen.created_at,
             stopped_usd_per_hour=seen.stopped_usd_per_hour,
-            note="listed although it was recorded as gone" if lease else f"not rented by gpuwarden{said}",
+            note="listed although it was recorded as gone" if lease else f"not rented by gpuwarden{note}",
         )
 
 

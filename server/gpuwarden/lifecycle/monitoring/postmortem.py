@@ -66,9 +66,9 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
     if job.state not in FAILED:
         raise BadRequest(f"{job_id} {job.state.told}; a postmortem needs a job that failed", "Specify a failed job.")
     fixed = _success(ctx, job, succeeded)
-    said = await tail_of(ctx, job, reachable=True)
-    hidden = ctx.hidden(said, job.spec.secrets)
-    log = redact(said, hidden)
+    tail = await tail_of(ctx, job, reachable=True)
+    hidden = ctx.hidden(tail, job.spec.secrets)
+    log = redact(tail, hidden)
     lines = failing_lines(log)
     known = await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, limit=3))
     again = await _again(ctx, job, lines[0]) if lines else ()

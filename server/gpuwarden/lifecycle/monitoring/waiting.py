@@ -90,11 +90,13 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         text = f"the teardown of the machine of {job.spec.name} is not confirmed; check {lease.platform}'s console"
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
-    said = ctx.ledger.last(job.subject, EndingAnnounced)
-    if said is not None and said.data.ticket == ticket and automatic_teardown(ctx, job.id) is not None:
+    announced = ctx.ledger.last(job.subject, EndingAnnounced)
+    if announced is not None and announced.data.ticket == ticket and automatic_teardown(ctx, job.id) is not None:
         keep = (do(Action.HOLD, "to object", job_id=job.id),)
         text = f"automatic teardown will {found.text}"
-        return replace(found, kind="ordered", text=text, since=since, expires_at=ends_at(ctx, said), next_steps=keep)
+        return replace(
+            found, kind="ordered", text=text, since=since, expires_at=ends_at(ctx, announced), next_steps=keep
+        )
     return replace(found, since=since, expires_at=record.expires_at)
 
 

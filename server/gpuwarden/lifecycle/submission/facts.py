@@ -208,9 +208,9 @@ async def read_spec(
         # run in a thread, because a script of one megabyte takes seconds of CPU time
         return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
     if program is not None:
-        said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
+        read = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
         # Only uv installs the packages in a script's header; other commands use the machine's packages.
-        return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
+        return read if spec.command[0] == "uv" else replace(read, header=None, third_party=()), Known("")
     fetched = await fetch_script(spec.command, config())
     if isinstance(fetched, Known) and fetched.value.text:
         text = fetched.value.text

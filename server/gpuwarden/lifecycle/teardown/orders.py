@@ -142,13 +142,13 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
     quiet = silent(view, storage_accepted(ctx, view, order))
     if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not quiet:
         return False
-    said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
-    same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
-    if said is None or not same or said.at < awake_since:
+    announced, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
+    same = announced is not None and (announced.data.ticket, announced.data.digest) == (view.record.id, seen)
+    if announced is None or not same or announced.at < awake_since:
         event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
         ctx.ledger.add(job.subject, event)
         return True
-    due = ends_at(ctx, said)
+    due = ends_at(ctx, announced)
     if due is not None and now >= due:
         await approve_by_order(ctx, view.record.id, seen, order)
     return True

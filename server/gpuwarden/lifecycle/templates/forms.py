@@ -86,12 +86,12 @@ def _messages(value: Any) -> list[dict[str, str]]:
 def message_of(turn: Row) -> dict[str, str]:
     """Convert a turn to a message with a standard role."""
     who = str(turn.get("role") or turn.get("from") or "").lower()
-    said = turn.get("content", turn.get("value"))
+    content = turn.get("content", turn.get("value"))
     if who not in _ROLES:
         raise BadRow(f"a turn has the role {line(who or 'none', 40)!r}, which is unknown")
-    if not isinstance(said, str):
+    if not isinstance(content, str):
         raise BadRow("a turn is not text")
-    return {"role": _ROLES[who], "content": said}
+    return {"role": _ROLES[who], "content": content}
 
 
 def transcript_of(text: str) -> list[dict[str, str]]:
@@ -100,7 +100,9 @@ def transcript_of(text: str) -> list[dict[str, str]]:
     if len(parts) < 3 or parts[0].strip():
         raise BadRow("the text is not a transcript with Human and Assistant turns")
     turns = zip(parts[1::2], parts[2::2], strict=True)
-    return [{"role": _ROLES[who.lower()] if who == "Human" else "assistant", "content": said} for who, said in turns]
+    return [
+        {"role": _ROLES[who.lower()] if who == "Human" else "assistant", "content": content} for who, content in turns
+    ]
 
 
 def pair_of(row: Row) -> Row | None:

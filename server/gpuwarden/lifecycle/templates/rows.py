@@ -139,7 +139,7 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
         items = reply.json.get("rows") if reply.status == 200 and isinstance(reply.json, dict) else None
         if not isinstance(items, list):
             raise BadReply(
-                f"rows of {dataset} could not be read: {reply.said}", "Download the dataset and pass the file."
+                f"rows of {dataset} could not be read: {reply.message}", "Download the dataset and pass the file."
             )
         for item in items:
             if not isinstance(item, dict) or not isinstance(item.get("row"), dict):

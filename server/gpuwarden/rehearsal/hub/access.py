@@ -82,8 +82,8 @@ class Access:
             raise HubError(403, "Access to this resource is disabled.")
         inside_gate = user is not None and (user.name in repo.grants or repo.owner in {user.name, *user.orgs})
         if content and repo.gated and not inside_gate:
-            said = f"Access to {kind} {repo.id} is restricted and you are not in the authorized list."
-            raise HubError(403 if user else 401, said, "GatedRepo")
+            message = f"Access to {kind} {repo.id} is restricted and you are not in the authorized list."
+            raise HubError(403 if user else 401, message, "GatedRepo")
         return repo
 
     def commit(self, repo: StoredRepo, rev: str) -> Commit:

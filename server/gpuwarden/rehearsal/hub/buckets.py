@@ -162,8 +162,8 @@ class HubBuckets:
             raise HubError(403, "You don't have the rights to create a bucket under the namespace")
         url = f"{request.base_url}buckets/{owner}/{name}"
         if (old := self.buckets.get(f"{owner}/{name}")) is not None:
-            said = {"error": "You already created this bucket", "url": url, "id": old.internal_id}
-            return JSONResponse(said, 409, {"X-Error-Message": said["error"]})
+            conflict = {"error": "You already created this bucket", "url": url, "id": old.internal_id}
+            return JSONResponse(conflict, 409, {"X-Error-Message": conflict["error"]})
         private = body.private or (body.visibility or "").startswith("private")
         bucket = self.make(f"{owner}/{name}", private=private)
         return JSONResponse({"url": url, "name": bucket.id, "id": bucket.internal_id})

@@ -178,8 +178,8 @@ class HubViewer:
             try:
                 self._table(repo, config, split)
             except ViewerError as error:
-                said = {"error": error.message, "cause_exception": "ValueError", "cause_message": error.message}
-                failed.append({"dataset": repo.id, "config": config, "error": said | {"cause_traceback": []}})
+                body = {"error": error.message, "cause_exception": "ValueError", "cause_message": error.message}
+                failed.append({"dataset": repo.id, "config": config, "error": body | {"cause_traceback": []}})
         return failed
 
 

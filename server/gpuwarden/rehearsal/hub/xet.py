@@ -182,8 +182,8 @@ class XetStore:
             at += segment.size
         if not terms and first:
             return JSONResponse({"error": "the range is outside of the file"}, 416)
-        said: dict[str, Any] = {"offset_into_first_range": max(0, skipped or 0)}
-        said["terms"] = [
+        body: dict[str, Any] = {"offset_into_first_range": max(0, skipped or 0)}
+        body["terms"] = [
             {"hash": t.xorb, "unpacked_length": t.size, "range": {"start": t.first, "end": t.end}} for t in terms
         ]
         newer = request.url.path.startswith(f"{self.base}/v2") or request.headers.get(_VERSION) == "2"
@@ -196,9 +196,9 @@ class XetStore:
                 fetch[xorb] = [{"url": url, "ranges": [{"chunks": c, "bytes": b} for c, b in ranges]}]
             else:
                 fetch[xorb] = [{"range": c, "url": url, "url_range": b} for c, b in ranges]
-        said["xorbs" if newer else "fetch_info"] = fetch
+        body["xorbs" if newer else "fetch_info"] = fetch
         headers = {_VERSION: "2" if newer else "1"}
-        return Response(json.dumps(said), media_type="application/json", headers=headers)
+        return Response(json.dumps(body), media_type="application/json", headers=headers)
 
     def _ranges(self, xorb: str, terms: list[Segment]) -> list[tuple[dict[str, int], dict[str, int]]]:
         """Return the chunk ranges of a xorb that the terms use, each with its byte range."""

@@ -71,13 +71,15 @@ def environment_for(header: Header | None, folder: Path, env: Mapping[str, str])
     python = made / "bin/python"
     kept = {name: value for name, value in env.items() if _PASSED.fullmatch(name)}
     if not mark_used(made):
-        said = _make(uv, header, made, kept)
-        if _NETWORK.search(said):
+        message = _make(uv, header, made, kept)
+        if _NETWORK.search(message):
             return here
-        if said:
-            elsewhere = header.configured or _NOT_ITS_FAULT.search(said)  # the header's indexes and sources are ignored
-            hopeless = "No solution found" in said and not elsewhere
-            return Environment(lacking=lacking, fault=said if hopeless else "", packages=here.packages)
+        if message:
+            elsewhere = header.configured or _NOT_ITS_FAULT.search(
+                message
+            )  # the header's indexes and sources are ignored
+            hopeless = "No solution found" in message and not elsewhere
+            return Environment(lacking=lacking, fault=message if hopeless else "", packages=here.packages)
         mark_ready(made)
         prune_environments(folder, time.time())
     listed = sorted(folder.name for folder in made.glob("lib*/python3*/site-packages/*.dist-info"))

@@ -242,7 +242,7 @@ def _outcome(home: Path, log: str, late: str) -> Outcome:
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError("not a file")
-            said = json.loads(file.read(_REPORT))
-        return Outcome.model_validate({**said, "log": log})
+            report = json.loads(file.read(_REPORT))
+        return Outcome.model_validate({**report, "log": log})
     except (OSError, ValueError, TypeError, RecursionError, ValidationError):
         return stopped(late or "the script's process ended without a report", log)

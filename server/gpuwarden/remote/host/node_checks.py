@@ -21,7 +21,7 @@ def identity(facts: GroupFacts) -> Iterator[Problem]:
     """Find nodes that did not answer, and names that refer to the same machine."""
     area = Area.IDENTITY
     for name, why in facts.silent.items():
-        yield Problem(area, Answer.UNKNOWN, NodeCode.SILENT, name, said=why)
+        yield Problem(area, Answer.UNKNOWN, NodeCode.SILENT, name, message=why)
     seen: dict[tuple[str, str], str] = {}
     for name, node in facts.nodes.items():
         if node.identity is None:
@@ -92,13 +92,13 @@ def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Itera
     taken = selected(value, [i.name for i in interfaces]) if value else left_alone(interfaces)
     if value and best not in taken[:1]:
         given: dict[str, Scalar] = {"variable": "NCCL_SOCKET_IFNAME", "taken": ", ".join(taken) or "none", "best": best}
-        yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_WRONG, name, given, said=value)
+        yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_WRONG, name, given, message=value)
     elif not value and taken != [best]:
         yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_OPEN, name, {"names": ", ".join(taken)})
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo and best not in gloo.split(","):
         given = {"variable": "GLOO_SOCKET_IFNAME", "taken": gloo, "best": best}
-        yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_WRONG, name, given, said=gloo)
+        yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_WRONG, name, given, message=gloo)
 
 
 # --------------------------------------------------------------------------------------------------------- between them

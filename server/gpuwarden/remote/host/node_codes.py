@@ -83,11 +83,11 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem or measurement: its code, and the parameters of its message. `said` is untrusted text from a node."""
+    """A problem or measurement: its code, and the parameters of its message. `message` is untrusted text from a node."""
 
     area: Area
     answer: Answer
     code: NodeCode
     node: str = ""
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
-    said: str = ""
+    message: str = ""

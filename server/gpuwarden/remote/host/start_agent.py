@@ -106,9 +106,9 @@ def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[
     return missing_of(python, done.returncode, done.stdout.decode("utf-8", "replace"))
 
 
-def missing_of(python: str, code: int, said: str) -> list[str]:
+def missing_of(python: str, code: int, output: str) -> list[str]:
     """Parse the list of modules that `FIND` printed. Raises OSError if `FIND` did not complete."""
-    _, mark, rest = said.rpartition("missing:")
+    _, mark, rest = output.rpartition("missing:")
     if code != 0 or not mark:
         raise OSError("%s: exit code %d" % (python, code))
     return rest.split()

@@ -82,8 +82,8 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
         raise Unreachable(f"pip could not download uv {VERSION}: {type(error).__name__}", BY_HAND) from error
     files = list(folder.glob("uv-*.whl"))
     if done.returncode != 0 or len(files) != 1:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise Unreachable(f"pip could not download uv {VERSION}: {line(said, 300)}", BY_HAND)
+        message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise Unreachable(f"pip could not download uv {VERSION}: {line(message, 300)}", BY_HAND)
     return files[0]
 
 

@@ -33,11 +33,11 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
         done = subprocess.run(
             command, input=b'{"verb": "facts"}\n', capture_output=True, timeout=NODES_LOOK_S, check=False
         )
-        out, said = done.stdout[:MAX_OUT], done.stderr[-2000:]
+        out, errors = done.stdout[:MAX_OUT], done.stderr[-2000:]
     except subprocess.TimeoutExpired as error:
-        out, said, cut_off = (error.stdout or b"")[:MAX_OUT], b"the check of the nodes timed out", True
+        out, errors, cut_off = (error.stdout or b"")[:MAX_OUT], b"the check of the nodes timed out", True
     except OSError as error:
-        out, said = b"", str(error).encode()
+        out, errors = b"", str(error).encode()
     nodes = []
     for row in out.splitlines():
         try:
@@ -48,7 +48,7 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
             nodes.append(answer)
     # After a timeout, a node that has not replied may just be slow.
     found = problems(nodes, 0 if cut_off else count, env, asked_at, time.time())
-    seen = {"asked": count, "problems": found, "nodes": nodes, "said": said.decode("utf-8", "replace")}
+    seen = {"asked": count, "problems": found, "nodes": nodes, "said": errors.decode("utf-8", "replace")}
     try:
         write_atomic(folder + "/nodes.json", json.dumps(seen).encode())
     except OSError:  # the problems are still returned

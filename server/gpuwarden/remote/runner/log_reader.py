@@ -78,9 +78,9 @@ class LogReader:
 
     def take(self, text: str) -> dict[str, float]:
         """Return the numbers in one line by name; empty if the line contains none."""
-        said = ANNOUNCED.search(text)
-        if said is not None:
-            self.announced = int(said.group(1).replace(",", ""))
+        announced = ANNOUNCED.search(text)
+        if announced is not None:
+            self.announced = int(announced.group(1).replace(",", ""))
             return {}
         head = COLUMNS.match(text)
         if head is not None:

@@ -330,8 +330,8 @@ def ask(spec: Json) -> str:
         done = subprocess.run(spec["command"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"{type(error).__name__}: {error}"
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"exit code {done.returncode}: {said[:160]}" if done.returncode else ""
+    message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"exit code {done.returncode}: {message[:160]}" if done.returncode else ""
 
 
 def ask_platform(request: Json) -> str:

@@ -68,10 +68,10 @@ def probe(sandbox: Sandbox) -> str:
         Path(run_dir, name).write_bytes(content)
         prepare(box)
         try:
-            code, said = _tried(words(sandbox, box, system(), f"{run_dir}/{name}"))
+            code, output = _tried(words(sandbox, box, system(), f"{run_dir}/{name}"))
         except OSError as error:
             return str(error)
-    return "" if code == 0 else said
+    return "" if code == 0 else output
 
 
 def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
@@ -80,11 +80,11 @@ def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
         prefix, [sys.executable, "-I", "-S", "-c", "pass"], {}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            said = process.communicate(timeout=PROBE_S)[0].decode("utf-8", "replace").strip().splitlines()
+            output = process.communicate(timeout=PROBE_S)[0].decode("utf-8", "replace").strip().splitlines()
         except subprocess.TimeoutExpired:
             process.kill()
             return None, f"Python did not start within {PROBE_S:g} s"
-    return process.returncode, said[-1][:300] if said else f"exit code {process.returncode}"
+    return process.returncode, output[-1][:300] if output else f"exit code {process.returncode}"
 
 
 def open_sockets(

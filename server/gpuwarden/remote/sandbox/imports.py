@@ -56,21 +56,21 @@ def modules_not_found(
         ) as process:
             assert process.stdout is not None
             try:
-                said = _read(process.stdout, time.monotonic() + CALL_S)
+                output = _read(process.stdout, time.monotonic() + CALL_S)
             finally:
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     process.wait(1.0)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            return missing_of(python, process.wait(), said)
+            return missing_of(python, process.wait(), output)
 
 
 def _read(pipe: IO[bytes], until: float) -> str:
     """Read a pipe until `_ANSWER` bytes have been read or the time `until` is reached."""
-    said = bytearray()
-    while len(said) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+    output = bytearray()
+    while len(output) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         piece = os.read(pipe.fileno(), 1 << 16)
         if not piece:
             break
-        said += piece
-    return said.decode("utf-8", "replace")
+        output += piece
+    return output.decode("utf-8", "replace")

@@ -78,15 +78,15 @@ class _Helper:
 
     def __init__(self, python: str, env: Mapping[str, str]) -> None:
         self.lock = threading.Lock()
-        self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         source = files("gpuwarden.remote.sky").joinpath("sdk_helper.py").read_text("utf-8")
         try:
             self.process = subprocess.Popen(
                 [python, "-c", source], env=dict(env), text=True, encoding="utf-8", start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             )  # fmt: skip
         except OSError as error:
-            self.said.close()
+            self.errors.close()
             raise NotSupported(f"SkyPilot's interpreter can't be started: {error}", INSTALL) from error
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -105,9 +105,9 @@ class _Helper:
         self.process.wait()
         with suppress(OSError):
             self.process.stdin.close()
-        with self.said as said:
-            said.seek(0)
-            return said.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        with self.errors as message:
+            message.seek(0)
+            return message.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def ask(self, request: str, timeout_s: float) -> str:
         """Return the reply to one request.
@@ -156,13 +156,15 @@ class SkyClient:
             raise BadReply(
                 "SkyPilot's reply can't be parsed", f"Check that SkyPilot {VERSION} is installed."
             ) from error
-        names, said = reply.get("error"), line(reply.get("message") or "no reason given", 600)
+        names, message = reply.get("error"), line(reply.get("message") or "no reason given", 600)
         for name in names if isinstance(names, list) else ():
             if name in _MEANINGS:
                 kind, hint = _MEANINGS[name]
-                raise kind(f"SkyPilot: {said}", hint)
+                raise kind(f"SkyPilot: {message}", hint)
         # An unknown error is inconclusive about the state of jobs and clusters.
-        raise BadReply(f"SkyPilot returned an unexpected error: {said}", "`sky api status` lists its current requests.")
+        raise BadReply(
+            f"SkyPilot returned an unexpected error: {message}", "`sky api status` lists its current requests."
+        )
 
     def _talk(self, body: str, timeout_s: float) -> str:
         python = sky_python(self.env)

@@ -20,19 +20,19 @@ _NO_ROUTE = re.compile(
 )
 
 
-def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
+def explained(endpoint: Endpoint, message: str, *, key_shown: bool) -> WardenError:
     """Return the error for a failed `ssh`, based on its output. `key_shown` is true if the host presented its key."""
-    words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
-    if denied := _DENIED.search(said):
-        return denied_login(endpoint, denied[1].split(","), line(said, 600))
-    if "Too many authentication failures" in said:
+    words = line(message.splitlines()[-1] if message else "", 300) or "no reason given"
+    if denied := _DENIED.search(message):
+        return denied_login(endpoint, denied[1].split(","), line(message, 600))
+    if "Too many authentication failures" in message:
         return AuthFailed(
             f"{endpoint} ended the login because too many keys were offered",
             "Set IdentityFile and `IdentitiesOnly yes` for this host in ~/.ssh/config.",
         )
-    if _NOT_SSH.search(said):
+    if _NOT_SSH.search(message):
         return BadReply(f"{endpoint.host} port {endpoint.port} is not an SSH server: {words}", "Check the port.")
-    if _NO_ROUTE.search(said):
+    if _NO_ROUTE.search(message):
         return Unreachable(
             f"{endpoint.host} port {endpoint.port} can't be reached: {words}",
             "The instance may be booting or stopped, or its port may have changed when it was last started.",
@@ -45,7 +45,7 @@ def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
     )
 
 
-def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> AuthFailed:
+def denied_login(endpoint: Endpoint, methods: list[str], message: str = "") -> AuthFailed:
     """Return the error for a host that did not accept any key, with advice that depends on the keys and the agent."""
     if "publickey" not in methods:
         allowed = ", ".join(m for m in methods if m) or "no supported method"
@@ -75,7 +75,7 @@ def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> Auth
     keys = ", ".join(endpoint.identities) or "no key file"
     agent = f"keys in the agent: {held}" if held else "no key in the agent" if held == 0 else "no agent"
     return AuthFailed(
-        f"{endpoint} accepted none of the keys ({keys}; {agent}): {said}",
+        f"{endpoint} accepted none of the keys ({keys}; {agent}): {message}",
         "Check that the public key is in the instance's authorized_keys or in the provider's account.",
     )
 

@@ -228,8 +228,8 @@ class MuxChannel:
         with self._gate:
             if not self._closed:
                 self._drain()
-            said, self._err = bytes(self._err), bytearray()
-            return said
+            errors, self._err = bytes(self._err), bytearray()
+            return errors
 
     def exited(self) -> bool:
         """Return whether the command is known to have ended."""

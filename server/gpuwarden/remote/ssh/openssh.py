@@ -143,13 +143,13 @@ class _Login:
         socket_path = self.folder / "s"
         argv = [*self._client(self.endpoint, self.known, "key"), "-f", "-N", "-M", "-S", str(socket_path)]
         argv += self._route(self.endpoint, 0)
-        code, said = self._start([*argv, "--", self.endpoint.alias])
+        code, output = self._start([*argv, "--", self.endpoint.alias])
         if code != 0:
-            raise self._explained(said)
+            raise self._explained(output)
         try:
             control = Control(socket_path)
         except OSError as lost:
-            raise self._explained(said or str(lost)) from lost
+            raise self._explained(output or str(lost)) from lost
         shown = self._shown()
         if shown is None:
             control.terminate()
@@ -236,7 +236,7 @@ class _Login:
         except (OSError, ValueError, StopIteration):
             return None
 
-    def _explained(self, said: str) -> WardenError:
+    def _explained(self, output: str) -> WardenError:
         """Return the error of the first connection that failed on the way to the machine."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
@@ -247,7 +247,7 @@ class _Login:
                 return wrong or explained(hop, reason.strip(), key_shown=shown is not None)
         shown = self._shown()
         wrong = self.known.judge(self.endpoint, shown) if shown else None
-        return wrong or explained(self.endpoint, said, key_shown=shown is not None)
+        return wrong or explained(self.endpoint, output, key_shown=shown is not None)
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:

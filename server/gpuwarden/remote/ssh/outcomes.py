@@ -12,7 +12,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 class NoShell(BadReply):
     """The account can't run commands: it has a forced command or a restricted shell, or allows only file transfer."""
 
-    def __init__(self, endpoint: Endpoint, said: str, *, only_files: bool) -> None:
+    def __init__(self, endpoint: Endpoint, message: str, *, only_files: bool) -> None:
         if only_files:
             super().__init__(
                 f"the account {endpoint} allows only file transfer (SFTP), so no job can run",
@@ -20,7 +20,7 @@ class NoShell(BadReply):
             )
         else:
             super().__init__(
-                f"{endpoint} did not start the command; its shell printed: {said or 'nothing'}",
+                f"{endpoint} did not start the command; its shell printed: {message or 'nothing'}",
                 "Check the login shell: a forced command, a restricted shell (rbash, git-shell, nologin) or an rc file "
                 "that prints a lot of output prevents commands from running.",
             )

@@ -114,10 +114,10 @@ class ParamikoChannel:
 
     def errors(self) -> bytes:
         """Return the stderr output since the last call, without waiting."""
-        said = bytearray()
+        output = bytearray()
         while self._channel.recv_stderr_ready():
-            said += self._channel.recv_stderr(1 << 16)
-        return bytes(said)
+            output += self._channel.recv_stderr(1 << 16)
+        return bytes(output)
 
     def exited(self) -> bool:
         """Return whether the command is known to have ended."""

@@ -159,11 +159,11 @@ class Session:
             at = self._buffer.find(token)
             end = self._buffer.find(b"\n", at + len(token)) if at >= 0 else -1
             if end >= 0:
-                said = bytes(self._buffer[at + len(token) : end])
-                if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
-                    named = f"{self.link.endpoint} returned {said[:40]!r} as a process id"
+                output = bytes(self._buffer[at + len(token) : end])
+                if not re.fullmatch(rb"[1-9][0-9]{0,9}", output):
+                    named = f"{self.link.endpoint} returned {output[:40]!r} as a process id"
                     raise BadReply(named, "Check that the account's login shell is a POSIX shell.")
-                self.pid = int(said)
+                self.pid = int(output)
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk

@@ -32,8 +32,8 @@ class Seal:
     def digest(self) -> str:
         """Return the machine's digest in hex. Raises `BadReply` for a missing or invalid line, or a changed file."""
         try:
-            said = json.loads(self.line) if self.left == 0 else {}
-            seen = Artifact.model_validate({"path": self.artifact.path, **said})
+            order = json.loads(self.line) if self.left == 0 else {}
+            seen = Artifact.model_validate({"path": self.artifact.path, **order})
         except (ValueError, TypeError, RecursionError):
             seen = None
         if seen is None or not seen.sha256 or (self.artifact.ctime_ns and seen.stamp != self.artifact.stamp):

@@ -92,17 +92,17 @@ def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
 
 def answer(client: str, why: str | None, hint: str, *, ask: bool = False) -> int:
     """Print the verdict in the client's format. Return the exit code."""
-    said = f"gpuwarden: {why}. {hint}" if why else ""
+    message = f"gpuwarden: {why}. {hint}" if why else ""
     if client == "cursor":
         verb = "ask" if ask else "deny"
-        print(json.dumps({"permission": verb, "user_message": said, "agent_message": said} if why else {}))
+        print(json.dumps({"permission": verb, "user_message": message, "agent_message": message} if why else {}))
         return 0
     if ask:
-        decision = {"permissionDecision": "ask", "permissionDecisionReason": said}
+        decision = {"permissionDecision": "ask", "permissionDecisionReason": message}
         print(json.dumps({"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision}}))
         return 0
     if why:
-        print(said, file=sys.stderr)
+        print(message, file=sys.stderr)
     return REFUSED if why else 0
 
 

@@ -57,7 +57,9 @@ class Drafts:
                 self.files.unpacked(write.target)
                 continue
             text = "\n".join(map(self._content, write.sources)) if write.sources else f"{UNKNOWN}$()"
-            text = " ".join(args) if write.said else "\n".join(command.stdin) if write.fed and command.stdin else text
+            text = (
+                " ".join(args) if write.printed else "\n".join(command.stdin) if write.fed and command.stdin else text
+            )
             if why := self._written(write.target, text):
                 return why
         return None
@@ -76,13 +78,13 @@ class Drafts:
             self.files.ask(f"{path} configures a coding agent, and the text to be written to it is unknown")
         return None
 
-    def _said(self, command: Command, said: str) -> str:
+    def _said(self, command: Command, text: str) -> str:
         """Return the output of a command.
 
         For a filter, the output is its arguments, followed by the files and texts that it reads.
         """
-        if UNKNOWN not in said:
-            return said
+        if UNKNOWN not in text:
+            return text
         if command.name in FILTERS | VERBATIM:
             files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
             files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]

@@ -209,8 +209,8 @@ class Judge:
             return self._code(CODE[language(name)], args, command.stdin, depth, far)
         if name not in DOERS:
             return None
-        said = " ".join([*(a for a in args if a not in {"Space", "Enter", "C-m"}), *command.stdin])
-        return settings.code_edits(said) or self.spoken(said)
+        typed = " ".join([*(a for a in args if a not in {"Space", "Enter", "C-m"}), *command.stdin])
+        return settings.code_edits(typed) or self.spoken(typed)
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return the reason to block an interpreter because of the code that this call passes to it."""

@@ -121,8 +121,8 @@ class Patterns:
         for sequence in map(Spelling.parse, declared):
             end = sequence.end(args)
             if end is not None:
-                said = (next((a for a in args[:end] if a.lower() in step), "...") for step in sequence.words)
-                return " ".join([name, *said])
+                parts = (next((a for a in args[:end] if a.lower() in step), "...") for step in sequence.words)
+                return " ".join([name, *parts])
         return None
 
     def helped(self, words: Sequence[str]) -> str | None:

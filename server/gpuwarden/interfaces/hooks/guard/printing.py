@@ -78,11 +78,11 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
 
 def _formatted(args: Sequence[str]) -> str:
     """Return the output of `printf`: its format, repeated until all arguments are used."""
-    said = args[0].replace("\\n", "\n").replace("\\t", "\t")
-    between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
+    text = args[0].replace("\\n", "\n").replace("\\t", "\t")
+    between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", text)
     places = len(between) - 1
     if not places:
-        return " ".join([said, *args[1:]])
+        return " ".join([text, *args[1:]])
     rounds = [args[at : at + places] for at in range(1, max(len(args), 2), places)]
     return "".join(w + t for words in rounds for w, t in zip_longest(["", *words], between, fillvalue=""))
 

@@ -92,8 +92,8 @@ def spoken(text: str, patterns: Patterns) -> str | None:
     if not text:
         return None
     found = patterns.library.search(text) if patterns.code else None
-    said = found[0] if found else patterns.command_in_code(text)
-    if not said and patterns.host.search(text) and _METHOD_IN_CODE.search(text):
+    command = found[0] if found else patterns.command_in_code(text)
+    if not command and patterns.host.search(text) and _METHOD_IN_CODE.search(text):
         found = patterns.request.search(text)
-        said = found[0] if found else None
-    return f"the code contains `{' '.join(said.split())[:60]}`" if said else None
+        command = found[0] if found else None
+    return f"the code contains `{' '.join(command.split())[:60]}`" if command else None

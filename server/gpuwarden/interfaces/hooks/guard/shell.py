@@ -135,7 +135,7 @@ class Reader(Words):
             elif kind == "file_redirect":
                 self._file(child, found, depth)
             elif kind == "process_substitution":
-                found.stdin.append(self.said(child, depth))
+                found.stdin.append(self.printed(child, depth))
                 found.words.append("<()")
             else:
                 inner = child.named_children[0] if kind == "command_name" and child.named_children else child
@@ -157,10 +157,10 @@ class Reader(Words):
 
     def _assignment(self, node: Node, depth: int = 0) -> tuple[str, str]:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        said = " ".join(self.fields(value, depth)) if value is not None else ""
-        if len(said) > MOST_VALUE:
+        text = " ".join(self.fields(value, depth)) if value is not None else ""
+        if len(text) > MOST_VALUE:
             raise TooMuch("the value of a variable is too long to check")
-        return (self.raw(name).partition("[")[0] if name is not None else "", said)
+        return (self.raw(name).partition("[")[0] if name is not None else "", text)
 
     def _read(self, command: Command) -> None:
         """Set the variables of `read` from its input. The last variable gets the rest of each line."""
@@ -276,7 +276,7 @@ class Reader(Words):
                 words = self.fields(child, depth)
                 found.targets += words if operator != ">&" else [w for w in words if not re.fullmatch(r"\d*-?", w)]
             if child.type == "process_substitution":
-                found.stdin.append(self.said(child, depth))
+                found.stdin.append(self.printed(child, depth))
         found.fed |= "<" in operator
 
     # -------------------------------------------------------------------------------------------------------- output
@@ -300,9 +300,9 @@ class Reader(Words):
                     own.stdin += [" ".join(self.fields(c, depth)) for c in child.named_children]
             body = node.child_by_field_name("body")
             return self._said_by(body, feed.and_(own.feed), depth + 1) if body is not None else f"{UNKNOWN}$()"
-        return self.said(node, depth, feed)
+        return self.printed(node, depth, feed)
 
-    def said(self, node: Node, depth: int, feed: Feed | None = None) -> str:
+    def printed(self, node: Node, depth: int, feed: Feed | None = None) -> str:
         """Return the output of the commands under a node."""
         self.deeper(depth)
         known = {"command", "redirected_statement", "pipeline", "list", "subshell", "compound_statement"}

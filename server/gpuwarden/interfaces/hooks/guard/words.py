@@ -39,7 +39,7 @@ class Words:
         self.broken = self.root.has_error
         budget.spend(self.root.descendant_count // 2)
 
-    def said(self, node: Node, depth: int) -> str:
+    def printed(self, node: Node, depth: int) -> str:
         """Return the output of the commands directly under a node. `Reader` implements this."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class Words:
         raw = self.raw(node)
         if node.type == "command_substitution":
             elsewhere = "pwd" in raw and re.search(r"\b(?:cd|pushd)\b", raw)
-            return UNKNOWN + "$()" if elsewhere else self.said(node, depth + 1)
+            return UNKNOWN + "$()" if elsewhere else self.printed(node, depth + 1)
         name = re.match(r"\$\{?[!#]?(\w+|[@*#?$!-])", raw)
         known = self.values.get(name[1]) if name else None
         if known is not None:

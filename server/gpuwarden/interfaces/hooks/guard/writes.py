@@ -29,13 +29,13 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 class Write:
     """A file or folder that a program writes, and the files that the program copies to it.
 
-    `fed`: the text comes from standard input. `said`: the text comes from the arguments.
+    `fed`: the text comes from standard input. `printed`: the text comes from the arguments.
     """
 
     target: str
     sources: tuple[str, ...] = ()
     fed: bool = False
-    said: bool = False
+    printed: bool = False
     folder: bool = False
     """Whether the target is a folder into which files with unknown names are written."""
 
@@ -50,7 +50,7 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     elif name in TEES:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
     elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
-        yield from (Write(a, said=True) for a in args)
+        yield from (Write(a, printed=True) for a in args)
     elif name == "git" and GIT_WRITES & set(plain[:2]):
         yield from (Write(a) for a in plain[1:])
     elif name == "git" and "config" in plain[:2]:
@@ -61,7 +61,7 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
             if a in {"-f", "--file"}
         )
     elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
-        yield from (Write(a, said=True) for a in plain)
+        yield from (Write(a, printed=True) for a in plain)
     if name in UNPACKS:
         yield from (Write(value, folder=True) for option, value in pairwise(args) if _FOLDER.fullmatch(option))
     elif name not in READERS | COPIES:

@@ -30,7 +30,7 @@ class Yes(BaseModel):
 
     # Some clients return an empty form without showing it, so only true and false count as answers.
     model_config = ConfigDict(json_schema_extra={"required": ["approve"]})
-    approve: Annotated[bool | None, BeforeValidator(lambda said: said if isinstance(said, bool) else None)] = Field(
+    approve: Annotated[bool | None, BeforeValidator(lambda value: value if isinstance(value, bool) else None)] = Field(
         None, description="End the machine and delete the listed files"
     )
 
@@ -58,7 +58,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         shows_forms = declared is not None and (declared.form is not None or declared.url is None)
         kinds = (ApprovalDeclined, ApprovalUnanswered)
         before = (ctx.ledger.last(view.record.subject, kind) for kind in kinds)
-        if any(said is not None and said.data.digest == view.record.digest for said in before):
+        if any(elicited is not None and elicited.data.digest == view.record.digest for elicited in before):
             return Unasked()  # ask only once about the same facts
         if not asks or CHANNEL not in ctx.policy.approval.channels:
             return Unasked()
@@ -72,13 +72,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         job_id: JobId,
         verb: Annotated[Verb, Field(description="How to end it")],
         view: Annotated[TeardownView, Resolve(look)],
-        said: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
+        elicited: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
         """Request the end of a job's machine. Refused until its outputs are pulled and proven; then the user approves
         with `gpuwarden approve`. No argument approves it. Call again for its progress.
         """
-        form = said.data if isinstance(said, AcceptedElicitation) else None
+        form = elicited.data if isinstance(elicited, AcceptedElicitation) else None
         choice = form.approve if isinstance(form, Yes) else None
         if choice:
             assert view.record.digest is not None
@@ -93,7 +93,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
         elif not isinstance(form, Unasked):  # the client may have answered without showing the form
-            ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=said.action))
+            ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=elicited.action))
         return answer(ctx, results.torn_down(view, declined=choice is False))
 
 

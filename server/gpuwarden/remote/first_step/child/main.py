@@ -143,14 +143,14 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
         why = "the script ended, but no optimizer step was detected"
         return {"outcome": "stopped", "why": why, "message": why}
     if record.frozen:
-        said = "the script trained a model in which no parameter requires a gradient"
-        return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
+        message = "the script trained a model in which no parameter requires a gradient"
+        return {"outcome": "fault", "certain": True, "message": message, "line": 0, "text": ""}
     files = model_files(work)
     kept = [name for name in files if not name.endswith(REPORTS)]
     if not kept and not record.pushed and (record.unsaved or not saving):
         what = f" ({record.unsaved})" if record.unsaved else ""
-        said = f"the script trained, but saved and pushed nothing{what}"
-        return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
+        message = f"the script trained, but saved and pushed nothing{what}"
+        return {"outcome": "fault", "certain": True, "message": message, "line": 0, "text": ""}
     if files or record.pushed:
         record.at("save")
     record.at("end")

@@ -35,10 +35,10 @@ _CALLS = re.compile(
 def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
     """Return the outcome of a script that ended with an error."""
     line, text = place(error, script)
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
-        said = record.usage or f"the script exits with code {error.code}"
-    found = {"line": line, "text": text[:200], "message": said[:MOST]}
+        message = record.usage or f"the script exits with code {error.code}"
+    found = {"line": line, "text": text[:200], "message": message[:MOST]}
     if why := stopped(record, error):
         return {**found, "outcome": "stopped", "why": why[:MOST]}
     return {**found, "outcome": "fault", "certain": certain(record, error)}
