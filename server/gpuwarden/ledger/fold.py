@@ -74,7 +74,7 @@ class JobRecord:
     next_steps: tuple[NextStep, ...] = ()
     """The next steps suggested by the error that ended the job."""
     pausing: bool = False
-    """True if a pause was requested and has not taken effect yet."""
+    """True if a pause has been requested and has not taken effect yet."""
     resume_requested: bool = False
     """True if a resume was requested after the last pause and no teardown of the machine has started since."""
     resumed: int = 0

@@ -47,7 +47,7 @@ def _for_writing(path: Path, head: HeadFile) -> Database:
         db.execute("PRAGMA busy_timeout = 30000")
         found = _version(db, path)
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL, because an intent must be on disk before the call that it announces.
+        # FULL, because an intent must be on disk before the network call that it announces.
         db.execute("PRAGMA synchronous = FULL")
         if found != VERSION:
             _prepare(db, path, head)

@@ -52,5 +52,5 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
             message = f"{module} is imported, but is only a dependency of another package; {packages[0]} is not listed"
             yield Found(message, severity=Severity.INFO)
         else:
-            message = f"{module} is imported, but dependencies does not list {' or '.join(packages)}"
+            message = f"{module} is imported, but the header does not list {' or '.join(packages)}"
             yield Found(message, severity=severity)

@@ -30,4 +30,4 @@ def right_head(facts: SubmitFacts) -> Iterator[Found]:
         return
     wrong = [a for a in model.repo.arch if a.endswith(_ENCODERS)]
     if wrong:
-        yield Found(f"{model.where} is a {wrong[0]}, but {min(facts.uses.methods)} trains language models")
+        yield Found(f"{model.where} is a {wrong[0]}, but {min(facts.uses.methods)} trains causal language models")

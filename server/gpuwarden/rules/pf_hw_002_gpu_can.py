@@ -40,7 +40,7 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     elif uses.methods and of_trl and "bf16" not in uses.settings and uses.setting("fp16") is not True:
         yield Found(f"trl uses bf16 by default, which {name} does not support", fix="Set fp16=True, bf16=False.")
     if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
-        yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
+        yield Found(f"flash attention needs an Ampere or newer GPU, not {name}", fix='Use attn_implementation="sdpa".')
     header = facts.script.header if facts.script else None
     pinned = any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))
     if gpu[0].capability < _FIRST_WITH_WHEELS and not pinned:

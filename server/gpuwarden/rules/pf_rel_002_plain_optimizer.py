@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-REL-002",
     gate="submit",
     severity=Severity.WARNING,
-    fix='Use optim="adamw_torch" unless memory is scarce; 8-bit optimizers are safe with QLoRA or after a success.',
+    fix='Use optim="adamw_torch" unless memory is scarce. 8-bit optimizers suit QLoRA, or a script that has succeeded.',
 )
 def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
     """A first run uses the plain optimizer unless memory is scarce.

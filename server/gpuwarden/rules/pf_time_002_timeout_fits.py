@@ -30,6 +30,7 @@ def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     needed = round(spec.estimate_s * MARGIN)
     if spec.timeout_s < needed:
         yield Found(
-            f"the timeout is {spec.timeout_s} s, but the estimate is {spec.estimate_s} s, {needed} s with 30 % margin",
+            f"the timeout is {spec.timeout_s} s, but the estimate is {spec.estimate_s} s, "
+            f"or {needed} s with a margin of 30 %",
             fix=do(Action.SET_ARGUMENT, name="timeout_s", at_least=needed),
         )

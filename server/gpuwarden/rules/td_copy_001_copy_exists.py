@@ -32,4 +32,4 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
         names = ", ".join(f.path for f in bare[:SHOWN]) + more
         what = f"{counted(len(bare), 'declared file')}, {sum(f.size for f in bare):,} bytes"
         store = f". {facts.store}: {facts.store_why}" if facts.store_why else ""
-        yield Found(f"{facts.verb} deletes files without a copy, {what}: {names}{store}")
+        yield Found(f"{facts.verb} would delete {what}, without a copy: {names}{store}")

@@ -36,8 +36,8 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
         yield Found("some processes or files on the machine could not be inspected")
     if found.processes:
         strangers = counted(len(found.processes), "process", "processes")
-        yield Found(f"{strangers} that belong to no job: {'; '.join(found.processes[:5])}")
+        yield Found(f"the machine runs {strangers} that belong to no job: {'; '.join(found.processes[:5])}")
     files = [f for f in found.files if not checkpoint_like(f.path)]  # TD-ELSE-002 reports the others
     if files:
         names = ", ".join(f.path for f in files[:5])
-        yield Found(f"{counted(len(files), 'recent file')} that no job declared: {names}")
+        yield Found(f"the machine has {counted(len(files), 'recent file')} that no job declared: {names}")

@@ -39,4 +39,4 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         names = ", ".join(f.path for f in found[:SHOWN]) + more
         what = f"{counted(len(found), 'file')}, {sum(f.size for f in found):,} bytes"
-        yield Found(f"no declared output covers a checkpoint, {what}: {names}")
+        yield Found(f"the declared outputs do not cover a checkpoint, {what}: {names}")

@@ -41,7 +41,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     if unread:
         what = counted(len(unread), "file")
         yield Found(
-            f"{what} kept in {facts.store}, load not proven: each object there equals the machine's file by checksum",
+            f"{what} kept in {facts.store}, load not proven: each object has the checksum of the machine's file",
             fix=(do(Action.PULL), "or let the user decide: the files are safe, but it is unknown whether they load."),
             severity=Severity.WARNING,
         )

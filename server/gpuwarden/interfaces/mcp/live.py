@@ -41,7 +41,7 @@ from gpuwarden.lifecycle.records import read_job
 JOB_TEMPLATE: Final = "gpuwarden://jobs/{job_id}"
 EVERY_S: Final = 1.0
 SEND_S: Final = 5.0
-"""Maximum seconds that one client may take to read one notification."""
+"""Maximum time in seconds that a client may take to read a notification."""
 MAX_SUBSCRIPTIONS: Final = 200
 MAX_URI: Final = 2_048
 LEVELS: Final[tuple[LoggingLevel, ...]] = get_args(LoggingLevel)

@@ -18,7 +18,7 @@ from gpuwarden.interfaces.mcp import skills
 from gpuwarden.interfaces.mcp.wording import in_calls
 
 SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
-"""Shipped documents change only with a new installation."""
+"""Shipped documents change only when another version is installed."""
 
 
 class SkillsParams(RequestParams):

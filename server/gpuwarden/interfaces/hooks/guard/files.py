@@ -60,7 +60,7 @@ class Files:
     user: str = ""
     budget: Budget = field(default_factory=Budget)
     question: str = ""
-    """Reason to ask the user, if no other check blocks the call."""
+    """The reason to ask the user; used only if no check blocks the call."""
     blind: str = ""
     """A path that a command writes to and that may be a protected file."""
 

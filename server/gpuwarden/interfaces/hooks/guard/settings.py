@@ -18,7 +18,7 @@ DECIDES: Final = re.compile(
 )
 """Variables that change the path of the ledger or the policy, a platform's address, the time, or a policy value."""
 PLUGIN: Final = re.compile(r"gpuwarden@[\w-]+")
-"""The plugin that installs this guard, in a client's list of enabled plugins."""
+"""The name of this guard's plugin in a client's list of enabled plugins."""
 _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"})
 """Variables that relocate the folders of gpuwarden and of many other programs."""
 _CLIENT_PLACES: Final = frozenset({"HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "CLAUDE_CODE_SAFE_MODE",

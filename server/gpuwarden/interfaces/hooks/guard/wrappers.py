@@ -36,7 +36,7 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "alacritty", "foot", "wezterm", "ghostty", "tilix", "terminator", "xfce4-terminal",
                             "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
                             "faketty"})  # fmt: skip
-"""Programs with subcommands and many options that run a program given at any position in their arguments."""
+"""Programs with subcommands and options that run another program, given at any position in their arguments."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
