@@ -83,7 +83,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem or measurement: its code, and the parameters of its message. `message` is untrusted text from a node."""
+    """A problem or measurement: its code and parameters. `message` is untrusted text from a node."""
 
     area: Area
     answer: Answer
