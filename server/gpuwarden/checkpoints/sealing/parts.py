@@ -37,7 +37,7 @@ class PartsDigest:
                 self.close()
 
     def close(self) -> None:
-        """Finish the current part."""
+        """Add the digest of the current part, and start the next part."""
         self.whole.update(self.part.digest())
         self.part, self.left = self.new(), self.step
 
