@@ -136,8 +136,16 @@ def test_bad_input_ends_a_trainer_at_once_and_harms_nothing(trainers: Trainers, 
         assert [p.name for p in out.iterdir()] == ["checkpoint-2"]
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "image_classification", "sentence_embedding", "merge_and_gguf"])
-@pytest.mark.parametrize("token", [HF_TOKEN, ""], ids=["without access", "without a token"])
+GATED = ["sft", "dpo", "image_classification", "sentence_embedding", "merge_and_gguf"]
+
+
+@pytest.mark.parametrize(
+    ("method", "token"),
+    [
+        *(pytest.param(name, HF_TOKEN, id=f"{name} without access") for name in GATED),
+        pytest.param("sft", "", id="without a token"),
+    ],
+)
 def test_a_gated_model_is_named_with_the_way_to_it(trainers: Trainers, tmp_path: Path, method: str, token: str) -> None:
     for name in NEEDS.get(method, ()):
         need(name, importlib.util.find_spec(name) is not None)

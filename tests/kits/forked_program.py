@@ -1,0 +1,92 @@
+"""Run programs as forks of a process that has imported the training libraries, because an import takes seconds.
+
+python forked_program.py serve SOCKET           # prints a line when it is ready
+python -S forked_program.py run SOCKET PROGRAM  # as `python PROGRAM`: same folder, variables, output and end
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import types
+from typing import NoReturn
+
+KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def run(path: str, program: str) -> NoReturn:
+    """Let the server run a program, and end as the program does: with its exit code, or by its signal."""
+    with socket.socket(*KIND) as server:
+        server.connect(path)
+        order = {"program": program, "env": dict(os.environ), "cwd": os.getcwd()}
+        socket.send_fds(server, [json.dumps(order).encode()], [1, 2])
+        code = int(server.recv(64))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def serve(path: str) -> None:
+    """Fork a child for each connection, until this process is terminated."""
+    import datasets  # noqa: F401
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    import transformers
+    import trl
+
+    _ = transformers.Trainer, transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast
+    _ = trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.RewardTrainer
+    listener = socket.socket(*KIND)
+    listener.bind(path)
+    listener.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watching children need no wait
+    print("ready", flush=True)
+    while True:
+        client, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            watch(client)
+        client.close()
+
+
+def watch(client: socket.socket) -> None:
+    """Run the program in a process below this one, and send its exit code; -N if signal N ended it."""
+    from forked import own_progress_locks
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    text, fds, _, _ = socket.recv_fds(client, 1 << 20, 2)
+    order = json.loads(text)
+    if child := os.fork():
+        client.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        os._exit(0)
+    client.close()
+    own_progress_locks()
+    for fd, target in zip(fds, (1, 2), strict=True):
+        os.dup2(fd, target)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    as_main(order["program"])
+
+
+def as_main(program: str) -> NoReturn:
+    """Run a file as the main module, with the traceback that Python would print."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=program, __builtins__=__builtins__)
+    sys.modules["__main__"], sys.argv, sys.path[0] = main, [program], os.path.dirname(program)
+    try:
+        with open(program, encoding="utf-8") as file:
+            exec(compile(file.read(), program, "exec"), main.__dict__)
+    except Exception as error:
+        trace = error.__traceback__
+        sys.excepthook(type(error), error, trace.tb_next if trace else None)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    {"run": run, "serve": serve}[sys.argv[1]](*sys.argv[2:])
