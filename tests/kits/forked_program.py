@@ -6,11 +6,13 @@ python -S forked_program.py run SOCKET PROGRAM  # as `python PROGRAM`: same fold
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import types
 from typing import NoReturn
 
@@ -74,18 +76,28 @@ def watch(client: socket.socket) -> None:
 
 
 def as_main(program: str) -> NoReturn:
-    """Run a file as the main module, with the traceback that Python would print."""
+    """Run a file as the main module, with the traceback that Python would print.
+
+    The libraries' modules are not torn down at the end: that takes a second.
+    """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=program, __builtins__=__builtins__)
     sys.modules["__main__"], sys.argv, sys.path[0] = main, [program], os.path.dirname(program)
+    code = 0
     try:
         with open(program, encoding="utf-8") as file:
             exec(compile(file.read(), program, "exec"), main.__dict__)
-    except Exception as error:
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException as error:
         trace = error.__traceback__
         sys.excepthook(type(error), error, trace.tb_next if trace else None)
-        sys.exit(1)
-    sys.exit(0)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
