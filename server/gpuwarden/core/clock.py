@@ -40,7 +40,7 @@ class SystemClock:
 class ShiftedClock:
     """The system clock plus a number of seconds from a file. All processes that read the file have the same time.
 
-    With this clock, a rehearsal can simulate hours in less real time. `sleep` waits in real time, so that processes can
+    With this clock, a rehearsal can simulate hours in seconds. `sleep` waits in real time, so that processes can
     run. A missing or unreadable file counts as 0 seconds.
     """
 

@@ -109,7 +109,7 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
 
 
 def silent(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether the last poll of a lease's instance had no answer, so that the machine's state is unknown."""
+    """Return whether the last poll of a lease's instance got no answer, which leaves the machine's state unknown."""
     return lease.state is Lease.UNVERIFIED or lease.id in ctx.unseen
 
 
