@@ -114,7 +114,7 @@ def silent(ctx: Context, lease: LeaseRecord) -> bool:
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return the upper bound of a lease's cost so far in US dollars, to compare with caps; None if it is unknown."""
+    """Return an upper bound on a lease's cost so far, in US dollars; None if unknown. Caps apply to this bound."""
     return lease_now(ctx, lease_id).cost
 
 

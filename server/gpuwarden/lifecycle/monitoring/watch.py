@@ -58,7 +58,8 @@ SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, which reveal machines that exist although they are recorded as ended.
 """
 FIRST_SWEEP_S: Final = 15.0
-"""Half of the first delay in seconds before an unreadable list is read again. The delay doubles with each failure."""
+"""Half of the first delay, in seconds, before a list that could not be read is requested again. The delay doubles with
+each failure."""
 GAP_S: Final = 3600.0
 """Maximum seconds between two observations of a continuous condition. If `same` is set and unchanged, no limit applies.
 """
