@@ -13,8 +13,8 @@
 #   "safetensors>=0.5,<1",  # the format of the weights
 #   "huggingface_hub>=2.4,<3",  # upload to the Hub
 #   "PyYAML>=6.0.2,<7",  # reads settings from a file
-#   "tensorboard>=2.20,<3",  # training curves in a folder
-#   "trackio>=0.20,<1",  # training curves in a browser
+#   "tensorboard>=2.20,<3",  # writes training curves to a folder
+#   "trackio>=0.20,<1",  # shows training curves in a browser
 # ]
 # ///
 """Fine-tune an image-classification model.

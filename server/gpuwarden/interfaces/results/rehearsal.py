@@ -67,7 +67,7 @@ def rehearsed(found: Rehearsal, values: tuple[str, ...] = ()) -> RehearsalReply:
         reply.ok, reply.code = False, "fault"
         where = f" at line {outcome.line}" if outcome.line else ""
         reply.message = f"The script fails{where}{last}: {quoted(outcome.message, 600)}"
-        reply.next = (do(Action.MANUAL, text="Fix the script at that line."), do(Action.REHEARSE, "to run it again"))
+        reply.next = (do(Action.MANUAL, text="Fix the error at that line."), do(Action.REHEARSE, "to run it again"))
     else:
         reply.ok, reply.code = False, "inconclusive"
         message = f" Its message: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""

@@ -88,7 +88,7 @@ class Watcher:
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
     _leading: bool = False
-    """Whether this process led the last round. With `defers`, the lock is free between two rounds."""
+    """Whether this process held the lock in the last round. With `defers`, the lock is released between rounds."""
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)

@@ -104,7 +104,7 @@ class Checked:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the facts on every platform."""
+        """Return one digest of the facts about all platforms."""
         return digest([facts.digest for facts in self.places]) if self.places else self.facts.digest
 
     @property

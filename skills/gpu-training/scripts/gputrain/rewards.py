@@ -35,7 +35,7 @@ class OnlineSettings(GeneratingSettings):
     def check(self) -> None:
         """Raise Stop if a required setting is missing or settings contradict each other.
 
-        Generated answers are not saved. A run resumes exactly only if the checkpoint is at a step that generates new ones.
+        Answers are not saved, so a run resumes exactly only from a step that generates new ones.
         """
         super().check()
         if not self.reward:

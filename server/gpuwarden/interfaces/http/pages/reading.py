@@ -52,7 +52,7 @@ MAX_RUNS: Final = 6
 
 
 def reading_routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes, which require the scope `read`."""
+    """Return the routes that require the scope `read`."""
     pages = Pages(serving.ctx)
     serving.lifespans.append(pages.following.running)
     found: dict[str, Endpoint] = {
