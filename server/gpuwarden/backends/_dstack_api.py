@@ -123,7 +123,7 @@ class Run(ResponseModel):
 
     @property
     def attempt(self) -> int:
-        """Return the attempt number in the run's tags, or 1 if there is no valid number."""
+        """Return the attempt number in the run's tags, or 1 if they lack a valid number."""
         text = self.tags.get(ATTEMPT, "1")
         return int(text) if re.fullmatch(r"[1-9]\d{0,5}", text) else 1
 

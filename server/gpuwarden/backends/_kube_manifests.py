@@ -66,8 +66,8 @@ def job_manifest(
     if secret:
         own = {"secretKeyRef": {"name": f"{stem}-a{attempt}", "key": "order"}}
         container["env"].append({"name": "GPUWARDEN_ORDER", "valueFrom": own})
-    # A later attempt is already a restart by gpuwarden. If the cluster also restarted it, the number of restarts could
-    # reach the product of both limits.
+    # An attempt after the first is a restart by gpuwarden. If the cluster also restarted it, the number of restarts
+    # could reach the product of both limits.
     restarts = {"backoffLimit": spec.max_restarts if attempt == 1 else 0, "podFailurePolicy": policy("FailJob")}
     labels = {**OWNER, JOB: stem, ATTEMPT: str(attempt)}
     return whole_job(spec, f"{stem}-a{attempt}", labels, {TOKEN: token, RUN_DIR: run_dir}, pod, restarts)

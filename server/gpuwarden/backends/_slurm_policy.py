@@ -178,7 +178,7 @@ def _number(text: str) -> tuple[int, int] | None:
 
 
 def seconds(text: str | None) -> int | None:
-    """Convert a time such as `1-12:00:00`, `30:00` or `UNLIMITED` to seconds; None if it is not a time."""
+    """Convert a time limit such as `1-12:00:00`, `30:00` or `UNLIMITED` to seconds; None if it is invalid."""
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text or "")

@@ -1,9 +1,9 @@
 """Run jobs as dstack tasks, in one project of a dstack server: `dstack/PROJECT`.
 
-A token's run is named after the token, and its tags contain the token, the attempt and the lease. dstack has one run
-per name: applying a specification with the name of an ended run deletes that run's record and starts a new run. So
-`submit` first looks up the name. It adopts a run of the same or a later attempt, and never changes a run of that name
-that lacks gpuwarden's tags.
+Each run is named after the attempt's token, which is an identifier and not a credential. Its tags contain the token,
+the attempt and the lease. dstack has one run per name: applying a specification with the name of an ended run deletes
+that run's record and starts a new run. So `submit` first looks up the name. It adopts a run of the same or a later
+attempt, and never changes a run of that name that lacks gpuwarden's tags.
 
 The container and its files are deleted when the run ends. Only outputs on the Hub can be listed, read and verified.
 They are addressed as for Hugging Face Jobs, under `/hub/models`, `/hub/datasets` and `/hub/buckets`.

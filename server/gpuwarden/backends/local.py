@@ -315,7 +315,7 @@ def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
             part.replace(target)
     except OSError as error:
         raise BadRequest(
-            f"the inputs can't be written in {work}: {error.strerror}", "Check the free space and inodes there."
+            f"the inputs can't be written to {work}: {error.strerror}", "Check the free space and inodes there."
         ) from error
     _put(run_dir / launch.INPUTS_HERE, b"whole\n")
 

@@ -83,7 +83,7 @@ _BERT_LAYER = {
     "attention.self.query": "H H", "attention.self.key": "H H", "attention.self.value": "H H",
     "attention.output.dense": "H H", "intermediate.dense": "I H", "output.dense": "H I",
 }  # fmt: skip
-# LayerNorms are optional, because old files name their parameters gamma and beta.
+# The LayerNorms may be missing under these names: old files call their parameters gamma and beta.
 _BERT_NORMS = _affine({"attention.output.LayerNorm": "H", "output.LayerNorm": "H"})
 _BERT_ENDS = {"embeddings.word_embeddings.weight": "V H", "embeddings.position_embeddings.weight": "P H"}
 

@@ -40,7 +40,7 @@ class SystemClock:
 class ShiftedClock:
     """The system clock plus a number of seconds from a file. All processes that read the file have the same time.
 
-    With this clock, a rehearsal can simulate hours in less real time. `sleep` waits in real time, so that processes can
+    With this clock, a rehearsal can simulate hours in seconds. `sleep` waits in real time, so that processes can
     run. A missing or unreadable file counts as 0 seconds.
     """
 
@@ -63,7 +63,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     """Return the number of seconds to wait according to the `Retry-After` header, which contains seconds or a date.
 
     A date is compared with the server's own `Date` header, because clocks differ, or with `now` if there is no such
-    header. Return None if there is no valid `Retry-After` header.
+    header. Return None if the header is missing or invalid.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

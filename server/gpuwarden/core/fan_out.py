@@ -111,7 +111,7 @@ def cells_of(base: JobSpec, chosen: Iterable[Mapping[str, str]], first: int = 0)
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, str]]:
-    """Return every combination of the axes, each with every seed from 0; the last axis varies fastest.
+    """Return every combination of the axes, each with the seeds 0 to `seeds` - 1; the last axis varies fastest.
 
     Raises ValueError if an axis is empty or repeats a value, or if the grid has too many cells.
     """

@@ -185,7 +185,7 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     note = "The process is paused. The machine is billed until it is stopped, which requires the user's approval."
     if not now.stoppable:
         note = "The process is paused and the machine is still billed. A stop would lose files, or is not "
-        note += "available on the platform: resume the job, or copy everything and end the machine."
+        note += "available on the platform: resume the job, or copy everything and terminate the machine."
     end = do(Action.TEARDOWN, "after that" if rest else "to stop billing", job_id=now.job_id, verb=verb)
     return steps((note, *rest, end, goes_on))
 

@@ -63,7 +63,7 @@ HIGHER = ByVariable(lambda filed, asked: asked >= filed, "raise")
 FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "take entries out of")
 NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "take entries out of")
 FILE_ONLY = "file only"
-"""The marker for a table that no variable may change."""
+"""Marks a table that environment variables can't override."""
 
 Usd = Annotated[float, Field(ge=0, le=1_000_000), LOWER]
 

@@ -155,7 +155,8 @@ _TEXTS: Final[dict[Code, str]] = {
     "request to resume",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was stopped or terminated while the job was paused",
-    Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another machine",
+    Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; the job resumes from its proven copy on "
+    "another machine",
     Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
     Code.SELF_STOPPED: "its machine is stopped, presumably by its self-stop; how the job ended will be known when "
     "the machine is started again",
@@ -168,7 +169,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.STORE_STALE: "{count} of the declared files changed after they were uploaded, such as {path}",
     Code.STORE_CHANGED: "{count} objects in the artifact store differ from the machine's files, such as {path}",
     Code.STORE_UNCHECKED: "{count} objects in the artifact store have no checksum to compare, such as {path}",
-    Code.STORE_MACHINE_SILENT: "the machine did not return the digests to compare with the artifact store: {message}",
+    Code.STORE_MACHINE_SILENT: "the machine did not return its files' digests, so the artifact store could not "
+    "be checked: {message}",
     Code.STORE_UNSIGNED: "the artifact store's manifest is not signed by the job's own runner",
     Code.STORE_NO_END: "the artifact store's manifest is older than the end of the job's last attempt and its upload",
     Code.STORE_OTHER_OUTPUTS: "the artifact store's manifest does not cover {path}, which was declared later",

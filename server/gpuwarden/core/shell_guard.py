@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ShellGuard:
-    """One platform's commands for the guard. Raises ValueError for an invalid pattern."""
+    """The commands of one platform that the guard checks. Raises ValueError for an invalid pattern."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each program, the sequences that end, stop or delete a resource. An empty sequence matches every call."""

@@ -141,7 +141,7 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """Read access to an artifact store. A comparison downloads only the manifest and small files."""
+    """Read access to an artifact store. Comparing a copy with the store downloads only the manifest and small files."""
 
     async def reach(self) -> None:
         """Check that the store can be read. Raises a `WardenError` if it can't."""

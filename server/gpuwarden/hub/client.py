@@ -220,7 +220,7 @@ class HubClient:
 
         wait = self._blocked_until - self._clock.now()
         if wait > 0:
-            raise _limited(wait, "the Hub's rate limit is reached, so no request was sent")
+            raise _limited(wait, "the Hub's rate limit has been reached, so no request was sent")
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
@@ -255,7 +255,7 @@ class HubClient:
             wait = after if after is not None else float(found[3]) if found else None
             # Other callers are blocked too, because further requests would only extend the wait.
             self._blocked_until = self._clock.now() + (wait or 0.0)
-            raise _limited(wait, "the Hub returned HTTP 429: its rate limit is reached")
+            raise _limited(wait, "the Hub returned HTTP 429: its rate limit has been reached")
 
 
 def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:

@@ -61,7 +61,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """All facts from the Hub. `job_token` is true if the job gets HF_TOKEN. `account` is None if not looked up."""
+    """The facts from the Hub. `job_token` is true if the job gets HF_TOKEN. `account` is None if not requested."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None

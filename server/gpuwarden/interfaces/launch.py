@@ -1,7 +1,7 @@
 """Build the command line that starts the server, and the server's entry in a client's configuration.
 
 A plugin starts the server from its own folder, with uv and the lock file in that folder. Without a plugin, the entry in
-the client's configuration file starts this installation, or lets uvx download the server.
+the client's configuration file starts the server of this installation, or lets uvx download it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def in_cache() -> bool:
 
 
 def from_here(client: str, version: str) -> Run:
-    """Return the command that starts this installation, or that downloads it again if it is in uv's cache."""
+    """Return the command that starts this server, or that downloads it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)
     return {"command": sys.executable, "args": ["-m", *serve(client)]}

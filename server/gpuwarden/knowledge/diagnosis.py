@@ -251,8 +251,8 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop the entries with the weakest evidence: those for recovered errors, and those for warnings if an error was
-    found.
+    """Drop the entries with the weakest evidence: those for recovered errors and, if an error was
+    found, those for warnings.
     """
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN

@@ -61,7 +61,7 @@ class Frame:
 
 @dataclass(eq=False)
 class Raised:
-    """One printed exception. `first` and `last` are its first and last line numbers; `at` is that of the type's line.
+    """One printed exception. `first` and `last` are its first and last line numbers; its type is in line `at`.
 
     `cause` is the previous exception in the chain. `ignored` is true if Python printed the exception and continued.
     """

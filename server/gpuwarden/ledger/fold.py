@@ -91,7 +91,7 @@ class JobRecord:
     """
     choice: int = 0
     given_up: str = ""
-    """The lease of the last rental that was abandoned in favor of the next choice."""
+    """The lease of the last rental that was abandoned for the next platform or offer."""
     given_up_generation: int = 0
 
     @property

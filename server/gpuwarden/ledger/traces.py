@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 _FOLDERS: Final = ("inputs", "pulls", "artifacts", "providers/hf_jobs")
-"""Folders that contain files only if jobs have been submitted."""
+"""Folders that are empty until a job has been submitted."""
 _OURS: Final = re.compile(r'"token":\s*"j[0-9a-f]{10}-i\d')
 """Matches the token of a machine that was rented for a job."""
 

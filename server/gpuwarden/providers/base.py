@@ -66,14 +66,14 @@ class Provider(Protocol):
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Return every instance with `token` in its name or label.
 
-        An empty tuple counts only if a second poll confirms it.
+        Callers treat an empty tuple as final only after a second poll confirms it.
         """
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one instance, or None if neither a query by id nor the list finds it.
 
-        None counts only if a second poll confirms it.
+        Callers treat None as final only after a second poll confirms it.
         """
         ...
 

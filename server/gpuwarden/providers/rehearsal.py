@@ -92,7 +92,7 @@ class RehearsalProvider:
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
-    """Return the provider for one profile. The cloud's files are stored in `state/<profile id>`."""
+    """Return the provider for one profile. The simulated cloud's files are stored in `state/<profile id>`."""
     # With the system clock, a supervisor process applies changes on time; with any other clock, the next poll does so.
     from gpuwarden.rehearsal.cloud import Cloud  # imported late: this module is often loaded only for its key names
 

@@ -14,9 +14,9 @@ from gpuwarden.rules.facts import TeardownFacts
 def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     """Everything in a declared output can be copied.
 
-    Why: links that leave their folder, sockets and names that can't be decoded as UTF-8 are not pulled, so no proof
-    covers them. Following a link could copy any file on the machine, or hide that the real checkpoint is outside the
-    declared outputs.
+    Why: links that point outside their folder, sockets and names that can't be decoded as UTF-8 are not pulled, so no
+    proof covers them. Following a link could copy any file on the machine, or hide that the real checkpoint is outside
+    the declared outputs.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/cache is a link to /opt/cache

@@ -71,7 +71,7 @@ def _most(text: str | None) -> int | None:
 
 
 def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
-    """Return whether a run loads saved state when it starts; None without a script to read."""
+    """Return whether a run loads saved state when it starts; None if there is no script to read."""
     if RESUMES & set(given):
         return True
     if uses is None:

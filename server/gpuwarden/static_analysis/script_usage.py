@@ -76,7 +76,7 @@ class Uses:
     some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
     """Columns that are read only from rows with certain values, each with the columns that the condition reads."""
     row_functions: int = 0
-    """Number of different functions applied to rows. The first function gets the dataset's columns."""
+    """Number of different functions applied to rows. The first one is called with the dataset's columns."""
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()

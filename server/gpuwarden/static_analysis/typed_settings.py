@@ -19,7 +19,7 @@ DECLARING = frozenset({_DECLARES, "read_settings"})
 """Functions that every shipped trainer defines for its settings."""
 _ENVIRONMENT = "TRAIN_"
 _LARGEST = 1e300
-# Flags of the command line that are not settings.
+# Command-line flags that are not settings.
 _OTHER_FLAGS = frozenset({"config", "help"})
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _WORDS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}

@@ -104,7 +104,7 @@ def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str,
 
 
 def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the save of a Trainer to its output folder."""
+    """Yield the write of a Trainer to its output folder."""
     strategy = settings.get("save_strategy")
     if strategy == "no":
         return

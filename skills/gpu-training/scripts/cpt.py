@@ -12,8 +12,8 @@
 #   "PyYAML>=6.0.2,<7",  # reads settings from a file
 #   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma and T5; transformers imports it when needed
 #   "protobuf>=5,<8",  # needed by the same tokenizers
-#   "tensorboard>=2.20,<3",  # training curves in a folder
-#   "trackio>=0.20,<1",  # training curves in a browser
+#   "tensorboard>=2.20,<3",  # writes training curves to a folder
+#   "trackio>=0.20,<1",  # shows training curves in a browser
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
@@ -50,7 +50,7 @@ ALSO = ()
 class CptSettings(TextSettings):
     """Continued pre-training."""
 
-    lora_rank: int = option(0, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
+    lora_rank: int = option(0, "LoRA rank; 0 for full fine-tuning", least=0, most=1024)
     weight_decay: float = option(0.1, "weight decay", least=0, most=1)
 
 

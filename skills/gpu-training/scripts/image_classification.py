@@ -7,14 +7,14 @@
 #   "datasets>=5.2,<6",  # reads Hub datasets, folders and parquet
 #   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
 #   "timm>=1.0.20,<2",  # backbones; transformers imports it when needed
-#   "albumentations>=2.0.8,<2.1",  # augmentation of pictures together with their boxes
+#   "albumentations>=2.0.8,<2.1",  # augments pictures together with their boxes
 #   "numpy>=2,<3",  # pictures as arrays
 #   "pillow>=11,<14",  # reads pictures
 #   "safetensors>=0.5,<1",  # the format of the weights
 #   "huggingface_hub>=2.4,<3",  # upload to the Hub
 #   "PyYAML>=6.0.2,<7",  # reads settings from a file
-#   "tensorboard>=2.20,<3",  # training curves in a folder
-#   "trackio>=0.20,<1",  # training curves in a browser
+#   "tensorboard>=2.20,<3",  # writes training curves to a folder
+#   "trackio>=0.20,<1",  # shows training curves in a browser
 # ]
 # ///
 """Fine-tune an image-classification model.

@@ -45,7 +45,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the step that is saved under one of the usual keys, or else the optimizer's number of steps."""
+    """Return the step that the checkpoint records, or else the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

@@ -129,7 +129,7 @@ def open_context(actor: str = "cli") -> Context:
 
 @dataclass
 class _Run:
-    """One run of the command line: its open context, and whether its output lists every open approval (`named`)."""
+    """One invocation of the CLI: its context, and whether its output lists every open approval (`named`)."""
 
     ctx: Context | None = None
     named: bool = False

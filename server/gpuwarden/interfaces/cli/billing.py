@@ -63,7 +63,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     type=click.FloatRange(min=0, min_open=True, max=1_000_000),
     default=None,
     metavar="USD",
-    help="For a receipt (r...): rent further machines for this job if its machine is reclaimed, up to this total.",
+    help="For a receipt (r...): rent replacement machines for this job if its machine is reclaimed, up to this total.",
 )
 @JSON
 @runs_async

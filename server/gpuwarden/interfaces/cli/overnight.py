@@ -60,7 +60,7 @@ idle machine would stop itself.
 REPO: Final = "you/night-run"
 SELF_STOP_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
-"""Seconds between two rounds of the watch in the morning. After a longer gap, the watch announces the teardown again.
+"""Seconds between two polls by the watch in the morning. After a longer gap, the watch announces the teardown again.
 """
 LOOK_AGAIN: Final = 200
 """Number of polls after which the clock is advanced again, in case a machine started its timer after the first change.

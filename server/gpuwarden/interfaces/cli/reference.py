@@ -41,8 +41,8 @@ def history(subject: str | None, as_json: bool) -> int:
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look up the cause and fix of a failure.
 
-    QUERY is a symptom in any words, a line of a log, or the id of an entry to show in full. If QUERY is `-`, or is
-    omitted in a pipe, the query is read from standard input.
+    QUERY is a symptom in your own words, a line of a log, or the id of an entry to show in full. If QUERY is `-`, or
+    if it is omitted and input is piped, the query is read from standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
     from gpuwarden.knowledge.log_lines import read_log

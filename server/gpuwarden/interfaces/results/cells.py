@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs attention. `tries` is the number of machine queues that have contained the cell."""
+    """One cell that needs attention. `tries` is the number of queues that the cell has been in."""
 
     index: int
     state: str

@@ -60,14 +60,14 @@ def rehearsed(found: Rehearsal, values: tuple[str, ...] = ()) -> RehearsalReply:
     )
     last = f" after {reply.reached[-1]}" if reply.reached else ""
     if outcome.outcome == "passed":
-        reply.message = "The script's first step completed here, with small models on the CPU."
+        reply.message = "The script's first step completed on this machine, with small models on the CPU."
         if outcome.why:
-            reply.message = f"The script's first step ran here: {quoted(outcome.why)}."
+            reply.message = f"The script's first step ran on this machine: {quoted(outcome.why)}."
     elif outcome.outcome == "fault":
         reply.ok, reply.code = False, "fault"
         where = f" at line {outcome.line}" if outcome.line else ""
         reply.message = f"The script fails{where}{last}: {quoted(outcome.message, 600)}"
-        reply.next = (do(Action.MANUAL, text="Fix the script at that line."), do(Action.REHEARSE, "to run it again"))
+        reply.next = (do(Action.MANUAL, text="Fix the error at that line."), do(Action.REHEARSE, "to run it again"))
     else:
         reply.ok, reply.code = False, "inconclusive"
         message = f" Its message: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""

@@ -28,7 +28,7 @@ _CODES: dict[str, str] = {
 
 
 class TeardownReply(WarnedReply):
-    """The state of a request to stop or terminate a machine. The user approves the request by its `ticket`."""
+    """The state of a request to stop or terminate a machine. The user approves the request with its `ticket`."""
 
     ticket: str
     state: str

@@ -146,7 +146,7 @@ def lines_of(client: ClientFile, entry: dict[str, Any]) -> str:
 
 
 def read(file: Path) -> str | None:
-    """Return a file's text; None if there is no file. Raises ValueError if the text is not UTF-8."""
+    """Return a file's text; None if the file does not exist. Raises ValueError if the text is not UTF-8."""
     try:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError:

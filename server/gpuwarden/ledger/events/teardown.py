@@ -127,7 +127,7 @@ class TeardownNeedsHuman(Body):
 class EndingOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
-    `through` is the place where it was enabled: in the policy file with the digest `policy`, or in the
+    `through` names where it was enabled: in the policy file with the digest `policy`, or in the
     approval of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
     teardown, the event is valid only while the policy still enables it. `storage` lists the storage that is billed
     after a termination. This storage was shown at submission, and the user accepted it together with the job.

@@ -35,7 +35,7 @@ from gpuwarden.remote.runner.keep_report import keep_key, keep_mac
 from gpuwarden.remote.s3_store import S3Reader
 
 MOST_FILES: Final = 200_000
-"""Maximum number of files in a list; the runner has the same limit."""
+"""Maximum number of files in a manifest; the runner has the same limit."""
 VIEW_S: Final = 10.0
 MOST: Final = 2**63 - 1
 """Largest number of bytes or nanoseconds that a file system can represent."""

@@ -1,7 +1,7 @@
 """Copy a job's outputs from its artifact store if the machine can't be read.
 
-Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
-bytes. A listed file that is missing from the store is reported by name as a problem.
+Every file is compared with the list that the runner signed: first the size and checksum that the store reports,
+then the received bytes. A listed file that is missing from the store is reported by name as a problem.
 """
 
 from __future__ import annotations

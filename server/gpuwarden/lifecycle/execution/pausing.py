@@ -41,7 +41,7 @@ LONGEST_START_S: Final = 300.0
 
 
 async def paused(ctx: Context, job: JobRecord) -> bool:
-    """If a resume was requested, launch the job again in the folder with its checkpoint, after starting its machine.
+    """If a resume was requested, start the job's machine and launch the job in the folder with its checkpoint.
 
     A job that was canceled or has reached its cost cap ends instead.
     """

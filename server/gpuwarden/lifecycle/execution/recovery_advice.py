@@ -1,4 +1,4 @@
-"""Suggest the next steps for a job whose machine is gone. No machine is rented again automatically."""
+"""Suggest the next steps for a job whose machine is gone. No replacement machine is rented automatically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_FAULTS: Final = frozenset({
 """Reasons for a job's end that would recur on any other machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
 """Reasons for a job's end that may be due to the loss of its machine, unless gpuwarden ended the machine."""
-NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
+NOT_RENTED_AGAIN: Final = "No replacement machine is rented automatically."
 
 
 def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:

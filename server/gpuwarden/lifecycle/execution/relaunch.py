@@ -87,7 +87,7 @@ def awaits_store(ctx: Context, job: JobRecord) -> bool:
 
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
-    """Return a job's newest local copy that is still proven, and the name of the copy's record."""
+    """Return a job's newest local copy whose proof is still valid, and the name of the copy's record."""
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
         pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:

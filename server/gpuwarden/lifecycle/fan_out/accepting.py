@@ -85,7 +85,7 @@ async def fan_out(
 def _issue(
     ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], facts_digest: str, script_file: str
 ) -> FanOutResult:
-    """Record that a plan passed the gate, with its maximum cost, and return the result."""
+    """Record that a plan has passed the submit gate, record its maximum cost, and return the result."""
     facts, ticket = checked[0].facts, f"r{random.token_hex(8)}"
     worst = _worst(plan, checked[0])
     if facts.metered and worst is None:

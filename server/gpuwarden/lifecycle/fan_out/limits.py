@@ -74,7 +74,7 @@ async def change_limits(
 ) -> Rise | None:
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
-    Return the higher limits if they have only been checked, or None if the limits have been applied. Raises BadRequest
+    Return the new limits if they were only checked, or None if they have been applied. Raises BadRequest
     for invalid limits, Conflict for a receipt that is outdated or was issued for another request, and Refused if the
     gate blocks the change or the user has to approve it first.
     """

@@ -109,12 +109,12 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
 
 
 def silent(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether the last poll of a lease's instance had no answer, so that the machine's state is unknown."""
+    """Return whether the last poll of a lease's instance got no answer, which leaves the machine's state unknown."""
     return lease.state is Lease.UNVERIFIED or lease.id in ctx.unseen
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return the upper bound of a lease's cost so far in US dollars, to compare with caps; None if it is unknown."""
+    """Return an upper bound on a lease's cost so far, in US dollars; None if unknown. Caps apply to this bound."""
     return lease_now(ctx, lease_id).cost
 
 

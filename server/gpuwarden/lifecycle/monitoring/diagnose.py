@@ -33,7 +33,7 @@ FULL_INODES = 4
 
 @dataclass(frozen=True)
 class Explained:
-    """Possible explanations of a job's problem; all may be empty.
+    """Possible explanations of a job's problem, each of which may be missing.
 
     They are the best matching reference entries, the package releases that contain a missing name, and the outcomes of
     checks on the job's machine.

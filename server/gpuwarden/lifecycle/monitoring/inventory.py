@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 logger = logging.getLogger(__name__)
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
-"""States of teardowns that continue without another question to the user."""
+"""States of teardowns that proceed without asking the user again."""
 SUBJECTS_OF_A_JOB: Final = 4
 """Number of ledger subjects that one pass reads for most jobs: the job, its lease, its receipt and its teardown."""
 

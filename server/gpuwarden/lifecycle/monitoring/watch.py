@@ -58,7 +58,8 @@ SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, which reveal machines that exist although they are recorded as ended.
 """
 FIRST_SWEEP_S: Final = 15.0
-"""Half of the first delay in seconds before an unreadable list is read again. The delay doubles with each failure."""
+"""Half of the first delay, in seconds, before a list that could not be read is requested again. The delay doubles with
+each failure."""
 GAP_S: Final = 3600.0
 """Maximum seconds between two observations of a continuous condition. If `same` is set and unchanged, no limit applies.
 """
@@ -87,7 +88,7 @@ class Watcher:
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
     _leading: bool = False
-    """Whether this process led the last round. With `defers`, the lock is free between two rounds."""
+    """Whether this process held the lock in the last round. With `defers`, the lock is released between rounds."""
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)

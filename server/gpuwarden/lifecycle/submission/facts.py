@@ -220,7 +220,7 @@ async def read_spec(
 
 
 def _is_proven(ctx: Context, script: str) -> bool:
-    """Return whether this exact script has succeeded before, with any arguments, or is an unchanged shipped trainer."""
+    """Return whether this exact script is a shipped trainer, or has succeeded before with any arguments."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
         return True

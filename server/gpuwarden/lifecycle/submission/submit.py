@@ -104,7 +104,7 @@ class Checked:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the facts on every platform."""
+        """Return one digest of the facts about all platforms."""
         return digest([facts.digest for facts in self.places]) if self.places else self.facts.digest
 
     @property
@@ -232,7 +232,7 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
 
 
 def check_wishes(spec: JobSpec, provider: Provider) -> None:
-    """Raise BadRequest for an option of a rented machine that is not supported or whose value is not a short name."""
+    """Raise BadRequest if an option for rented machines is not supported, or if its value is not a short name."""
     taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
     for name, wish in spec.options.items():
         if name not in taken:

@@ -273,7 +273,7 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
             renames[other] = "answer"
         settings.setdefault("reward", "answer")
     if renames:
-        settings["columns"] = ",".join(f"{old}={new}" for old, new in renames.items())
+        settings["columns"] = replace(fits, renames=renames).option
     return replace(filled, settings=settings)
 
 

@@ -134,7 +134,7 @@ def document_of(path: Path) -> Iterator[Row]:
 
 
 def items_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON list one by one. Raises BadRequest with the number of the last valid row."""
+    """Yield the rows of a JSON list. Invalid JSON raises BadRequest with the number of the last valid row."""
     number = 0
     with path.open(encoding="utf-8-sig") as file:
         values = Values(file)

@@ -180,7 +180,7 @@ def in_folder(folder: str) -> List[str]:
 
 
 def spelled(job: Json) -> Json:
-    """Convert a row of the text list to the JSON format, without unset values and with the time limit in minutes."""
+    """Convert a row of Slurm's text output to the JSON format, without unset values and with its limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdigit()]
@@ -338,7 +338,7 @@ def submitted_once(request: Json, env: Json) -> Json:
 
 
 def array(request: Json, env: Json) -> Json:
-    """Submit many jobs as one array, at most once per name. A job that has been submitted on its own is omitted.
+    """Submit many jobs as one array, at most once per name. A job that has been submitted separately is omitted.
 
     The array's name is first written to each run folder, so that a later `submit` for one of the jobs checks the array.
     """
@@ -380,7 +380,7 @@ def array(request: Json, env: Json) -> Json:
 
 
 def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
-    """Write a task's files and array name to the run folder. Return False if the job has been submitted on its own."""
+    """Write a task's files and array name to the run folder. Return False if the job has been submitted separately."""
     os.makedirs(task["folder"], mode=0o700, exist_ok=True)
     lock = locked(task["folder"] + "/submit.lock")
     try:

@@ -1,4 +1,4 @@
-"""Run the unbundled modules, for jobs on this machine: `python -I -S .../remote/runner VERB [DIR]`."""
+"""Run the runner from its source modules, for jobs on this machine: `python -I -S .../remote/runner VERB [DIR]`."""
 
 from __future__ import annotations
 

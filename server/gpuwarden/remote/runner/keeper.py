@@ -242,7 +242,7 @@ class Keeper:
                         raise
                     self.listed_all = last
             else:
-                self.store = None  # the checkpoint has changed, so its uploaded files are not listed
+                self.store = None  # the checkpoint has changed, so the list of its uploaded files is out of date
         return complete
 
     def says_more(self, end: Json | None) -> bool:

@@ -1,8 +1,8 @@
 """Parse the step, loss and learning rate in one line of any trainer's output.
 
 The parser is not specific to a trainer. It finds pairs of a word and a number, and positions such as `10/500`, and
-uses the words to interpret the numbers. All repetitions in the expressions are bounded, so the cost is linear in the
-line's length.
+uses the words to interpret the numbers. All repetitions in the regular expressions are bounded, so the cost is
+linear in the line's length.
 """
 
 from __future__ import annotations

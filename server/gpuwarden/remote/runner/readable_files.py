@@ -22,7 +22,7 @@ class ReadableFiles:
         tops = [self.mapping.locate(folder, str(p))[0] for p in outputs if str(p).startswith("/")]
         self.declared = [os.path.realpath(top) for top in (folder + "/work", *tops)]
         self.opener = SafeOpener()
-        self.known: dict[str, str] = {}  # checked folder -> real path; empty if each of its files must be checked
+        self.known: dict[str, str] = {}  # folder -> real path; empty if its files are checked one by one
 
     def open(self, path: str) -> int:
         """Open one file in a manifest, and return its descriptor. A folder is checked only once."""

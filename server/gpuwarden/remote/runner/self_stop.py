@@ -207,9 +207,10 @@ class SelfStopper:
     def last_word(self) -> bool:
         """Request a last manifest in the artifact store, because the machine may be terminated before it runs again.
 
-        Returns False if the self-stop must wait: after a new request, or if the store may have a last manifest from an
-        earlier try that can't be replaced, because that outdated manifest could permit a termination. In other cases,
-        an unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
+        Returns False if the self-stop must wait. It waits if a request has arrived meanwhile. It also waits if an
+        earlier try may have written a last manifest that this try can't replace: the outdated manifest could permit a
+        termination. Otherwise, an unreachable store does not delay the self-stop, because the outputs are on the
+        machine's disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")

@@ -75,7 +75,7 @@ def start(folder: str, order: Json) -> Json:
 
 
 def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
-    """Start a runner process in a new session. It reads a request from stdin; a supervisor replies in one line."""
+    """Start a runner in a new session. It reads a request from stdin; a supervisor also replies with one line."""
     import subprocess
 
     errors = os.open(

@@ -1,4 +1,4 @@
-"""Detect the sandbox to use on this machine: the best sandbox whose command line starts Python."""
+"""Detect the sandbox to use on this machine: the best one in which Python starts."""
 
 from __future__ import annotations
 

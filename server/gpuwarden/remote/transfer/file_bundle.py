@@ -38,7 +38,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | 
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Split files into as few bundles as the limits allow, because each bundle starts Python on the machine."""
+    """Split files into as few bundles as the limits allow, because the machine starts Python to unpack each bundle."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):

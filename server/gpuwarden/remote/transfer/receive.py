@@ -115,7 +115,7 @@ class Progress:
 
 
 class ReceivedFile(Frozen):
-    """One received file. `sha256` is the digest of the local file; `verified` is true if it equals the machine's."""
+    """One received file. `sha256` is its digest here; `verified` is true if the machine's file has the same digest."""
 
     path: str
     local: str

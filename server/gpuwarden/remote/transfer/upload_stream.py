@@ -121,7 +121,7 @@ class UploadStream:
 
     @property
     def progressed(self) -> bool:
-        """Return whether the machine has confirmed any file or byte."""
+        """Return whether the machine has confirmed that it received any data."""
         return self._confirmed > 0 or self._bytes > 0
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:

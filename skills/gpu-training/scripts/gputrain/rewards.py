@@ -35,7 +35,7 @@ class OnlineSettings(GeneratingSettings):
     def check(self) -> None:
         """Raise Stop if a required setting is missing or settings contradict each other.
 
-        The set of answers is not saved, so a run can be resumed exactly only from a step that generates a new set.
+        Answers are not saved, so a run resumes exactly only from a step that generates new ones.
         """
         super().check()
         if not self.reward:

@@ -18,7 +18,7 @@ class TextSettings(Settings):
     too_long: str = option("refuse", "treatment of rows longer than max_length", choices=("refuse", "truncate", "drop"))
     chat_template_from: str = option("", "model whose chat template replaces the model's own")
     pad_token: str = option("", "padding token, if the tokenizer has none")
-    lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
+    lora_rank: int = option(16, "LoRA rank; 0 for full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
     lora_dropout: float = option(0.05, "dropout of LoRA", least=0, most=0.9)
     quantize: str = option("none", "quantization of the frozen base weights with LoRA", choices=("none", "4bit"))

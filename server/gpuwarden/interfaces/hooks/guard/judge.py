@@ -127,7 +127,7 @@ class Judge:
         raise TooMuch("the command has too many nested wrappers to check")
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
-        """Return the words after a wrapper, such as `sudo`, and its options; None if the first word is no wrapper."""
+        """Return the words after a wrapper, such as `sudo`, and its options; None without a wrapper."""
         if ASSIGNMENT.fullmatch(words[0]):
             variable, _, value = words[0].partition("=")
             assigned[variable] = value

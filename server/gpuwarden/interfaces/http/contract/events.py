@@ -64,8 +64,8 @@ def _since(connection: HTTPConnection) -> Place | None:
 class EventStream(StreamingResponse):
     """The server-sent events of a job.
 
-    The subscription starts before the response and ends with it, so that a refused request gets an error status even
-    if many streams open at once.
+    The subscription starts before the response is sent. If there are too many streams, the request therefore gets an
+    error status, even if many clients connect at once. The subscription ends with the response.
     """
 
     def __init__(self, live: Live, request: Request) -> None:

@@ -109,7 +109,7 @@ class Live:
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job. The first event is the job's current state; the later events are its changes.
+        """Subscribe to a job. The first event is the job's current state; later events report its changes.
 
         `since` replays the events after a position. Raises NotFound, or NoCapacity if too many streams are open in
         total or for `who`.

@@ -52,7 +52,7 @@ MAX_RUNS: Final = 6
 
 
 def reading_routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes, which require the scope `read`."""
+    """Return the routes that require the scope `read`."""
     pages = Pages(serving.ctx)
     serving.lifespans.append(pages.following.running)
     found: dict[str, Endpoint] = {
@@ -123,7 +123,7 @@ class Pages:
         return page("now.html", await self._now(), here="Now")
 
     async def now_json(self, _request: Request) -> Response:
-        """GET the view of the start page as JSON."""
+        """Return the view of the start page as JSON."""
         return JSONResponse(await self._now())
 
     async def now_events(self, request: Request) -> Response:

@@ -50,7 +50,7 @@ class Record:
             self.reached.append(stage)
 
     def replaced(self, what: str, by: str, *, made_up: bool = False) -> None:
-        """Record a substitute. A substitute that is `made_up` differs from the original and may cause later errors."""
+        """Record a substitute. A `made_up` substitute is not equivalent to the original and may cause later errors."""
         if len(self.substitutes) < MOST:
             self.substitutes.setdefault(what, by)
         if made_up and what not in self.made_up:

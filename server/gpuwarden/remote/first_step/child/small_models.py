@@ -1,4 +1,4 @@
-"""Shrink Hub models. A small model has the same architecture, but fewer and narrower layers and random weights.
+"""Shrink Hub models. A small model has the same architecture, but random weights, and fewer and narrower layers.
 
 The real `from_pretrained` then loads these weights, so that the library checks the arguments, dtypes and heads.
 """

@@ -51,7 +51,7 @@ def certain(record: Record, error: BaseException) -> bool:
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that ignored an error. `certain` is false, because the author expected one."""
+    """Return the outcome of a script that caught an error. `certain` is false, because the error may be expected."""
     found = judge(record, error, script)
     return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
