@@ -32,6 +32,7 @@ PACKAGE = ROOT / "server" / "gpuwarden"
 REPOSITORY = "https://github.com/gpuwarden/gpuwarden/blob/main/"
 GUIDE = (
     "first-job",
+    "your-cluster",
     "clients",
     "serving",
     "commands",
