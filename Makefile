@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
+.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -69,8 +69,9 @@ selftest: $(READY)
 
 check: lint types test slow selftest  ## everything a change must pass
 
+RAY_TESTS = tests/backends/test_ray.py
 # One server of each serves a process, so these run apart from the others, one file on each worker.
-ENGINE_TESTS = tests/backends/test_ray.py tests/backends/test_sky_real.py tests/backends/test_sky.py \
+ENGINE_TESTS = $(RAY_TESTS) tests/backends/test_sky_real.py tests/backends/test_sky.py \
 	tests/backends/test_sky_jobs.py tests/providers/test_sky.py tests/providers/test_sky_jobs.py \
 	tests/lifecycle/test_sky_jobs.py
 ENGINES = $(abspath .cache/engines)
@@ -95,6 +96,9 @@ gguf: $(READY)  ## build llama.cpp once (minutes), and write and prove real GGUF
 
 $(ENGINES)/ray/bin/ray $(ENGINES)/sky/bin/python:
 	tools/install_engines.sh $(ENGINES) $(word 1,$(subst /, ,$(subst $(ENGINES)/,,$@)))
+
+ray: $(READY) $(RAY)
+	GPUWARDEN_RAY=$(RAY) $(BIN)/python -m pytest $(RAY_TESTS) $(ARGS)
 
 engines: $(READY) $(RAY) $(SKY)  ## run jobs on a real Ray and SkyPilot, as root (installs them once)
 	GPUWARDEN_RAY=$(RAY) GPUWARDEN_SKY_PYTHON=$(SKY) \

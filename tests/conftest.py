@@ -19,15 +19,17 @@ from waiting import PATIENCE
 from warm_children import Children
 
 PROTECTS = (
+    "backends/test_slurm.py::test_a_preempted", "backends/test_slurm.py::test_the_whole_life",
     "checkpoints/test_hostile", "checkpoints/test_inert", "checkpoints/test_pickle", "checkpoints/test_promises",
     "checkpoints/test_savelib", "checkpoints/test_sealing", "interfaces/cli/test_approve",
-    "interfaces/http/test_approving", "interfaces/mcp/test_mcp", "ledger/",
+    "interfaces/http/test_approving", "interfaces/mcp/test_conformance", "interfaces/mcp/test_mcp",
+    "interfaces/test_plugins_real", "ledger/",
     "lifecycle/fan_out/test_l", "lifecycle/test_", "package/test_policy", "package/test_private",
     "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_artifact",
     "remote/test_sandbox",
 )  # fmt: skip
-"""How the paths of the modules begin, below tests/, whose tests protect money or data: ledger, kills, gates, teardown,
-exploit files.
+"""How the ids begin, below tests/, of tests that protect money or data: ledger, kills, gates, teardown, exploit files.
+Also those of what a user meets first and only a real program shows: the plugins in the clients, the protocol, Slurm.
 
 `.ci/run` runs their proofs. A failed one is never run again, because a race there is a bug.
 """

@@ -11,7 +11,7 @@ mkdir -p "$folder"
 venv() { # NAME PIP-ARGUMENTS...: packages into the environment FOLDER/NAME
   local name="$1"
   shift
-  [ -x "$folder/$name/bin/python" ] || python3 -m venv "$folder/$name"
+  [ -x "$folder/$name/bin/python" ] || "${PYTHON:-python3}" -m venv "$folder/$name"
   "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || {
     rm -rf "${folder:?}/$name" # a part of it would look like all of it
     return 1
