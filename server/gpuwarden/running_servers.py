@@ -1,4 +1,4 @@
-"""List the running MCP servers of this account, each with its ledger, policy file and version.
+"""List the running servers of this account, each with its ledger, policy file and version.
 
 A client may drop the variables that set the paths of the ledger and the policy. Its server then uses a different ledger
 than the user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in a folder
@@ -45,6 +45,8 @@ class ServerEntry(Frozen):
     @property
     def title(self) -> str:
         """Return a display name: the server's client, or its process id."""
+        if self.client == "http":
+            return "The HTTP server"
         names = {"claude": "Claude Code", "codex": "Codex", "gemini": "Gemini", "vscode": "VS Code"}
         name = names.get(self.client, line(self.client, 40).capitalize())
         return f"{name}'s server" if name else f"The server with process id {self.pid}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpuwarden import __version__
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.hooks.install import hooks, replace_text
+from gpuwarden.interfaces.http import running
 from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, from_here
 from gpuwarden.interfaces.setup import changes, jsonc, use_case
 from gpuwarden.interfaces.setup.clients import client_files
@@ -161,7 +163,11 @@ def test_every_client_gets_the_server_in_its_own_form(run: Cli, tmp_path: Path) 
     assert body["guards"] == {"claude": "installed", "codex": "untrusted", "gemini": "installed", "cursor": "installed"}
     for client in client_files(os.environ).values():
         entry = client.parsed(client.file.read_text())[client.key]["gpuwarden"]
-        assert [entry["command"], *entry["args"]] == [sys.executable, "-m", "gpuwarden", "mcp", "--client", client.name]
+        assert [entry["command"], *entry["args"]] == [
+            sys.executable,
+            *["-P", "-m", "gpuwarden", "mcp", "--client"],
+            client.name,
+        ]
     codex = tomllib.loads((tmp_path / ".codex/config.toml").read_text())["mcp_servers"]["gpuwarden"]
     assert {"GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY", "MY_TOKEN"} <= set(codex["env_vars"]), (
         "and the policy's"
@@ -231,7 +237,9 @@ def test_undo_leaves_an_entry_that_a_person_changed(
     run("setup", "cursor", "--yes")
     file = tmp_path / ".cursor/mcp.json"
     file.write_text(file.read_text().replace('"mcp"', '"mcp", "--mine"'))
-    wording(undo(env).clients["cursor"])
+    kept = undo(env)
+    assert kept.code == "failed"
+    wording(kept.clients["cursor"])
     assert '"--mine"' in file.read_text()
     file.write_text(file.read_text().replace(', "--mine"', ""))
     assert undo(env).clients["cursor"] == "removed", "it can be undone later"
@@ -264,7 +272,7 @@ def test_what_cant_be_added_is_shown_to_be_pasted(run: Cli, tmp_path: Path, text
     file = tmp_path / ".cursor/mcp.json"
     file.write_text(text)
     body = run("setup", "cursor", "--yes")[1]
-    assert body["clients"]["cursor"] != "added" and file.read_text() == text
+    assert body["clients"]["cursor"] != "added" and file.read_text() == text and body["code"] == "failed"
     assert json.loads(body["paste"][str(file)])["mcpServers"]["gpuwarden"]["command"] == sys.executable
 
 
@@ -295,6 +303,30 @@ def test_a_link_stays_a_link_and_a_mode_stays(run: Cli, tmp_path: Path) -> None:
     run("setup", "cursor", "--yes")
     assert (tmp_path / ".cursor/mcp.json").is_symlink() and "gpuwarden" in real.read_text()
     assert real.stat().st_mode & 0o777 == 0o600
+
+
+def test_undo_removes_a_file_behind_a_link_and_folders_that_setup_made(
+    run: Cli, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "dot").mkdir()
+    link = tmp_path / ".cursor/mcp.json"
+    link.symlink_to(tmp_path / "dot/mcp.json")
+    (tmp_path / ".config/zed").rmdir()
+    assert run("setup", "cursor", "zed", "--yes")[0] == 0
+    assert undo(env).clients == {"cursor": "removed", "zed": "removed"}
+    assert link.is_symlink() and not (tmp_path / "dot/mcp.json").exists()
+    assert not (tmp_path / ".config/zed").exists() and (tmp_path / ".cursor").exists()
+
+
+@pytest.mark.slow
+def test_no_module_of_the_project_replaces_one_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("open('taken', 'w').close()")
+    start = from_here("setup", __version__)
+    subprocess.run(
+        [start["command"], *start["args"]], cwd=tmp_path, env=environment(tmp_path / "gw"), stdin=subprocess.DEVNULL,
+        capture_output=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert running.WATCH[:3] == (sys.executable, "-P", "-m") and not (tmp_path / "taken").exists()
 
 
 def test_what_uvx_installed_is_fetched_again(
@@ -383,7 +415,7 @@ def test_a_file_that_cant_be_written_stops_no_other_client(
     assert body["clients"]["claude"] != "added" and body["clients"]["codex"] == "added"
     assert (file.read_bytes() if file.exists() else None) == before
     assert odd == "dangling" or not list(tmp_path.glob("*.new"))
-    assert body["ok"] is (odd == "store") and str(file) in body["paste"] and code == 1 - body["ok"]
+    assert not body["ok"] and str(file) in body["paste"] and code == 1 - body["ok"]
     assert "claude" not in changes.read_note().clients or not changes.read_note().clients["claude"].file
 
 

@@ -56,7 +56,8 @@ def from_here(client: str, version: str) -> Run:
     """Return the command that starts this server, or that downloads it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)
-    return {"command": sys.executable, "args": ["-m", *serve(client)]}
+    # Without -P, modules of the project folder that a client starts the server in would replace the server's own.
+    return {"command": sys.executable, "args": ["-P", "-m", *serve(client)]}
 
 
 def entry(client: str, run: Run, names: Sequence[str]) -> dict[str, Any]:

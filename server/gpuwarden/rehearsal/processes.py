@@ -127,7 +127,7 @@ def wake_supervisor(root: Path) -> None:
     except Timeout:
         return
     host = subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden.rehearsal.supervisor", str(root)],
+        [sys.executable, "-P", "-m", "gpuwarden.rehearsal.supervisor", str(root)],
         env={k: os.environ[k] for k in SUPERVISOR_ENV if k in os.environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -130,6 +130,28 @@ async def test_reading_tools_need_read_and_spending_tools_need_submit(server: Se
         assert (await call(http, "submit_job", **JOB))["code"] == "checked"
 
 
+@pytest.mark.attack("http", "reads jobs with a token that only submits")
+async def test_jobs_are_read_only_with_a_token_that_reads(server: Serving) -> None:
+    async with client(server, JSON) as http:
+        for scope, seen in (("submit", False), ("read", True)):
+            headers = bearer(server, scope, name=scope)  # type: ignore[arg-type]
+            answer = await http.post("/mcp", json=opened(), headers=headers)
+            headers |= {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+            for method, params in {
+                "resources/list": {},
+                "resources/read": {"uri": "gpuwarden://rules"},
+                "completion/complete": {
+                    "ref": {"type": "ref/resource", "uri": "gpuwarden://jobs/{job_id}"},
+                    "argument": {"name": "job_id", "value": ""},
+                },
+                "logging/setLevel": {"level": "info"},
+                "resources/subscribe": {"uri": "gpuwarden://jobs/j1"},
+            }.items():
+                body = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
+                found = await http.post("/mcp", json=body, headers=headers)
+                assert ("lacks the scope read" not in found.text) is seen, (method, found.text)
+
+
 @pytest.mark.attack("http", "looks through this machine's files with a token that reads")
 async def test_a_token_that_reads_sees_no_files_elsewhere(
     server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,13 +299,16 @@ def test_the_file_keeps_digests_and_only_the_owner_reads_it(ctx: Context) -> Non
         store.revoke("laptop")
 
 
-def test_a_file_that_cant_be_read_lets_nobody_in(ctx: Context) -> None:
+async def test_a_file_that_cant_be_read_lets_nobody_in_and_its_path_is_no_answer(ctx: Context) -> None:
     store = TokenStore(ctx.home, ctx.clock)
     secret = store.create("laptop", ("read",), 30)[1]
     assert store.principal(secret) is not None
     (ctx.home / FILE).write_text("{")
     with pytest.raises(DiskError):
         store.principal(secret)
+    async with serving(ctx) as server, client(server) as http:
+        answer = await http.get("/", headers={"Authorization": "Bearer nobody"})
+    assert answer.status_code == 503 and answer.json()["code"] == "disk_error" and str(ctx.home) not in answer.text
     (ctx.home / FILE).unlink()
     assert store.principal(secret) is None
 

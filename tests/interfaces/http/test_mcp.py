@@ -14,8 +14,9 @@ from mcp.client.client import Client
 from doors import quick_warden
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.lifecycle.context import Context
-from http_kit import JSON, MODERN, bearer, envelope, listening, transport
+from http_kit import JSON, MODERN, bearer, client, envelope, listening, opened, serving, transport
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -98,3 +99,57 @@ async def test_a_stream_ends_when_its_token_is_revoked(ctx: Context, monkeypatch
             parts.tokens.revoke("gone")
             assert list(blocks) == []
             assert len(parts.streams) == 1, "the other stream goes on"
+
+
+async def session(http: httpx2.AsyncClient, headers: dict[str, str]) -> dict[str, str]:
+    """Open a session of the older protocol, and return the headers of its requests."""
+    answer = await http.post("/mcp", json=opened(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return headers | {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+
+
+async def ping(http: httpx2.AsyncClient, headers: dict[str, str]) -> int:
+    """Return the status of a request in a session."""
+    return (await http.post("/mcp", json={"jsonrpc": "2.0", "id": 2, "method": "ping"}, headers=headers)).status_code
+
+
+@pytest.mark.attack("http", "opens sessions until no other client gets one")
+async def test_a_token_that_opens_many_sessions_closes_only_its_own_idlest(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.interfaces.mcp.over_http.MAX_SESSIONS_EACH", 3)
+    async with serving(ctx) as parts, client(parts, JSON) as http:
+        mine, other = bearer(parts, "read", name="mine"), await session(http, bearer(parts, "read", name="other"))
+        first, second, third = [await session(http, mine) for _ in range(3)]
+        assert await ping(http, first) == 200, "used again, it is not the idlest"
+        fourth = await session(http, mine)
+        await soon(lambda: len(parts.mcp._manager._server_instances) == 4)  # type: ignore[union-attr]
+        assert [await ping(http, one) for one in (first, second, third, fourth, other)] == [200, 404, 200, 200, 200]
+
+
+@pytest.mark.attack("http", "keeps a session open after its token was revoked")
+async def test_sessions_end_when_their_token_is_revoked(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.interfaces.http.serving.RECHECK_S", 0.05)
+    async with serving(ctx) as parts, client(parts, JSON) as http:
+        await session(http, bearer(parts, "read", name="gone"))
+        stays = await session(http, bearer(parts, "read", name="stays"))
+        parts.tokens.revoke("gone")
+        await soon(lambda: len(parts.mcp._manager._server_instances) == 1)  # type: ignore[union-attr]
+        assert await ping(http, stays) == 200
+
+
+@pytest.mark.attack("http", "opens streams until no other client gets a connection")
+async def test_a_token_has_a_limited_number_of_streams(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.interfaces.http.mcp_routes.MAX_STREAMS_EACH", 1)
+    with listening(ctx) as (parts, _):
+        mine, other = bearer(parts, "read", name="mine"), bearer(parts, "read", name="other")
+        with listening_stream(parts, mine):
+            async with httpx2.AsyncClient(base_url=parts.settings.local_url, headers=JSON, timeout=300) as http:
+                assert (await http.post("/mcp", json=opened(), headers=mine)).status_code == 503
+                assert (await http.post("/mcp", json=opened(), headers=other)).status_code == 200
+
+
+async def test_a_trailing_slash_is_no_redirect(ctx: Context) -> None:
+    async with serving(ctx) as parts, client(parts, bearer(parts, "read") | JSON) as http:
+        answer = await http.post("/mcp/", json=opened())
+        assert answer.status_code == 404 and "location" not in answer.headers

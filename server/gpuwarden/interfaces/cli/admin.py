@@ -101,11 +101,11 @@ def mcp(client: str) -> int:
     from gpuwarden.interfaces.mcp.stdio import serve_stdio
 
     with contextlib.ExitStack() as listed:
-        serve_stdio(lambda: _opened(client, listed))
+        serve_stdio(lambda: open_server("mcp", client, listed))
     return 0
 
 
-def _opened(client: str, listed: contextlib.ExitStack) -> Context:
+def open_server(door: str, client: str, listed: contextlib.ExitStack) -> Context:
     """Open the ledger for a server, and add notices about servers that use another ledger or policy.
 
     The new server stays registered until `listed` closes.
@@ -113,7 +113,7 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered
 
-    ctx = open_context("mcp")
+    ctx = open_context(door)
     place = absolute(ctx.home), ctx.in_force.file or absolute(ctx.home)
     others = [Notice("other_server", s.title, s.home, about=s.policy) for s in elsewhere(*place)]
     ctx.more_notices = tuple(others[:MOST_OTHERS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -27,15 +28,16 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 
     Clients need a token from `gpuwarden token create`. `gpuwarden dashboard` gives a browser access.
     """
+    from gpuwarden.interfaces.cli.admin import open_server
     from gpuwarden.interfaces.http.running import listen, run
     from gpuwarden.interfaces.http.serving import Serving, Settings
 
     Settings(host, port, public_url)  # refuse a public address before listening
-    ctx = open_context("http")
-    with listen(host, port) as listener:
+    with contextlib.ExitStack() as listed, listen(host, port) as listener:
+        ctx = open_server("http", "http", listed)
         settings = Settings(host, listener.getsockname()[1], public_url)
-        click.echo(f"gpuwarden listens on {settings.local_url} (MCP: {settings.local_url}/mcp).", err=True)
-        run(Serving.over(ctx, settings), listener, watch=not no_watch)
+        text = f"gpuwarden listens on {settings.local_url} (MCP: {settings.local_url}/mcp)."
+        run(Serving.over(ctx, settings), listener, watch=not no_watch, ready=lambda: click.echo(text, err=True))
     return 0
 
 

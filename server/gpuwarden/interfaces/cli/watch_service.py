@@ -33,7 +33,7 @@ WAIT_S: Final = 30.0
 
 def command(keys: Path) -> list[str]:
     """Return the command line that the service runs."""
-    return [sys.executable, "-m", "gpuwarden", "watch", "--keys", str(keys)]
+    return [sys.executable, "-P", "-m", "gpuwarden", "watch", "--keys", str(keys)]
 
 
 def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:

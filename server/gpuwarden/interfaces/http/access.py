@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Final, cast
@@ -14,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Asgi
 from starlette.websockets import WebSocket
 
-from gpuwarden.core.errors import AuthFailed, Refused
+from gpuwarden.core.errors import AuthFailed, DiskError, Refused
+from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.http.answers import refuse
 from gpuwarden.interfaces.http.principals import Kind, Principal, Scope
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.people import acting_as
 
+logger = logging.getLogger(__name__)
 OPEN: Final = frozenset({"/enter"})
 """Paths that don't require a principal: the one-time link for a browser session."""
 SAFE: Final = frozenset({"GET", "HEAD"})
@@ -49,7 +52,13 @@ class Authenticate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        found = self._who(headers)
+        try:
+            found = self._who(headers)
+        except DiskError as error:  # its message has a path of this machine, and the caller is nobody yet
+            logger.error("%s", line(error.message, 300))
+            refused = DiskError("the server can't read its tokens", "Run gpuwarden doctor on the server's machine.")
+            await refuse(scope, receive, send, refused, 503)
+            return
         if found is None:
             error = AuthFailed(
                 "the request has no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard."

@@ -41,12 +41,14 @@ def build(serving: Serving) -> Starlette:
                 yield
                 tasks.cancel_scope.cancel()
 
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, serving=serving), Middleware(Authenticate, serving=serving)],
         exception_handlers={HTTPException: _http_error},
         lifespan=running,
     )
+    app.router.redirect_slashes = False  # behind a proxy, the redirect would send the token to an http address
+    return app
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -7,11 +7,15 @@ from typing import Final
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from gpuwarden.core.errors import Refused
 from gpuwarden.interfaces.http.access import Protected
+from gpuwarden.interfaces.http.answers import refuse
 from gpuwarden.interfaces.http.principals import Kind, Principal
 from gpuwarden.interfaces.http.serving import Serving
 
 PATH: Final = "/mcp"
+MAX_STREAMS_EACH: Final = 200
+"""Maximum number of a token's open streams, far below the maximum number of connections to the server."""
 CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 
 
@@ -27,6 +31,12 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request from a client with a token. Browser sessions and jobs are not MCP clients."""
         principal: Principal = scope["gpuwarden.principal"]
+        if self.serving.streams_of(principal) >= MAX_STREAMS_EACH:
+            error = Refused(
+                f"this token has {MAX_STREAMS_EACH} open streams", "Close some of them, or use another token."
+            )
+            await refuse(scope, receive, send, error, 503)
+            return
         await self.serving.mcp.handle(
             scope,
             receive,

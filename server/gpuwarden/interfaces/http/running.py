@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -31,7 +31,7 @@ MAX_CONNECTIONS: Final = 900
 """Maximum number of connections, below the usual limit of 1,024 open files."""
 STOP_S: Final = 5
 """Time in seconds for open requests to finish when the server stops."""
-WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
+WATCH: Final = (sys.executable, "-P", "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
 WATCH_PAUSE_S: Final = 5.0
 """Seconds between checks of whether the watch is still running."""
 
@@ -181,8 +181,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> None:
-    """Serve until interrupted."""
+def run(
+    serving: Serving, listener: socket.socket, *, watch: bool = True, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until interrupted. `ready` is called once no other server uses the ledger. Raises Conflict if one does."""
     sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
@@ -190,4 +192,5 @@ def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> Non
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = serving.settings
     with recorded(serving.ctx.home, settings.local_url, settings.public_url), contextlib.suppress(KeyboardInterrupt):
+        ready()
         Server(serving).run(sockets=sockets)

@@ -23,7 +23,7 @@ NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PORT = 8741
 RECHECK_S = 5.0
-"""Seconds between two checks of the tokens of open streams."""
+"""Seconds between two checks of the tokens of open streams and sessions."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,12 @@ class Serving:
             if answer.started and of(answer.principal):
                 scope.cancel()
 
+    def streams_of(self, principal: Principal) -> int:
+        """Return the number of a principal's responses that have started and not ended, such as streams."""
+        return sum(answer.started and answer.principal == principal for answer in self.streams.values())
+
     async def end_refused(self) -> None:
-        """End the streams whose token or session has expired or been revoked. Runs until canceled."""
+        """End the streams and MCP sessions whose token has expired or been revoked. Runs until canceled."""
         while True:
             await anyio.sleep(RECHECK_S)
             try:
@@ -135,6 +139,7 @@ class Serving:
             except DiskError:
                 valid = frozenset()
             self.end_streams(lambda who: who is not None and who.kind != "job" and who.id not in valid)  # noqa: B023
+            self.mcp.end_sessions(lambda holder: holder.rpartition("/")[2] not in valid)  # noqa: B023
 
     def principal(self, secret: str) -> Principal | None:
         """Return the principal for a secret, from the first authority that accepts the secret."""

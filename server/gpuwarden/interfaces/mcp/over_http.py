@@ -6,14 +6,16 @@ and from which `call_tool` reads the scopes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 import anyio
 from mcp.server.auth.middleware.auth_context import auth_context_var
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
@@ -21,8 +23,33 @@ from gpuwarden.interfaces.mcp.server import WardenServer, make_server
 from gpuwarden.lifecycle.context import Context
 
 IDLE_S: Final = 30 * 60.0
-MAX_SESSIONS: Final = 200
+MAX_SESSIONS: Final = 1_000
+MAX_SESSIONS_EACH: Final = 200
+"""Maximum number of sessions of one principal. Some clients open a session at each start and never close it."""
 Message: TypeAlias = MutableMapping[str, Any]
+
+
+class _Sessions(StreamableHTTPSessionManager):
+    """The SDK's sessions, with a limit for each principal. They also end with the principal's token."""
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        """Open a session, or return None at a limit. The principal's idlest session is closed to make room."""
+        scopes = [self._server_instances[key].idle_scope for key, owner in self._session_owners.items()
+                  if owner == requestor]  # fmt: skip
+        open_now = [scope for scope in scopes if scope is not None and not scope.cancel_called]
+        if len(open_now) >= MAX_SESSIONS_EACH:
+            idlest = min(open_now, key=lambda scope: scope.deadline)
+            if idlest.deadline == math.inf:  # each one has a request in progress
+                return None
+            idlest.cancel()
+        return super()._admit_session(requestor)
+
+    def end(self, of: Callable[[str], bool]) -> None:
+        """End the sessions of the principals whose id `of` accepts."""
+        for key, owner in self._session_owners.items():
+            scope = self._server_instances[key].idle_scope
+            if scope is not None and of(owner["client_id"]):
+                scope.cancel()
 
 
 class McpEndpoint:
@@ -31,12 +58,12 @@ class McpEndpoint:
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
         self._max_body = max_body
-        self._manager: StreamableHTTPSessionManager | None = None
+        self._manager: _Sessions | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve requests while the context is open."""
-        self._manager = StreamableHTTPSessionManager(
+        self._manager = _Sessions(
             app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's public application does not support principals
             # The application's guard has already checked Host and Origin, as it does for every route.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
@@ -51,6 +78,11 @@ class McpEndpoint:
                 tasks.cancel_scope.cancel()
         finally:
             self._manager = None
+
+    def end_sessions(self, of: Callable[[str], bool]) -> None:
+        """End the sessions of the principals whose id, as in `holder`, `of` accepts."""
+        if self._manager is not None:
+            self._manager.end(of)
 
     async def handle(
         self,

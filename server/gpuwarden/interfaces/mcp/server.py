@@ -60,6 +60,11 @@ Over HTTP they need the scope submit; all other tools need the scope read.
 """
 MAX_ARGUMENTS = 4 << 20
 """Maximum size of a call's arguments in bytes. The largest allowed script is smaller."""
+READS = frozenset({
+    "completion/complete", "logging/setLevel", "resources/list", "resources/read", "resources/subscribe",
+    "subscriptions/listen",
+})  # fmt: skip
+"""Methods whose results or notifications contain data of jobs."""
 MAX_LISTED = 100
 """Maximum number of jobs among the resources. The jobs with the latest transitions are listed."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
@@ -70,6 +75,8 @@ class WardenServer(MCPServer[Any]):
     """An MCP server that rejects unknown arguments and returns all errors in one format."""
 
     def __init__(self, ctx: Context, *, scoped: bool = False) -> None:
+        self.scoped = scoped
+        """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
         super().__init__(
             "gpuwarden",
             version=__version__,
@@ -83,13 +90,26 @@ class WardenServer(MCPServer[Any]):
                 "resources/list": OWN,
                 "resources/read": OWN,
             },
-            middleware=[explain_errors, tell_legacy_clients, offer_cards],
+            middleware=[explain_errors, self.need_read, tell_legacy_clients, offer_cards],
             subscriptions=(live := LiveJobs(ctx)),
         )
         self.warden = ctx
         self.live = live
-        self.scoped = scoped
-        """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
+
+    def need_scope(self, scope: str) -> None:
+        """Raise Refused if the caller's token lacks a scope."""
+        token = get_access_token()
+        if self.scoped and (token is None or scope not in token.scopes):
+            raise Refused(
+                f"the token lacks the scope {scope}; nothing was changed",
+                f"Ask the user to create a token with this scope: gpuwarden token create NAME --scope {scope}",
+            )
+
+    async def need_read(self, ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+        """Require the scope `read` for methods other than tool calls that return or send data of jobs."""
+        if ctx.method in READS:
+            self.need_scope("read")
+        return await call_next(ctx)
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: ClientContext[Any, Any] | None = None
@@ -99,13 +119,8 @@ class WardenServer(MCPServer[Any]):
             raise MCPError(code=INVALID_PARAMS, message=f"unknown tool {line(name, 80)!r}")
         token = get_access_token()
         person = str((token.claims or {}).get("person", "")) if token is not None else ""
-        scope = "submit" if name in SUBMITS else "read"
         try:
-            if self.scoped and (token is None or scope not in token.scopes):
-                raise Refused(
-                    f"the token lacks the scope {scope}; nothing was changed",
-                    f"Ask the user to create a token with this scope: gpuwarden token create NAME --scope {scope}",
-                )
+            self.need_scope("submit" if name in SUBMITS else "read")
             need_whole(arguments, MAX_ARGUMENTS)
             with anyio.fail_after(ASK_S if name == "teardown_request" else None), acting_as(person):
                 return await super().call_tool(name, arguments, context)

@@ -30,7 +30,8 @@ NOTE: Final = "setup.json"
 class Written(Frozen):
     """A change that has been written to one client's file: its offset, its text, and the resulting digest of the file.
 
-    `made` is true if the file did not exist before. `guard` is true if setup also installed the guard.
+    `made` is true if the file did not exist before. `folder_made` is true if its folder did not exist before; a folder
+    that stays makes a client look installed. `guard` is true if setup also installed the guard.
     """
 
     file: str = ""
@@ -38,6 +39,7 @@ class Written(Frozen):
     text: str = ""
     after: str = ""
     made: bool = False
+    folder_made: bool = False
     guard: bool = False
 
 
@@ -70,8 +72,11 @@ class Change:
     @property
     def written(self) -> Written:
         """Return the record of this change. The record is saved before the change is written."""
-        made = self.before is None
-        return Written(file=str(self.client.file), at=self.at, text=self.text, after=digest(self.after), made=made)
+        file = self.client.file
+        return Written(
+            file=str(file), at=self.at, text=self.text, after=digest(self.after), made=self.before is None,
+            folder_made=not file.parent.exists(),
+        )  # fmt: skip
 
     @property
     def lines(self) -> str:

@@ -109,6 +109,7 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
             return
         why = "another entry has this name" if present is not None else line(str(error), 200)
         states[client.name] = f"left unchanged: {why}"
+        _failed(plan.reply)
         plan.reply.paste[str(client.file)] = lines_of(client, wanted)
         return
     states[client.name] = "to be added"
@@ -123,12 +124,15 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
         states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
         return
     if any(notice.question for notice in config.notices):
-        states[name] = "left out, because this shell uses a different ledger or policy than the recorded one"
+        states[name] = (
+            "left out, because this shell uses a different ledger or policy than the recorded one; see gpuwarden doctor"
+        )
         return
     try:
         states[name] = hooks("status", (name,), config, env).clients[name]
     except (WardenError, OSError) as error:
         states[name] = f"left unchanged: {line(str(error), 200)}"
+        _failed(plan.reply)
         return
     if states[name] == "absent" or (states[name] == "stale" and person):
         states[name] = "to be added"
@@ -148,11 +152,7 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
         reply.clients[change.client.name] = state = enter(change)
         if state != "added":
             reply.paste[str(change.client.file)] = change.lines
-            reply.ok, reply.code, reply.hint = (
-                False,
-                "failed",
-                "Fix the problem with that client, then run gpuwarden setup again.",
-            )
+            _failed(reply)
     for name in plan.guards:
         note = read_note()
         kept = note.clients.get(name, Written())
@@ -162,11 +162,11 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
         except (WardenError, OSError) as error:
             write_note(note)
             reply.guards[name] = f"left unchanged: {line(str(error), 200)}"
-            reply.ok, reply.code = False, "failed"
+            _failed(reply)
     if "untrusted" in reply.guards.values():
-        reply.hint = TRUST
+        reply.hint = f"{reply.hint} {TRUST}".lstrip()
     try:
-        reply.message = _started(plan) or reply.message
+        reply.message = f"{reply.message} {_started(plan)}".strip()
     except BadRequest as error:
         reply.ok, reply.code, reply.message = False, "failed", f"{error.message}."
         reply.hint, reply.next = "", error.next_steps
@@ -199,13 +199,17 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
                 written = written.model_copy(update={"guard": False})
             except (WardenError, OSError) as error:
                 reply.guards[client.name] = f"left unchanged: {line(str(error), 200)}"
+                _failed(reply)
         if written.file:
             gone, reply.clients[client.name] = _take_out(client, written)
+            if not gone:
+                _failed(reply)
             written = Written(guard=written.guard) if gone else written
         rest = {n: w for n, w in note.clients.items() if n != client.name}
         note = Note(clients={**rest, client.name: written} if written != Written() else rest)
         write_note(note)
-    reply.message = "" if reply.clients or reply.guards else "Nothing to undo: gpuwarden setup has changed nothing."
+    if not (reply.clients or reply.guards):
+        reply.message = "Nothing to undo: gpuwarden setup has changed nothing."
     return reply
 
 
@@ -216,7 +220,10 @@ def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
     try:
         before = undone(client, written)
         if before is None:
-            client.file.unlink()
+            client.file.resolve().unlink()  # the file may be a link into the user's other files
+            if written.folder_made:
+                with contextlib.suppress(OSError):  # a client may use the folder by now
+                    client.file.parent.rmdir()
         else:
             replace_text(client.file, before)
     except KeyError:
@@ -224,6 +231,12 @@ def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
     except (OSError, ValueError, RecursionError, IndexError) as error:
         return False, f"left unchanged: {line(str(error), 200)}"
     return True, "removed"
+
+
+def _failed(reply: SetupReply) -> None:
+    """Record in the reply that a client could not be changed."""
+    reply.ok, reply.code, reply.message = False, "failed", "At least one client was not changed."
+    reply.hint = "Fix the problem with that client, or edit its file yourself. Then run the command again."
 
 
 def _entry_there(client: ClientFile) -> object:
