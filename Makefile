@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel clean
+.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel release-check clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ $(READY): pyproject.toml $(wildcard uv.lock constraints.txt)
 
 $(VENV)/.docs: $(READY)
 	@{ [ -n "$(UV)" ] && $(SYNC) --group docs; } || $(PIP) --group docs
+	@touch $@
+
+$(VENV)/.release: $(READY)
+	@{ [ -n "$(UV)" ] && $(SYNC) --group release; } || $(PIP) --group release
 	@touch $@
 
 real: $(READY)
@@ -129,6 +133,9 @@ picture: $(READY)  ## run the demo and draw docs/demo.svg from what it printed
 
 wheel: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel
+
+release-check: $(VENV)/.release  ## build a release twice, check it, and run the demo from its wheel in an empty environment
+	tools/release_check.sh
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build site .cache

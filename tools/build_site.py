@@ -3,12 +3,14 @@
     python tools/build_site.py
 
 Pages are written into build/pages/ and rendered by Zensical in strict mode. Then every link and anchor of the result is
-checked. The exit code is 1 if there is a warning or a broken link.
+checked. The exit code is 1 if there is a warning or a broken link. The site also has the skills as archives, with an
+index from which clients can install them.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import posixpath
@@ -16,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib import import_module
@@ -80,10 +83,35 @@ def main() -> int:
     code = subprocess.run(command, cwd=BUILD, check=False).returncode
     if not code:
         (BUILD / "site").rename(SITE)  # Zensical writes only to folders below its configuration file
+        publish_skills(SITE)
     broken = [] if code else list(broken_links(SITE))
     for line in broken:
         print(line)
     return 1 if code or broken else 0
+
+
+def publish_skills(site: Path) -> None:
+    """Write each skill as an archive, and the index of all. The format is Agent Skills Discovery 0.2.0.
+
+    Source: https://github.com/cloudflare/agent-skills-discovery-rfc
+    """
+    folder = site / ".well-known" / "agent-skills"
+    folder.mkdir(parents=True)
+    listed = []
+    for page in sorted(ROOT.glob("skills/*/SKILL.md")):
+        archive = folder / f"{page.parent.name}.zip"
+        with zipfile.ZipFile(archive, "w") as packed:
+            for file in sorted(f for f in page.parent.rglob("*") if f.is_file() and "__pycache__" not in f.parts):
+                info = zipfile.ZipInfo(file.relative_to(page.parent).as_posix())  # with the same date in each build
+                info.external_attr = (0o755 if os.access(file, os.X_OK) else 0o644) << 16
+                packed.writestr(info, file.read_bytes(), zipfile.ZIP_DEFLATED)
+        front = read_front_matter(page.read_text("utf-8"), name=page.parent.name).data
+        listed.append({
+            "name": front["name"], "type": "archive", "description": front["description"], "url": archive.name,
+            "digest": f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}",
+        })  # fmt: skip
+    index = {"$schema": "https://schemas.agentskills.io/discovery/0.2.0/schema.json", "skills": listed}
+    (folder / "index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
 def toml(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -12,6 +13,7 @@ Folder: TypeAlias = Literal["skills", "references", "profiles"]
 PACKAGE = Path(__file__).resolve().parent
 
 
+@cache
 def data_dir(name: Folder) -> Path:
     """Return the data folder `name`. Raises NotFound if this installation does not contain it."""
     for folder in (PACKAGE / "_data" / name, PACKAGE.parent.parent / name):

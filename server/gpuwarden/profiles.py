@@ -40,7 +40,7 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
     Raises NotFound, or BadRequest with the file and the line.
     """
     file = profile_file(id, own)
-    profile = load_text(_read(file), str(file))
+    profile = _load(file, *_version(file))
     if profile.id != id:
         raise BadRequest(f"{file}: its id is {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
     return profile
@@ -57,7 +57,20 @@ def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
     raise NotFound(f"unknown platform {id!r}", f"Platforms: {', '.join(profile_names(own)) or 'none'}.")
 
 
+def _version(file: Path) -> tuple[int, ...]:
+    """Return values that change when a file changes; empty if it can't be read."""
+    try:
+        info = file.stat()
+    except OSError:
+        return ()
+    return info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino
+
+
 @lru_cache(maxsize=64)  # parsing YAML takes tens of milliseconds, and every use case loads profiles many times
+def _load(file: Path, *_version: int) -> Profile:
+    return load_text(_read(file), str(file))
+
+
 def load_text(text: str, name: str) -> Profile:
     """Read one profile; `name` appears in errors. Raises BadRequest with `name` and the line."""
     return load_front_matter(Profile, text, name=name)[0]

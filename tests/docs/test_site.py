@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.build_site import COPIED, ROOT, Pages, broken_links, plain
+from tools.build_site import COPIED, ROOT, Pages, broken_links, plain, publish_skills
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,20 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, link: str, found: in
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.html").write_text(text, "utf-8")
     assert len(list(broken_links(tmp_path))) == found
+
+
+def test_every_skill_is_published_whole_with_its_digest(tmp_path: Path) -> None:
+    for site in (tmp_path / "one", tmp_path / "two"):
+        publish_skills(site)
+    folder = tmp_path / "one/.well-known/agent-skills"
+    index = json.loads((folder / "index.json").read_text("utf-8"))
+    assert index == json.loads((tmp_path / "two/.well-known/agent-skills/index.json").read_text("utf-8"))
+    assert {skill["name"] for skill in index["skills"]} == {p.parent.name for p in ROOT.glob("skills/*/SKILL.md")}
+    for skill in index["skills"]:
+        content = (folder / skill["url"]).read_bytes()
+        assert skill["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}" and skill["type"] == "archive"
+        zipfile.ZipFile(folder / skill["url"]).extractall(tmp_path / skill["name"])
+        here = ROOT / "skills" / skill["name"]
+        files = {f.relative_to(here) for f in here.rglob("*") if f.is_file() and "__pycache__" not in f.parts}
+        assert files == {f.relative_to(tmp_path / skill["name"]) for f in (tmp_path / skill["name"]).rglob("*.*")}
+        assert all((here / f).read_bytes() == (tmp_path / skill["name"] / f).read_bytes() for f in files)

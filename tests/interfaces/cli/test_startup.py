@@ -90,7 +90,7 @@ USED = """
 import contextlib, io, json, sys
 from pydantic import BaseModel
 from gpuwarden.interfaces.cli.main import run
-from gpuwarden.profiles import load_text
+from gpuwarden.profiles import _load
 from gpuwarden.static_analysis.signatures.tables import table
 
 def below(model):
@@ -100,7 +100,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     code = run(json.load(sys.stdin))
 models = [m for m in below(BaseModel) if m.__module__.startswith("gpuwarden.")]
 built = sum(m.__pydantic_complete__ for m in models)
-print(json.dumps([code, [len(models), built, load_text.cache_info().misses, table.cache_info().misses]]))
+print(json.dumps([code, [len(models), built, _load.cache_info().misses, table.cache_info().misses]]))
 """
 
 
