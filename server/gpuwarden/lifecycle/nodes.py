@@ -178,6 +178,7 @@ class _Group:
             ]
 
         ways, _ = await _each(talks, look)
+        await _each(talks, lambda talk: talk.ask("unlisten"))  # the port is free when the check is over, as for a job
         port_error = line(ears.get(facts.head, {}).get("error", ""), 60)
         return replace(facts, ways=tuple(way for found in ways.values() for way in found), port_error=port_error)
 
@@ -215,7 +216,6 @@ class _Group:
         # If two names refer to the same machine, an all-reduce would not measure the network.
         if len({facts.nodes[n].identity for n in able}) < len(able):
             return facts
-        await _each(self._talks, lambda talk: talk.ask("unlisten"))
         backend = "nccl" if all(facts.nodes[n].fabric.gpus for n in able) else "gloo"
         common = {
             "backend": backend, "world": len(able), "to": best[facts.head].address, "port": wanted.port,

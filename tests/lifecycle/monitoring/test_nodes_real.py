@@ -1,6 +1,7 @@
 """Several nodes for real: network namespaces with an SSH server in each, and every fault that the check is for."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,7 @@ async def test_a_sound_group_meets_over_its_data_interface(nodes: Nodes) -> None
     assert done.verdict.environment["NCCL_IB_DISABLE"] == "1"
     assert done.verdict.meeting_place == "10.77.1.2:29500"
     assert Area.REDUCE not in done.verdict.answers, "nobody asked for it"
+    nodes.inside("a", [sys.executable, "-S", "-c", "import socket; socket.create_server(('10.77.1.2', 29500))"])
 
 
 @pytest.mark.prove
@@ -131,8 +133,6 @@ async def test_a_node_that_cant_reach_the_head_is_named(nodes: Nodes) -> None:
 
 @pytest.mark.prove
 async def test_a_port_that_another_job_has_is_said(nodes: Nodes) -> None:
-    import sys
-
     code = "import socket; s = socket.create_server(('10.77.1.2', 29500)); print('up', flush=True); s.accept()"
     argv = ["ip", "netns", "exec", nodes.space("a"), sys.executable, "-I", "-S", "-c", code]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:

@@ -9,10 +9,10 @@ None, never a guess. The caller interprets the facts. The verbs are:
 
     facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
     clock    report the time of this node
-    listen   answer other nodes over TCP and UDP at one address, until stdin ends
+    listen   answer other nodes over TCP and UDP at one address, until `unlisten`
     reach    connect to another node's listener from one address
     path     find the largest packet that reaches another node without fragmentation, with ping or UDP
-    unlisten free the TCP port for the ranks
+    unlisten free the TCP port for the ranks, or for the job
     reduce   run one rank
 """
 
