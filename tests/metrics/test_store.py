@@ -385,4 +385,7 @@ def test_a_part_of_a_curve_is_read_with_its_own_extremes(store: MetricStore) -> 
     assert part.x == tuple(n for n in range(40, 61) if n != 50) and [m.x for m in part.markers] == [50]
     assert store.downsampled("j1", "loss", 4, between=(100, 199)).x[0] >= 100
     assert {min(whole.values), max(whole.values)} == {-399.0, 398.0}, "the extremes of the whole are in it"
+    store.write(Batch(posts=[PostedPoints("j1", tuple(Row("saw", n, 0, abs(n % 400 - 200.5)) for n in range(4_100)))]))
+    saw = store.downsampled("j1", "saw", 10)
+    assert (saw.x[0], saw.values[0], saw.x[-1], saw.values[-1]) == (0, 200.5, 4_099, 101.5), "a chart shows both ends"
     assert store.downsampled("j1", "loss", 10, between=(900, 1_000)).total == 1, "outside: the nearest end"

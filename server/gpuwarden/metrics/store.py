@@ -361,7 +361,10 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
 def _extremes(
     db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
 ) -> list[tuple[int, float]]:
-    """Return the lowest and the highest finite point of each bucket, in order. `bounds` is (first, last, width)."""
+    """Return the lowest and the highest finite point of each bucket in order, and the first and the last point.
+
+    `bounds` is (first, last, width).
+    """
     x, (low, high, width) = within.rpartition(" ")[2], bounds
     finite = f"SELECT {x}, %s(value) FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
     rows: list[tuple[int, float]] = []
@@ -369,7 +372,9 @@ def _extremes(
         piece = (series, begin, min(begin + width - 1, high))
         found = {db.execute(finite % pick, piece).fetchone() for pick in ("min", "max")}
         rows += sorted(row for row in found if row[1] is not None)
-    return rows
+    end = f"SELECT {x}, value FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY {x} %s LIMIT 1"  # noqa: S608
+    ends = [db.execute(end % way, (series, low, high)).fetchone() for way in ("ASC", "DESC")]
+    return sorted({*rows, *(row for row in ends if row is not None)})
 
 
 __all__ = ["Batch", "Cursor", "Curve", "Marker", "MetricStore", "Page", "Point", "Row", "Series", "StoredAlert"]
