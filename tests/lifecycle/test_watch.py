@@ -43,6 +43,8 @@ from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 from gpuwarden.lifecycle.notify import SECRET, sign
 from gpuwarden.lifecycle.records import JobRecord, lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.metrics.points import PostedPoints, Row, read_alert
+from gpuwarden.metrics.store import Batch
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
@@ -192,6 +194,41 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
     assert await house.go(10, times=3) == ["+stalled"]
     house.seen.log += 1
     assert await house.go(10) == ["-stalled"]
+
+
+async def test_points_that_a_job_posts_are_progress_and_a_sign_of_life(house: House) -> None:
+    poll = house.seen.poll
+
+    async def mute(handles: list[Handle]) -> dict[str, Observation]:
+        return {token: seen.model_copy(update={"step": None}) for token, seen in (await poll(handles)).items()}
+
+    house.seen.poll = mute  # type: ignore[method-assign]
+    house.seen.alerts = (RunnerAlert(kind="stall", text="nothing new for 1800 s"),)
+    for posted in range(1, 7):
+        points = PostedPoints(house.job, (Row("loss", posted, 0, 1 / posted), Row("lr", posted, 0, float("nan"))))
+        house.ctx.metrics.write(Batch([points]))
+        assert await house.go(10) == []
+    seen = house.ctx.observed[house.job]
+    assert (seen.step, seen.metrics, seen.source) == (6, {"loss": 1 / 6}, "posted")
+    house.seen.alerts = ()
+    assert await house.go(10, times=4) == ["+stalled"]
+
+
+async def test_problems_that_a_job_posts_are_told_once_each(house: House) -> None:
+    def post(kind: str, **more: str) -> None:
+        alert = read_alert({"job_id": house.job, "type": kind, **more}, house.clock.now())
+        house.ctx.metrics.write(Batch(alerts=[alert]))
+
+    post("job_started")
+    post("gpu_oom", source="runner")
+    assert await house.go(1) == []
+    for text in ("CUDA out of memory", "again"):
+        post("gpu_oom", error_message=text)
+        post("timeout_warning", error_message=text)
+    assert await house.go(1) == ["+posted", "+posted"]
+    post("gpu_oom", error_message="and again")
+    assert await house.go(1, times=2) == []
+    assert (await check(house.ctx, house.job, limit=0)).posted == ("gpu_oom: and again", "timeout_warning: again")
 
 
 async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:

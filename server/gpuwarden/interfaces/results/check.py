@@ -61,7 +61,7 @@ class CheckReply(WarnedReply):
     total_steps: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     progress_from: str = ""
-    """Source of step and metrics: the job's own `metrics`, its `output`, or saved `files`."""
+    """Source of step and metrics: the job's own `metrics`, its `output`, saved `files`, or `posted` to the server."""
     started_at: float | None = None
     elapsed_s: float | None = None
     remaining_s: float | None = None
@@ -124,7 +124,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
             if v not in ("", 0)
         },
         exit_code=seen.exit_code if seen else None,
-        alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],
+        alerts=[quoted(a) for a in (*(seen.alerts[-SHOWN:] if seen else ()), *result.posted)],
         meter=meter_of(result.lease) if result.lease else None,
         ending=ending_of(result.ending),
         diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],

@@ -46,6 +46,7 @@ from gpuwarden.lifecycle.leases.meter import look
 from gpuwarden.lifecycle.leases.self_stop import self_stop_order
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
+from gpuwarden.lifecycle.posted import with_posted_progress
 from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
 
 CANCEL_GRACE_S: Final = 10.0
@@ -273,6 +274,7 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
         body = seen.model_dump(mode="json")
         if (clean := scrubbed(body, ctx.hidden(body, job.spec.secrets))) != body:
             seen = Observation.model_validate(clean)  # redact before any text is truncated or stored
+        seen = with_posted_progress(ctx, job.id, seen)
         ctx.observed[job.id] = seen
     return seen
 

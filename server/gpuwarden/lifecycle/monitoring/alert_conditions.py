@@ -40,6 +40,7 @@ from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
 from gpuwarden.lifecycle.notify import Alert, Key, record
+from gpuwarden.lifecycle.posted import posted_problems, text_of
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
@@ -217,6 +218,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
             job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
         )
     yield from _ending(ctx, job)
+    yield from _posted(ctx, job)
     seen = ctx.observed.get(job.id)
     if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_stop_failed"), None)):
         text = f"{job.id}: {line(failed.text, 240)}. The machine is billed."
@@ -240,6 +242,14 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _observed_conditions(ctx, job, seen, raised)
+
+
+def _posted(ctx: Context, job: JobRecord) -> Iterator[Condition]:
+    """Yield the problems that a job posted. Each type is reported once, because a job may post any number of alerts."""
+    for kind, alert in posted_problems(ctx, job.id).items():
+        if _recent(ctx, alert.at):
+            text = f"{job.id} reports {line(text_of(alert), 240)}."
+            yield Condition(job.subject, "posted", text, mark=kind, next_steps=(do(Action.CHECK, job_id=job.id),))
 
 
 def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
@@ -276,7 +286,7 @@ def _observed_conditions(
     hold_s = watch.stall_minutes * 60
     if message := stall_of(seen):  # the runner waited before it reported the stall
         text, hold_s = f"{job.id}: {line(message, 120)}.", 0
-    same = f"{seen.step} {seen.log_bytes}"
+    same = f"{seen.step} {seen.log_bytes} {sorted(seen.metrics.items())}"
     yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
     for kind, what, free, total in (
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),

@@ -29,6 +29,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
 from gpuwarden.lifecycle.monitoring.time_left import time_left
+from gpuwarden.lifecycle.posted import posted_problems, text_of
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.static_analysis.pace import Remaining
@@ -53,6 +54,8 @@ class Checked:
     """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
     """The completed and remaining steps in the verification of the job's outputs."""
+    posted: tuple[str, ...] = ()
+    """Problems that the job posted as alerts, the newest of each type."""
     remaining: Remaining | None = None
     """Estimated minimum and maximum time until the job's last step."""
 
@@ -118,7 +121,8 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     found = await diagnosed(ctx, job, observation)
     ending = _arranged(ctx, job, lease)
     left = time_left(ctx, job, observation)
-    return Checked(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), left)
+    posted = tuple(map(text_of, posted_problems(ctx, job_id).values()))
+    return Checked(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), posted, left)
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:

@@ -144,9 +144,12 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
         "platform": shown(job.spec.platform),
         "project": shown(job.spec.project),
         "step": f"{reply.step:,}{whole}" if reply.step is not None else "-",
-        "source": {"metrics": "from its metrics", "output": "from its output", "files": "from saved files"}.get(
-            reply.progress_from, ""
-        ),
+        "source": {
+            "metrics": "from its metrics",
+            "output": "from its output",
+            "files": "from saved files",
+            "posted": "from its posted metrics",
+        }.get(reply.progress_from, ""),
         "started": local(reply.started_at, "%Y-%m-%d %H:%M"),
         "accepted": local(job.accepted_at, "%Y-%m-%d %H:%M"),
         "elapsed": span(reply.elapsed_s),
