@@ -28,8 +28,9 @@ PROTECTS = (
     "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_artifact",
     "remote/test_sandbox",
 )  # fmt: skip
-"""How the ids begin, below tests/, of tests that protect money or data: ledger, kills, gates, teardown, exploit files.
-Also those of what a user meets first and only a real program shows: the plugins in the clients, the protocol, Slurm.
+"""Select the tests that protect money or data by how their ids begin: ledger, kills, gates, teardown, exploit files.
+
+Also selected are tests of the plugins in real clients, of the protocol's conformance, and of jobs on a real Slurm.
 
 `.ci/run` runs their proofs. A failed one is never run again, because a race there is a bug.
 """

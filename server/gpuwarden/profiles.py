@@ -67,7 +67,7 @@ def _version(file: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)  # parsing YAML takes tens of milliseconds, and every use case loads profiles many times
-def _load(file: Path, *_version: int) -> Profile:
+def _load(file: Path, *_stamp: int) -> Profile:
     return load_text(_read(file), str(file))
 
 

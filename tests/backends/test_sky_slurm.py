@@ -31,6 +31,7 @@ from real_parts import need
 from sky_kit import RealServer
 from slurm_kit import Cluster
 from sshd import PATH, Sshd
+from waiting import soon
 
 pytestmark = [
     pytest.mark.anyio,
@@ -110,7 +111,11 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
     real: RealServer, provider: SkyProvider, tmp_path: Path
 ) -> None:
     name = "gw-life"
-    assert await provider.check() == [], "Slurm is enabled"
+
+    async def enabled() -> bool:
+        return await provider.check() == []
+
+    await soon(enabled, 60, every=1)  # the server looks for its clouds after it has started
     place_uv(real, name, (await SkyClient(real.env).ask(Info, "info")).user)
     wanted = Resources(options={"cpus": "1", "memory": "1", "region": "localslurm"}, deadline_s=3_600)
     quote = await provider.quote(wanted)

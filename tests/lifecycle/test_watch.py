@@ -228,7 +228,8 @@ async def test_problems_that_a_job_posts_are_told_once_each(house: House) -> Non
     assert await house.go(1) == ["+posted", "+posted"]
     post("gpu_oom", error_message="and again")
     assert await house.go(1, times=2) == []
-    assert (await check(house.ctx, house.job, limit=0)).posted == ("gpu_oom: and again", "timeout_warning: again")
+    posted = (await check(house.ctx, house.job, limit=0)).posted
+    assert {a.type: a.fields["error_message"] for a in posted} == {"gpu_oom": "and again", "timeout_warning": "again"}
 
 
 async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:

@@ -150,7 +150,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check shows whether the job is lost",
     Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder for the job: "
     "the job's process is dead, and files that were only on the machine are lost",
-    Code.PAUSED: "its process was told to save and has ended; it starts again only on a request to resume",
+    Code.PAUSED: "its process received a signal to save and has ended; it starts again only on a request to resume",
     Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only on a "
     "request to resume",
     Code.RESUMED: "resumed on request",

@@ -1,4 +1,4 @@
-"""The step, the metrics and the alerts that a job posted to the metrics API, beside what its machine shows."""
+"""Read the step, the metrics and the alerts that a job posted to the metrics API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_posted_progress(ctx: Context, job_id: str, seen: Observation) -> Observ
 def posted_problems(ctx: Context, job_id: str) -> dict[str, StoredAlert]:
     """Return the newest alert of each type that reports a problem, by type. Empty if the store can't be read.
 
-    The runner's own alerts are left out, because an observation of the job shows what they report.
+    The runner's own alerts are left out, because they repeat the observation of the job.
     """
     alerts: tuple[StoredAlert, ...] = ()
     if (ctx.home / FILE).exists():

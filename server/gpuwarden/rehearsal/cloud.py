@@ -530,6 +530,7 @@ class Cloud:
             env={MARKER: record.id},
             self_stop_command=(
                 sys.executable,
+                "-P",  # it is started in the job's folder, whose modules must not replace gpuwarden's
                 "-m",
                 "gpuwarden.rehearsal.self_stop",
                 str(self.root),

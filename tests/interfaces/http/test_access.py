@@ -69,6 +69,15 @@ async def test_no_path_answers_without_a_valid_token(server: Serving) -> None:
                     assert method == "HEAD" or answer.json()["code"] == "auth_failed"
 
 
+async def test_a_browser_gets_errors_as_a_page(server: Serving) -> None:
+    async with client(server, {"Accept": "text/html,*/*;q=0.8"}) as http:
+        for path, status in (("/", 401), ("/enter?link=<b>used", 401)):
+            answer = await http.get(path)
+            assert answer.status_code == status and answer.headers["content-type"].startswith("text/html")
+            assert "gpuwarden dashboard" in answer.text and "<b>" not in answer.text
+        assert (await http.get("/nothing", headers=bearer(server, "read"))).text.startswith("<!doctype html>")
+
+
 async def test_a_token_opens_a_session_and_every_answer_has_the_security_headers(server: Serving) -> None:
     async with client(server, bearer(server, "read") | JSON) as http:
         answers = [await http.post("/mcp", json=opened()), await http.get("/nothing"), await http.put("/mcp")]

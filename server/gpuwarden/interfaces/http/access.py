@@ -54,7 +54,7 @@ class Authenticate:
         headers = Headers(scope=scope)
         try:
             found = self._who(headers)
-        except DiskError as unreadable:  # its message has a path of this machine, and the caller is nobody yet
+        except DiskError as unreadable:  # its message contains a path, and the caller is not authenticated
             logger.error("%s", line(unreadable.message, 300))
             refused = DiskError("the server can't read its tokens", "Run gpuwarden doctor on the server's machine.")
             await refuse(scope, receive, send, refused, 503)

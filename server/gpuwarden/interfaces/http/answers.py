@@ -1,10 +1,13 @@
-"""Responses in one format: JSON with `ok`, `code`, `message` and `hint`, without secrets."""
+"""Responses in one format: JSON with `ok`, `code`, `message` and `hint`; for a browser a short page. No secrets."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from html import escape
 from typing import Any, Final
 
-from starlette.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gpuwarden.core.errors import WardenError
@@ -37,6 +40,22 @@ def error_answer(error: WardenError, status: int | None = None, headers: dict[st
     return JSONResponse(clean, status or STATUS.get(error.code, 500), headers)
 
 
+PAGE: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    "<title>gpuwarden</title><h1>gpuwarden</h1><p>{message}.<p>{hint}</html>"
+)
+
+
+def answer_for(
+    asked: Mapping[str, str], error: WardenError, status: int | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """Return the response to a failed request with the headers `asked`: a page if it comes from a browser's window."""
+    if "text/html" not in asked.get("accept", ""):
+        return error_answer(error, status, headers)
+    text = PAGE.format(message=escape(redact(error.message)), hint=escape(redact(in_commands(error.next_steps))))
+    return HTMLResponse(text, status or STATUS.get(error.code, 500), headers)
+
+
 async def refuse(
     scope: Scope, receive: Receive, send: Send, error: WardenError, status: int, headers: dict[str, str] | None = None
 ) -> None:
@@ -48,4 +67,5 @@ async def refuse(
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": ""})
         return
-    await error_answer(error, status, {"connection": "close", **(headers or {})})(scope, receive, send)
+    closing = {"connection": "close", **(headers or {})}
+    await answer_for(Headers(scope=scope), error, status, closing)(scope, receive, send)

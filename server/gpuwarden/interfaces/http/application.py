@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.interfaces.http import contract, mcp_routes, pages, session_routes
 from gpuwarden.interfaces.http.access import OPEN, Authenticate, Protected, ProtectedSocket
-from gpuwarden.interfaces.http.answers import error_answer
+from gpuwarden.interfaces.http.answers import answer_for
 from gpuwarden.interfaces.http.guarding import Guard
 from gpuwarden.interfaces.http.serving import Serving
 
@@ -51,8 +51,8 @@ def build(serving: Serving) -> Starlette:
     return app
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Respond to router errors, such as an unknown path or method, in the common format."""
     assert isinstance(error, HTTPException)
     known = NotFound("this path does not exist") if error.status_code == 404 else BadRequest(error.detail)
-    return error_answer(known, error.status_code, dict(error.headers or {}))
+    return answer_for(request.headers, known, error.status_code, dict(error.headers or {}))

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuwarden.core.errors import BadRequest, Refused, WardenError, as_warden_error
-from gpuwarden.interfaces.http.answers import error_answer, refuse
+from gpuwarden.interfaces.http.answers import answer_for, refuse
 from gpuwarden.interfaces.http.principals import Principal
 from gpuwarden.interfaces.http.serving import Serving, Settings, host_name
 
@@ -96,7 +96,7 @@ class Guard:
             known = as_warden_error(error)
             if known is not error:
                 logger.exception("a request crashed")
-            await error_answer(known)(scope, receive, answering)
+            await answer_for(Headers(scope=scope), known)(scope, receive, answering)
         finally:
             self.serving.streams.pop(streaming, None)
 

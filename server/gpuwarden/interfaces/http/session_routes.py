@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from gpuwarden.core.errors import AuthFailed
 from gpuwarden.interfaces.http.access import Protected, cookie_name, principal_of
-from gpuwarden.interfaces.http.answers import error_answer
+from gpuwarden.interfaces.http.answers import answer_for
 from gpuwarden.interfaces.http.serving import Serving, host_name
 from gpuwarden.interfaces.http.tokens import SESSION_S
 
@@ -28,9 +28,8 @@ def routes(serving: Serving) -> list[BaseRoute]:
         """GET: invalidate the one-time link, set the cookie, and load the page without the secret in its URL."""
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
-            return error_answer(
-                AuthFailed("this link has already been used or has expired", "Run gpuwarden dashboard again.")
-            )
+            error = AuthFailed("this link has already been used or has expired", "Run gpuwarden dashboard again.")
+            return answer_for(request.headers, error)
         # This is not a redirect: if the link was opened from another site or a file, a browser would not send a strict
         # cookie after a redirect. A request from a page of this server counts as same-site.
         response = HTMLResponse(ENTERED)

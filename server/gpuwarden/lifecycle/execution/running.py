@@ -271,10 +271,10 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
         ctx.blind[job.id] = error
         return None
     if seen is not None:
+        seen = with_posted_progress(ctx, job.id, seen)
         body = seen.model_dump(mode="json")
         if (clean := scrubbed(body, ctx.hidden(body, job.spec.secrets))) != body:
             seen = Observation.model_validate(clean)  # redact before any text is truncated or stored
-        seen = with_posted_progress(ctx, job.id, seen)
         ctx.observed[job.id] = seen
     return seen
 

@@ -29,8 +29,9 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
 from gpuwarden.lifecycle.monitoring.time_left import time_left
-from gpuwarden.lifecycle.posted import posted_problems, text_of
+from gpuwarden.lifecycle.posted import posted_problems
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
+from gpuwarden.metrics.store import StoredAlert
 from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.static_analysis.pace import Remaining
 
@@ -54,7 +55,7 @@ class Checked:
     """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
     """The completed and remaining steps in the verification of the job's outputs."""
-    posted: tuple[str, ...] = ()
+    posted: tuple[StoredAlert, ...] = ()
     """Problems that the job posted as alerts, the newest of each type."""
     remaining: Remaining | None = None
     """Estimated minimum and maximum time until the job's last step."""
@@ -121,7 +122,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     found = await diagnosed(ctx, job, observation)
     ending = _arranged(ctx, job, lease)
     left = time_left(ctx, job, observation)
-    posted = tuple(map(text_of, posted_problems(ctx, job_id).values()))
+    posted = tuple(posted_problems(ctx, job_id).values())
     return Checked(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), posted, left)
 
 

@@ -13,7 +13,8 @@ const HEIGHT = 320;
 const ROWS = 40;
 let plot = null;
 let curves = [];
-let part = null; // the zoomed range of steps
+let byTime = false; // the x axis, which is that of the first run with points
+let part = null; // the zoomed range of the x axis
 
 function color(name) {
   // A canvas needs the computed color, because the value of a variable may be a light-dark() pair.
@@ -36,6 +37,14 @@ function number(value) {
   if (value === null || value === undefined) return "-";
   const size = Math.abs(value);
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
+}
+
+function place(x) {
+  return byTime ? moment(x).slice(5) : `step ${number(x)}`;
+}
+
+function moment(seconds) {
+  return new Date(seconds * 1000).toLocaleString("sv-SE"); // 2026-11-28 17:05:00
 }
 
 function joined() {
@@ -81,8 +90,8 @@ function draw() {
     height: HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
-    scales: { x: { time: curves[0].by_time }, y: { distr: logScale.checked && positive ? 3 : 1 } },
-    axes: [{ ...axis, label: curves[0].by_time ? "time" : "step", labelFont: "12px system-ui, sans-serif", labelSize: 20 }, { ...axis, size: 60, values: (_u, ticks) => ticks.map((t) => (t === null ? "" : number(t))) }],
+    scales: { x: { time: byTime }, y: { distr: logScale.checked && positive ? 3 : 1 } },
+    axes: [{ ...axis, label: byTime ? "time" : "step", labelFont: "12px system-ui, sans-serif", labelSize: 20, space: 90, values: (_u, ticks) => ticks.map((t) => (byTime ? moment(t).slice(5, 16) : number(t))) }, { ...axis, size: 60, values: (_u, ticks) => ticks.map((t) => (t === null ? "" : number(t))) }],
     series: [{ label: "step" }, ...series],
     hooks: {
       draw: [marksOf],
@@ -102,11 +111,13 @@ function draw() {
 function readout(index) {
   const items = [...legend.children];
   if (!plot) return;
+  const hovered = index !== null && index !== undefined;
   curves.forEach((curve, n) => {
-    const value = index === null || index === undefined ? undefined : plot.data[n + 1][index];
-    const shown = value === undefined || value === null ? last(curve) : value;
-    const step = index === null || index === undefined ? "" : ` at step ${number(plot.data[0][index])}`;
-    items[n].querySelector(".value").textContent = number(shown) + (value === undefined || value === null ? "" : step);
+    // Runs that report at other steps have no value at this one; the last one before it counts.
+    let at = hovered ? index : -1;
+    while (at >= 0 && (plot.data[n + 1][at] === null || plot.data[n + 1][at] === undefined)) at -= 1;
+    const shown = at >= 0 ? `${number(plot.data[n + 1][at])} at ${place(plot.data[0][at])}` : hovered ? "-" : number(last(curve));
+    items[n].querySelector(".value").textContent = shown;
   });
 }
 
@@ -131,6 +142,7 @@ function describe() {
     const notes = [];
     if (curve.odd_count) notes.push(`${curve.odd_count.toLocaleString("en-US")} not finite`);
     if (curve.total > curve.x.length) notes.push(`${curve.total.toLocaleString("en-US")} points`);
+    if (curve.apart) notes.push(byTime ? "over steps, so not drawn here" : "without steps, so not drawn here");
     if (notes.length) {
       const odd = document.createElement("span");
       odd.className = curve.odd_count ? "warn" : "sub";
@@ -145,14 +157,14 @@ function describe() {
     let low = Infinity;
     for (const value of values) if (value < low) low = value;
     const odd = curve.odd_count ? `, ${curve.odd_count} values are not finite` : "";
-    return `${curve.metric} of ${curve.name}: ${number(values[0])} at step ${number(curve.x[0])} to ${number(values.at(-1))} at step ${number(curve.x.at(-1))}, lowest ${number(low)}${odd}`;
+    return `${curve.metric} of ${curve.name}: ${number(values[0])} at ${place(curve.x[0])} to ${number(values.at(-1))} at ${place(curve.x.at(-1))}, lowest ${number(low)}${odd}`;
   }).join("; ") || "No points yet");
   tabulate();
 }
 
 function tabulate() {
   const head = document.createElement("tr");
-  for (const title of ["Step", ...curves.map((curve) => curve.job)]) {
+  for (const title of [byTime ? "Time" : "Step", ...curves.map((curve) => curve.job)]) {
     const cell = document.createElement("th");
     cell.scope = "col";
     cell.textContent = title;
@@ -165,7 +177,7 @@ function tabulate() {
     const row = document.createElement("tr");
     const step = document.createElement("th");
     step.scope = "row";
-    step.textContent = number(first.x[n]);
+    step.textContent = byTime ? moment(first.x[n]) : number(first.x[n]);
     row.append(step);
     for (const curve of curves) {
       const cell = document.createElement("td");
@@ -201,6 +213,10 @@ async function refresh() {
   const mine = ++turn;
   const found = (await Promise.all(runs.map(load))).filter(Boolean);
   if (mine !== turn) return;
+  byTime = found.find((curve) => curve.x.length)?.by_time ?? false;
+  for (const curve of found) {
+    if (curve.x.length && curve.by_time !== byTime) Object.assign(curve, { x: [], y: [], odd: [], apart: true }); // two axes
+  }
   if (plot && same(found)) return;
   curves = found;
   draw();
