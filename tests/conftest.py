@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -53,6 +54,17 @@ pytest.register_assert_rewrite(*pytest_plugins)
 # A worker holds millions of objects by its end. To look through them as often as a small program does costs a sixth of
 # the whole run.
 gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Send what pytest-rerunfailures writes at once.
+
+    With `--reruns`, a worker writes twice and then reads, for every test. Without this option the kernel keeps the second
+    write back until the first is acknowledged, 40 ms later: 165 s for 12,000 tests and three workers.
+    """
+    if connection := getattr(getattr(config, "failures_db", None), "sock", None):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
