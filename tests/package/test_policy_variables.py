@@ -86,7 +86,7 @@ def looser(path: str, filed: Any, asked: Any) -> bool:
     if path == "approval.channels":
         return not set(asked) <= set(filed)
     if (
-        path.startswith(("rehearsal_caps.", "ledger.", "team."))
+        path.startswith(("rehearsal_caps.", "ledger.", "team.", "http."))
         or path == "approval.pin_hash"
         or "_url" in path
         or path == "watch.desktop"

@@ -93,7 +93,7 @@ class Approval(Frozen):
         return text
 
 
-def _guarded(url: str | None) -> str | None:
+def guarded(url: str | None) -> str | None:
     """Return a URL to which this machine may send data; None if it is empty. Raises ValueError for any other URL."""
     if not url:
         return None
@@ -104,7 +104,7 @@ def _guarded(url: str | None) -> str | None:
     return url
 
 
-Address = Annotated[str | None, AfterValidator(_guarded)]
+Address = Annotated[str | None, AfterValidator(guarded)]
 Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
@@ -232,6 +232,16 @@ class Hosts(Frozen):
     bring_uv: bool = False
 
 
+class Http(Frozen):
+    """Settings of `gpuwarden serve`. Only the policy file sets them, never a variable.
+
+    `oauth_issuer` is the address of an OAuth authorization server. Clients may present its access tokens for this
+    server, with the scopes `read` and `submit`, instead of tokens from `gpuwarden token create`.
+    """
+
+    oauth_issuer: Address = None
+
+
 class Allowance(Frozen):
     """Caps for one user or one project, in US dollars; None means no cap."""
 
@@ -269,6 +279,7 @@ class Policy(Frozen):
     hosts: Annotated[Hosts, FILE_ONLY] = Hosts()
     teardown: Annotated[TeardownPolicy, FILE_ONLY] = TeardownPolicy()
     team: Annotated[Team, FILE_ONLY] = Team()
+    http: Annotated[Http, FILE_ONLY] = Http()
 
     def allows(self, platform: str) -> bool:
         """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""

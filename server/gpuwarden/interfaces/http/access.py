@@ -15,18 +15,25 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Asgi
 from starlette.websockets import WebSocket
 
-from gpuwarden.core.errors import AuthFailed, DiskError, Refused
+from gpuwarden.core.errors import AuthFailed, DiskError, Refused, Unreachable
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.http.answers import refuse
-from gpuwarden.interfaces.http.principals import Kind, Principal, Scope
+from gpuwarden.interfaces.http.principals import GRANTED, Kind, Principal, Scope
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.people import acting_as
 
 logger = logging.getLogger(__name__)
-OPEN: Final = frozenset({"/enter"})
-"""Paths that don't require a principal: the one-time link for a browser session."""
+OPEN: Final = frozenset({"/enter", "/.well-known/oauth-protected-resource/mcp"})
+"""Paths that don't require a principal: the one-time link for a browser session, and the OAuth metadata."""
 SAFE: Final = frozenset({"GET", "HEAD"})
-CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
+
+
+def challenge(serving: Serving) -> dict[str, str]:
+    """Return the header that asks for a token, with the address of the OAuth metadata if an issuer is configured."""
+    parts = {"realm": "gpuwarden"}
+    if serving.issuer is not None:
+        parts |= {"scope": " ".join(sorted(GRANTED)), "resource_metadata": serving.issuer.metadata_url}
+    return {"www-authenticate": "Bearer " + ", ".join(f'{key}="{value}"' for key, value in parts.items())}
 
 
 def cookie_name(serving: Serving) -> str:
@@ -53,7 +60,10 @@ class Authenticate:
             return
         headers = Headers(scope=scope)
         try:
-            found = self._who(headers)
+            found = self._who(headers) or await self._from_issuer(scope, headers)
+        except Unreachable as unverified:
+            await refuse(scope, receive, send, unverified, 503)
+            return
         except DiskError as unreadable:  # its message contains a path, and the caller is not authenticated
             logger.error("%s", line(unreadable.message, 300))
             refused = DiskError("the server can't read its tokens", "Run gpuwarden doctor on the server's machine.")
@@ -63,7 +73,7 @@ class Authenticate:
             error = AuthFailed(
                 "the request has no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard."
             )
-            await refuse(scope, receive, send, error, 401, CHALLENGE)
+            await refuse(scope, receive, send, error, 401, challenge(self.serving))
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):
             await refuse(
@@ -89,6 +99,12 @@ class Authenticate:
             return found if found is not None and found.kind != "session" else None
         found = self.serving.principal(cookie) if cookie else None
         return found if found is not None and found.kind == "session" else None
+
+    async def _from_issuer(self, scope: Asgi, headers: Headers) -> Principal | None:
+        """Return the principal of an OAuth access token. Raises Unreachable."""
+        if self.serving.issuer is None or len(headers.getlist("authorization")) != 1 or "x-api-key" in headers:
+            return None
+        return await self.serving.issuer.principal(HTTPConnection(scope))
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
         """Return whether a browser's request comes from a page of this server.

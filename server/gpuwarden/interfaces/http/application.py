@@ -28,6 +28,7 @@ FEATURES: Final = (session_routes, mcp_routes, contract, pages)
 def build(serving: Serving) -> Starlette:
     """Return the application, after asserting that every route except the one-time link is Protected."""
     routes: list[BaseRoute] = [route for feature in FEATURES for route in feature.routes(serving)]
+    routes += serving.issuer.routes() if serving.issuer else []
     for route in routes:
         assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in OPEN, route
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from gpuwarden.job_tokens import job_of
 
 Scope = Literal["read", "submit", "metrics", "alerts"]
 """`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` are those of a job's two keys."""
+GRANTED: Final[frozenset[Scope]] = frozenset({"read", "submit"})
+"""The scopes that the user, or the user's OAuth issuer, may grant to a client."""
 Kind = Literal["token", "session", "job"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 import anyio
@@ -18,6 +18,9 @@ from gpuwarden.interfaces.http.principals import Authority, JobAuthority, Princi
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.mcp.over_http import McpEndpoint
 from gpuwarden.lifecycle.context import Context
+
+if TYPE_CHECKING:
+    from gpuwarden.interfaces.http.oauth import Issuer
 
 NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -72,6 +75,11 @@ class Settings:
         return frozenset(own | ({f"https://{urlsplit(self.public_url).netloc.lower()}"} if self.public_url else set()))
 
     @property
+    def endpoint(self) -> str:
+        """Return the URL of MCP, for which an OAuth issuer issues tokens."""
+        return f"{self.public_url.rstrip('/') or self.local_url}/mcp"
+
+    @property
     def local_url(self) -> str:
         """Return the address for a browser on this machine. It names localhost, because WebAuthn refuses 127.0.0.1."""
         return f"http://localhost:{self.port}"
@@ -103,6 +111,8 @@ class Serving:
     authorities: tuple[Authority, ...]
     mcp: McpEndpoint
     settings: Settings
+    issuer: Issuer | None = None
+    """The user's OAuth issuer, whose tokens are also accepted."""
     streams: dict[anyio.CancelScope, Answer] = field(default_factory=dict)
     """The responses in progress."""
     lifespans: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
@@ -113,7 +123,12 @@ class Serving:
         settings = settings or Settings()
         tokens = TokenStore(ctx.home, ctx.clock)
         mcp = McpEndpoint(ctx, settings.max_body)
-        return cls(ctx, tokens, (tokens, JobAuthority(ctx.home)), mcp, settings)
+        issuer = None
+        if address := ctx.policy.http.oauth_issuer:
+            from gpuwarden.interfaces.http.oauth import Issuer
+
+            issuer = Issuer(address, settings.endpoint, ctx.clock)
+        return cls(ctx, tokens, (tokens, JobAuthority(ctx.home)), mcp, settings, issuer)
 
     @property
     def clock(self) -> Clock:
@@ -138,6 +153,7 @@ class Serving:
                 valid = self.tokens.valid_ids()
             except DiskError:
                 valid = frozenset()
+            valid |= self.issuer.valid_ids() if self.issuer else frozenset()
             self.end_streams(lambda who: who is not None and who.kind != "job" and who.id not in valid)  # noqa: B023
             self.mcp.end_sessions(lambda holder: holder.rpartition("/")[2] not in valid)  # noqa: B023
 
