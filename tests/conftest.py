@@ -60,8 +60,8 @@ gc.set_threshold(20_000, 20, 20)
 def pytest_configure(config: pytest.Config) -> None:
     """Send what pytest-rerunfailures writes at once.
 
-    With `--reruns`, a worker writes twice and then reads, for every test. Without this option the kernel keeps the second
-    write back until the first is acknowledged, 40 ms later: 165 s for 12,000 tests and three workers.
+    With `--reruns`, a worker writes twice and then reads, for every test. Without this option the kernel keeps the
+    second write back until the first is acknowledged, 40 ms later: 165 s for 12,000 tests and three workers.
     """
     if connection := getattr(getattr(config, "failures_db", None), "sock", None):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
