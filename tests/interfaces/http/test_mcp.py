@@ -108,6 +108,13 @@ async def session(http: httpx2.AsyncClient, headers: dict[str, str]) -> dict[str
     return headers | {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
 
 
+@pytest.mark.parametrize("revision", [{}, *({"MCP-Protocol-Version": one} for one in ERAS.values())], ids=str)
+async def test_a_get_without_a_session_is_405(ctx: Context, revision: dict[str, str]) -> None:
+    async with serving(ctx) as parts, client(parts, JSON | revision) as http:
+        answer = await http.get("/mcp", headers=bearer(parts, "read"))
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 async def ping(http: httpx2.AsyncClient, headers: dict[str, str]) -> int:
     """Return the status of a request in a session."""
     return (await http.post("/mcp", json={"jsonrpc": "2.0", "id": 2, "method": "ping"}, headers=headers)).status_code

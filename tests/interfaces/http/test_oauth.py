@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import parse_qs
 
 import httpx2
@@ -19,7 +20,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.client import Client
-from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from doors import quick_warden
 from gpuwarden.core.policy import Http
@@ -104,25 +104,6 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer) -> Cont
     return ctx
 
 
-class Memory:
-    """The client's own store of tokens."""
-
-    tokens: OAuthToken | None = None
-    known: OAuthClientInformationFull | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self.tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self.known
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self.known = client_info
-
-
 @pytest.mark.parametrize("mode", ERAS)
 async def test_the_sdks_client_finds_the_issuer_and_calls_with_its_token(
     ctx: Context, issuer: Issuer, mode: str
@@ -130,7 +111,7 @@ async def test_the_sdks_client_finds_the_issuer_and_calls_with_its_token(
     with listening(ctx) as (parts, _):
         provider = ClientCredentialsOAuthProvider(
             parts.settings.endpoint,
-            Memory(),
+            AsyncMock(get_tokens=AsyncMock(return_value=None)),  # the client stores nothing on disk
             client_id="laptop",
             client_secret="secret",
             scope="read submit",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from gpuwarden.core.errors import Refused
+from gpuwarden.core.errors import BadRequest, Refused, WardenError
 from gpuwarden.interfaces.http.access import Protected
 from gpuwarden.interfaces.http.answers import refuse
 from gpuwarden.interfaces.http.principals import Kind, Principal
@@ -31,6 +32,10 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request from a client with a token. Browser sessions and jobs are not MCP clients."""
         principal: Principal = scope["gpuwarden.principal"]
+        if scope["method"] == "GET" and "mcp-session-id" not in Headers(scope=scope):
+            error: WardenError = BadRequest("only a session has a stream", "Send a request with POST.")
+            await refuse(scope, receive, send, error, 405, {"allow": "POST"})
+            return
         if self.serving.streams_of(principal) >= MAX_STREAMS_EACH:
             error = Refused(
                 f"this token has {MAX_STREAMS_EACH} open streams", "Close some of them, or use another token."
