@@ -47,6 +47,7 @@ from gpuwarden.metrics.points import PostedPoints, Row, read_alert
 from gpuwarden.metrics.store import Batch
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
+from gpuwarden.remote.runner.reports import SOURCE
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
@@ -220,7 +221,7 @@ async def test_problems_that_a_job_posts_are_told_once_each(house: House) -> Non
         house.ctx.metrics.write(Batch(alerts=[alert]))
 
     post("job_started")
-    post("gpu_oom", source="runner")
+    post("gpu_oom", source=SOURCE)
     assert await house.go(1) == []
     for text in ("CUDA out of memory", "again"):
         post("gpu_oom", error_message=text)

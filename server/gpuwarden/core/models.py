@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -564,6 +564,10 @@ class Allocation(Frozen):
     ends_at: float | None = None
     used_s: float | None = None
     resources: str = ""
+
+
+MAX_METRICS: Final = 128
+"""Maximum number of metrics in an observation."""
 
 
 class Observation(Frozen):

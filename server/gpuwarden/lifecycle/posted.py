@@ -7,15 +7,15 @@ import math
 from typing import Final
 
 from gpuwarden.core.errors import DiskError
-from gpuwarden.core.models import Observation
+from gpuwarden.core.models import MAX_METRICS, Observation
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.metrics.points import AlertType
 from gpuwarden.metrics.store import FILE, StoredAlert
+from gpuwarden.remote.runner.reports import SOURCE
 
 PROBLEMS: Final = frozenset({AlertType.FAILED, AlertType.CANCELLED, AlertType.OOM, AlertType.TIMEOUT})
 NEWEST: Final = 20
 """Number of a job's alerts that are read."""
-MAX_METRICS: Final = 128
 
 
 def with_posted_progress(ctx: Context, job_id: str, seen: Observation) -> Observation:
@@ -43,10 +43,10 @@ def posted_problems(ctx: Context, job_id: str) -> dict[str, StoredAlert]:
     if (ctx.home / FILE).exists():
         with contextlib.suppress(DiskError):
             alerts = ctx.metrics.alerts(job_id, max(0, ctx.metrics.last_alert(job_id) - NEWEST), NEWEST)
-    return {a.type: a for a in alerts if a.type in PROBLEMS and a.fields.get("source") != "runner"}
+    return {a.type: a for a in alerts if a.type in PROBLEMS and a.fields.get("source") != SOURCE}
 
 
-def text_of(alert: StoredAlert) -> str:
+def posted_text(alert: StoredAlert) -> str:
     """Return an alert's type, and its message if it has one."""
     message = str(alert.fields.get("error_message", ""))
     return f"{alert.type}: {message}" if message else alert.type

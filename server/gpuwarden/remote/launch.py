@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import (
+    MAX_METRICS,
     Artifact,
     Beat,
     Disclosure,
@@ -185,7 +186,7 @@ class _Status(_Lenient):
     eta_at: float | None = None
     source: str = Field(default="", max_length=20)
     curve: tuple[tuple[int, float], ...] = Field(default=(), max_length=128)
-    metrics: dict[str, float] = Field(default_factory=dict, max_length=128)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=MAX_METRICS)
     started_at: float | None = None
     ended_at: float | None = None
     updated_at: float | None = None

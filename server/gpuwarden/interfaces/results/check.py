@@ -16,7 +16,7 @@ from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.artifacts.ladder import Held
 from gpuwarden.lifecycle.monitoring.check import Checked, Signaled
-from gpuwarden.lifecycle.posted import text_of
+from gpuwarden.lifecycle.posted import posted_text
 from gpuwarden.lifecycle.records import LeaseRecord
 
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
@@ -125,7 +125,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
             if v not in ("", 0)
         },
         exit_code=seen.exit_code if seen else None,
-        alerts=[quoted(a) for a in (*(seen.alerts[-SHOWN:] if seen else ()), *map(text_of, result.posted))],
+        alerts=[quoted(a) for a in (*(seen.alerts[-SHOWN:] if seen else ()), *map(posted_text, result.posted))],
         meter=meter_of(result.lease) if result.lease else None,
         ending=ending_of(result.ending),
         diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],

@@ -9,6 +9,7 @@ from pydantic import Field
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Result
+from gpuwarden.lifecycle.posted import posted_text
 from gpuwarden.metrics.store import MetricStore
 
 CURVE: Final = 48
@@ -50,13 +51,10 @@ def reported(store: MetricStore, job_id: str, note: str = "") -> MetricsReply:
                 curve=curve.values,
             )
         )
-    told = store.alerts(job_id, max(0, store.last_alert(job_id) - 10_000), 1_000)[-MAX_ALERTS:]
+    alerts = store.alerts(job_id, max(0, store.last_alert(job_id) - 10_000), 1_000)[-MAX_ALERTS:]
     return MetricsReply(
         job_id=job_id,
         message=note or ("" if found else f"{job_id} has reported no metrics."),
         metrics=found,
-        alerts=[
-            f"{alert.type} {quoted(alert.fields['error_message'])}" if "error_message" in alert.fields else alert.type
-            for alert in told
-        ],
+        alerts=[quoted(posted_text(alert)) for alert in alerts],
     )

@@ -40,7 +40,7 @@ from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
 from gpuwarden.lifecycle.notify import Alert, Key, record
-from gpuwarden.lifecycle.posted import posted_problems, text_of
+from gpuwarden.lifecycle.posted import posted_problems, posted_text
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
@@ -248,7 +248,7 @@ def _posted(ctx: Context, job: JobRecord) -> Iterator[Condition]:
     """Yield the problems that a job posted. Each type is reported once, because a job may post any number of alerts."""
     for kind, alert in posted_problems(ctx, job.id).items():
         if _recent(ctx, alert.at):
-            text = f"{job.id} reports {line(text_of(alert), 240)}."
+            text = f"{job.id} reports {line(posted_text(alert), 240)}."
             yield Condition(job.subject, "posted", text, mark=kind, next_steps=(do(Action.CHECK, job_id=job.id),))
 
 

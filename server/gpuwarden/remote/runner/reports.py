@@ -15,6 +15,7 @@ from gpuwarden.remote.runner.spool import Spool, utc
 REPORT_KEYS = "GPUWARDEN_REPORT_"  # prefix of the job's reporting keys among the secrets
 METRICS_PATH, ALERTS_PATH = "/api/training/local/metrics", "/api/alerts/trigger"
 MAX_REPORT = 4 << 20
+SOURCE = "runner"  # the source in the runner's own alerts
 RESTART_S = 5.0  # seconds between two starts of the relay if it fails repeatedly
 OF_KIND = {"timeout": ("timeout_warning", "TIME_LIMIT"), "gpu_oom": ("gpu_oom", "CUDA_OOM")}
 OF_STATE = {
@@ -113,7 +114,7 @@ class Reports:
     def alert(self, kind: str, seen: Json, **more: Any) -> None:
         """Report an alert together with the known progress."""
         known = {"current_step": seen["step"], "total_steps": seen["total_steps"], "loss": seen["metrics"].get("loss")}
-        body = {"type": kind, "job_id": self.job, "source": "runner", "timestamp": utc(time.time()), **more}
+        body = {"type": kind, "job_id": self.job, "source": SOURCE, "timestamp": utc(time.time()), **more}
         self.spool.put("alerts", {**body, **{name: value for name, value in known.items() if value is not None}})
 
 
