@@ -190,6 +190,42 @@ async def test_older_lines_of_a_log_go_before_the_others(tmp_path: Path) -> None
         assert whole == "".join(lines)
 
 
+async def test_a_search_goes_on_in_older_lines(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jlong", "long")
+    lines = [f"line {n} {'needle' if n in {5, 7_990} else 'of'} a long log\n" for n in range(8_000)]
+    world.run("jlong", 5, 10, log="".join(lines))
+    async with opened(world) as window:
+        await window.go("/jobs/jlong")
+        page = window.page
+        await page.fill("[data-find]", "needle")
+        assert await page.inner_text("[data-count]") == "1 of 1"
+        await page.press("[data-find]", "Enter")
+        await until(page, "document.querySelector('[data-count]').textContent === '1 of 2'")
+        await page.fill("[data-find]", "in no line")
+        await page.press("[data-find]", "Enter")
+        await page.wait_for_selector("[data-older][hidden]", state="attached")
+        assert await page.evaluate("document.querySelector('pre.log').textContent") == "".join(lines)
+
+
+async def test_a_smoothed_curve_shows_its_average_and_its_points(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jwave", "wave")
+    world.run("jwave", 99, 100)
+    rows = tuple(Row("loss", n, 0, float(n % 2)) for n in range(100))
+    MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jwave", rows)]))
+    async with opened(world) as window:
+        await window.go("/jobs/jwave")
+        await window.page.wait_for_selector("canvas")
+        spread = await pixels(window.page, "run0")
+        await window.page.select_option("[data-smoothing]", "0.99")
+        await until(window.page, "document.querySelector('[data-legend]').textContent.includes('0.99')")
+        await window.page.hover("[data-plot] .u-over", position={"x": 400, "y": 100})
+        shown = await window.page.inner_text("[data-legend] .value")
+        assert abs(float(shown.split()[0]) - 0.5) < 0.02, "the average of a wave between 0 and 1"
+        assert await pixels(window.page, "run0") < spread / 3, "the points themselves are faint"
+
+
 @pytest.mark.prove
 async def test_of_a_million_points_a_page_gets_a_few_thousand(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")

@@ -3,6 +3,7 @@
 const section = document.querySelector("[data-curves]");
 const holder = section.querySelector("[data-plot]");
 const choice = section.querySelector("[data-metric]");
+const smoothing = section.querySelector("[data-smoothing]");
 const logScale = section.querySelector("[data-log-scale]");
 const reset = section.querySelector("[data-reset]");
 const legend = section.querySelector("[data-legend]");
@@ -47,8 +48,24 @@ function moment(seconds) {
   return new Date(seconds * 1000).toLocaleString("sv-SE"); // 2026-11-28 17:05:00
 }
 
+function smoothed(values) {
+  // An exponential moving average that does not start at 0, as in TensorBoard. A gap stays a gap.
+  const weight = Number(smoothing.value);
+  let sum = 0;
+  let share = 1;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    share *= weight;
+    return sum / (1 - share);
+  });
+}
+
 function joined() {
-  return uPlot.join(curves.map((curve) => [curve.x, curve.y]), curves.map((curve) => curve.y.map(() => 2)));
+  // With smoothing, the points themselves follow as further lines, drawn faintly.
+  const lines = curves.map((curve) => [curve.x, smoothed(curve.y)]);
+  if (Number(smoothing.value)) lines.push(...curves.map((curve) => [curve.x, curve.y]));
+  return uPlot.join(lines, lines.map(([, y]) => y.map(() => 2)));
 }
 
 function marksOf(u) {
@@ -82,6 +99,7 @@ function draw() {
     points: { show: curve.x.length < 60 },
     spanGaps: false,
   }));
+  if (Number(smoothing.value)) series.push(...series.map((one) => ({ ...one, width: 1, alpha: 0.3, dash: undefined, points: { show: false } })));
   const positive = curves.every((curve) => curve.y.every((value) => value === null || value > 0));
   logScale.disabled = !positive;
   const started = performance.now();
@@ -140,6 +158,7 @@ function describe() {
     value.textContent = number(last(curve));
     item.append(swatch, name, id, value);
     const notes = [];
+    if (Number(smoothing.value) && curve.x.length) notes.push(`smoothed by ${smoothing.value}`);
     if (curve.odd_count) notes.push(`${curve.odd_count.toLocaleString("en-US")} not finite`);
     if (curve.total > curve.x.length) notes.push(`${curve.total.toLocaleString("en-US")} points`);
     if (curve.apart) notes.push(byTime ? "over steps, so not drawn here" : "without steps, so not drawn here");
@@ -256,6 +275,7 @@ holder.addEventListener("dblclick", () => zoom(null));
 reset.addEventListener("click", () => { zoom(null); holder.focus(); });
 choice.addEventListener("change", () => { part = null; reset.hidden = true; curves = []; refresh(); });
 logScale.addEventListener("change", draw);
+smoothing.addEventListener("change", draw);
 document.addEventListener("themechange", draw);
 new ResizeObserver(() => { if (plot && holder.clientWidth > 0) plot.setSize({ width: Math.max(240, holder.clientWidth), height: HEIGHT }); }).observe(section);
 document.addEventListener("view", (event) => {

@@ -1,4 +1,5 @@
 // The log as text: its end is replaced in place, older parts are prepended, and matches are marked without markup.
+// A search that has no more matches before the current one continues in the older parts.
 
 const section = document.querySelector("[data-log]");
 const box = section.querySelector("pre");
@@ -54,7 +55,7 @@ function show(scroll) {
     if (one) CSS.highlights.set("current", new Highlight(one));
     else CSS.highlights.delete("current");
   }
-  const text = find.value ? (matches.length ? `${current + 1} of ${matches.length}` : "no match in the lines shown") : "";
+  const text = find.value ? (matches.length ? `${current + 1} of ${matches.length}` : start > 0 ? "no match in the lines shown" : "no match") : "";
   if (count.textContent !== text) count.textContent = text;
   if (one && scroll) {
     const at = one.getBoundingClientRect();
@@ -63,34 +64,62 @@ function show(scroll) {
   }
 }
 
-function move(by) {
-  if (!matches.length) return;
+async function move(by) {
+  const word = find.value;
+  if (by < 0 && current <= 0 && word && await searchOlder(word)) return;
+  if (word !== find.value || !matches.length) return;
   current = (current + by + matches.length) % matches.length;
   show(true);
 }
 
+async function searchOlder(word) {
+  // Loads older parts until one of them contains the word, and returns whether one does.
+  const known = matches.length;
+  while (start > 0 && find.value === word && await loadOlder()) {
+    const more = matches.length - known;
+    if (more > 0) {
+      current = more - 1;
+      show(true);
+      return true;
+    }
+    count.textContent = `searching older lines, ${Math.round(start / 1024).toLocaleString("en-US")} KiB left`;
+  }
+  show(false);
+  return false;
+}
+
 find.addEventListener("input", () => search());
 find.addEventListener("keydown", (event) => {
-  if (event.key === "Enter") { event.preventDefault(); move(event.shiftKey ? 1 : -1); }
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  move(event.shiftKey ? 1 : -1);
 });
 section.querySelector("[data-next]").addEventListener("click", () => move(1));
 section.querySelector("[data-previous]").addEventListener("click", () => move(-1));
-older.addEventListener("click", async () => {
+older.addEventListener("click", loadOlder);
+
+async function loadOlder() {
+  if (older.disabled) return false;
   older.disabled = true;
   try {
     const answer = await fetch(`${section.dataset.log}?before=${start}`, { cache: "no-store" });
-    if (!answer.ok) return;
+    if (!answer.ok) return false;
     const piece = await answer.json();
+    if (piece.start >= start) return false;
     const height = box.scrollHeight;
     before.textContent = piece.text + before.textContent;
     start = piece.start;
     box.scrollTop += box.scrollHeight - height;
     older.hidden = start <= 0;
     search(false);
+    return true;
+  } catch {
+    return false; // the page itself reports a lost server
   } finally {
     older.disabled = false;
   }
-});
+}
+
 document.addEventListener("view", (event) => {
   const log = event.detail.log;
   if (!log) return;
