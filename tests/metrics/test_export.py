@@ -91,7 +91,9 @@ def test_tensorboard_itself_reads_every_point(store: MetricStore, tmp_path: Path
 def test_trackio_gets_every_step_once(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
     run = SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: logged.append("end"))
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **named: logged.append(named) or run))
+    runs = SimpleNamespace(runs=lambda project: [])
+    stand_in = SimpleNamespace(init=lambda **named: logged.append(named) or run, Api=lambda: runs)
+    monkeypatch.setitem(sys.modules, "trackio", stand_in)
     assert export.to_trackio(store, "j1", "mine") == 3
     assert logged[0] == {"project": "mine", "name": "j1"}
     assert logged[1] == (1, {"=HYPERLINK(1)": -0.25, "train_loss": 2.5})
@@ -117,6 +119,9 @@ def test_trackio_itself_has_every_point(tmp_path: Path) -> None:
     own = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path), "GRADIO_ANALYTICS_ENABLED": "0"}
     told = answer(gpuwarden(tmp_path / "home", "metrics", job, "--trackio", "mine", "--json", **own))
     assert told["ok"] and "4" in told["message"].split(), told
+
+    again = answer(gpuwarden(tmp_path / "home", "metrics", job, "--trackio", "mine", "--json", **own))
+    assert again["code"] == "conflict", again
 
     def values(metric: str) -> list[tuple[int, float]]:
         argv = [sys.executable, "-m", "trackio.cli", "get", "metric", "--project", "mine", "--run", job]
@@ -147,7 +152,7 @@ def test_the_command_shows_and_exports(tmp_path: Path, wording: Wording) -> None
     assert [(m["name"], m["points"], m["odd"], m["last"]) for m in found["metrics"]] == [
         ("⟦=HYPERLINK(1)⟧", 1, 0, -0.25), ("train_loss", 3, 1, 1e300)
     ]  # fmt: skip
-    assert found["alerts"] == ["gpu_oom ⟦CUDA out of memory⟧"]
+    assert found["alerts"] == ["⟦gpu_oom: CUDA out of memory⟧"]
     shown = gpuwarden(tmp_path / "home", "metrics", job)
     (line,) = [line for line in shown.stdout.splitlines() if "train_loss" in line]
     wording(line.partition("train_loss")[2], "1e+300", line.split()[-1])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gpuwarden.checkpoints.values.crc32c import masked
-from gpuwarden.core.errors import NotFound, NotSupported
+from gpuwarden.core.errors import Conflict, NotFound, NotSupported
 from gpuwarden.metrics.store import Cursor, MetricStore, Point
 
 PIECE: Final = 10_000
@@ -80,7 +80,10 @@ def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
 
 
 def to_trackio(store: MetricStore, job: str, project: str) -> int:
-    """Log every step to a trackio project and return the number of steps. Raises NotSupported if trackio is missing.
+    """Log every step to a trackio project and return the number of steps.
+
+    Raises NotSupported if trackio is missing, and Conflict if the project has a run of this job, because the run would
+    then contain each step twice.
 
     Trackio's output is written to standard error, and its logging of this computer's hardware is disabled. If a step
     was reported twice, its last value is used.
@@ -89,6 +92,12 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
         trackio: Any = importlib.import_module("trackio")
     except ImportError as error:
         raise NotSupported("trackio is not installed", "Install it: pip install trackio") from error
+    with contextlib.suppress(ValueError):  # the project does not exist yet
+        if any(run.name == job for run in trackio.Api().runs(project)):
+            raise Conflict(
+                f"the trackio project {project!r} already has a run named {job}",
+                "Export to another project, or delete that run in trackio.",
+            )
     steps: dict[int, dict[str, Any]] = {}
     for name, step, point in _stepped(all_points(store, job)):
         steps.setdefault(step, {})[name] = point.value
