@@ -601,6 +601,7 @@ async def test_an_entry_that_does_not_work_is_named(command: str, args: list[str
     assert "Codex" in caught.value.message and command in caught.value.message and said in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "FIRST_START_S", 0.5)
