@@ -15,15 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_kit import Cli
-from doors import accept, at_terminal, environment
+from doors import accept, at_terminal, environment, gpuwarden
 from gpuwarden import __version__
+from gpuwarden.app import open_context
 from gpuwarden.config import load_config
-from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.policy import hash_pin
+from gpuwarden.interfaces.cli import approval, questions
+from gpuwarden.interfaces.cli.demo import demo_spec
 from gpuwarden.interfaces.hooks.install import hooks, replace_text
 from gpuwarden.interfaces.http import running
-from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, from_here
+from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, entry, from_here
+from gpuwarden.interfaces.mcp import trial
 from gpuwarden.interfaces.setup import changes, jsonc, use_case
 from gpuwarden.interfaces.setup.clients import client_files
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.policy_record import digest_of, read_record
+from gpuwarden.providers._account import read_key
+from terminal import Typed
 from wording import Wording
 
 PATH = ("mcpServers", "gpuwarden")
@@ -111,6 +120,10 @@ def test_whatever_else_is_there_stays(rest: dict[str, Any], servers: dict[str, A
 # ------------------------------------------------------------------------------------------------------- the command
 
 
+async def rehearsed(*_: object) -> None:
+    """Take the place of the rehearsal, which has tests of its own."""
+
+
 @pytest.fixture(name="env")
 def env_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of a person who has one client of each sort."""
@@ -118,7 +131,7 @@ def env_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
-    monkeypatch.setattr(use_case, "tools_of", lambda run: 10)
+    monkeypatch.setattr(trial, "rehearse", rehearsed)
     values = environment(tmp_path / "gw", HOME=str(tmp_path))
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -159,7 +172,8 @@ def test_without_a_terminal_and_yes_nothing_is_written(run: Cli, tmp_path: Path,
 
 def test_every_client_gets_the_server_in_its_own_form(run: Cli, tmp_path: Path) -> None:
     code, body = run("setup", "--yes")
-    assert code == 0 and set(body["clients"].values()) == {"added"} and "10" in body["message"]
+    assert code == 0 and set(body["clients"].values()) == {"added"}
+    assert body["tried"] == dict.fromkeys(CLIENT_NAMES, "proven")
     assert body["guards"] == {"claude": "installed", "codex": "untrusted", "gemini": "installed", "cursor": "installed"}
     for client in client_files(os.environ).values():
         entry = client.parsed(client.file.read_text())[client.key]["gpuwarden"]
@@ -373,8 +387,13 @@ def test_a_plugin_is_left_to_start_the_server(run: Cli, tmp_path: Path, wording:
     (plugins / "installed_plugins.json").write_text(json.dumps({"plugins": installed}))
     body = run("setup", "claude", "--yes")[1]
     assert set(body["clients"]) == set(body["guards"]) == {"claude"} and not body["changes"]
-    wording(f"{body['clients']['claude']}\n{body['guards']['claude']}\n{body['message']}", "claude")
+    wording(f"{body['clients']['claude']}\n{body['guards']['claude']}\n{body['message']}")
     assert not (tmp_path / ".claude.json").exists()
+
+
+# ------------------------------------------------------------------------------------------- the user at a terminal
+
+KEEP = [("USD", ""), ("USD", ""), ("USD", ""), ("teardown", ""), ("Platforms", "")]
 
 
 @pytest.mark.slow
@@ -382,17 +401,248 @@ def test_a_person_sees_the_lines_and_says_yes(tmp_path: Path, env: dict[str, str
     more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
     code, shown = at_terminal(tmp_path / "gw", "setup", "zed", says={"yes": "no"}, **more)
     assert code == 1 and "+ {" in shown and not (tmp_path / ".config/zed/settings.json").exists()
-    code, shown = at_terminal(tmp_path / "gw", "setup", "zed", says={"yes": "yes"}, **more)
-    assert code == 0 and "10" in shown and "gpuwarden" in (tmp_path / ".config/zed/settings.json").read_text()
+    says = [("yes", "yes"), *KEEP]
+    before = (tmp_path / "policy.toml").read_bytes()
+    code, shown = at_terminal(tmp_path / "gw", "setup", "zed", "--no-rehearsal", says=says, **more)
+    assert code == 0 and "gpuwarden" in (tmp_path / ".config/zed/settings.json").read_text(), shown
+    assert (tmp_path / "policy.toml").read_bytes() == before and not accepted(tmp_path / "gw")
     code, shown = at_terminal(tmp_path / "gw", "setup", "--undo", says={"yes": "yes"}, **more)
     assert code == 0 and "removed" in shown and not (tmp_path / ".config/zed/settings.json").exists()
 
 
+def accepted(home: Path) -> list[Any]:
+    ctx = open_context("test", env=environment(home))
+    return list(ctx.ledger.events(kind="policy.accepted"))
+
+
+@pytest.mark.prove
+def test_a_first_setup_at_a_terminal(tmp_path: Path, env: dict[str, str]) -> None:
+    more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "XDG_STATE_HOME": str(tmp_path / "st")}
+    more |= {"VAST_API_KEY": "key-of-vast-1234"}
+    says = [
+        ("yes", "yes"), ("USD", "5"), ("USD", "much"), ("USD", "20"), ("USD", ""), ("teardown", "stop"), ("yes", "yes"),
+        ("Platforms", "runpod"), ("shown", KEY),
+    ]  # fmt: skip
+    code, shown = at_terminal(tmp_path / "gw", "setup", "gemini", says=says, timeout=120, **more)
+    assert code == 0, shown
+    policy = load_config(environment(tmp_path / "gw")).policy
+    assert (policy.caps.per_job_usd, policy.caps.per_day_usd, policy.teardown.automatic) == (5, 20, "stop")
+    assert len(accepted(tmp_path / "gw")) == 1
+    assert "proven" in shown and f"export RUNPOD_API_KEY_FILE={tmp_path / 'keys/RUNPOD_API_KEY'}" in shown
+    assert KEY not in shown and "key-of-vast" not in shown and "VAST_API_KEY is set" in shown
+    assert KEY.encode() not in b"".join(files_below(tmp_path).values()).replace(KEY.encode(), b"", 1), "one file has it"
+    ctx = open_context("test", env=environment(tmp_path / "gw"))
+    assert not ctx.ledger.events(kind="job.accepted") and not ctx.ledger.events(kind="receipt.issued")
+    assert not [f for f in (tmp_path / "st").rglob("*.json") if b"gpuwarden-setup-" in f.read_bytes()]
+
+
+KEY = "runpod-key-8f2c91"
+MINE_TOO = """# my policy
+[caps]
+per_job_usd = 1  # for tests
+[teardown]
+automatic = "stop"  # at night
+"""
+
+
+@pytest.fixture(name="ctx")
+def ctx_fixture(env: dict[str, str], tmp_path: Path) -> Context:
+    (tmp_path / "policy.toml").write_text(MINE_TOO)
+    return open_context("test", env=env)
+
+
+@pytest.mark.anyio
+async def test_only_answers_that_differ_are_written(ctx: Context, tmp_path: Path) -> None:
+    typed = Typed("", "$20", "0", "stop", "yes")
+    await questions.ask_policy(ctx, typed)
+    text = (tmp_path / "policy.toml").read_text()
+    assert text == MINE_TOO.replace("tests\n", "tests\nper_day_usd = 20\n")
+    assert "caps.per_day_usd: 0 -> 20" in typed.shown and "[stop]" in typed.shown and "per_job_usd:" not in typed.shown
+    [event] = accepted(tmp_path / "gw")
+    record = read_record(tmp_path / "gw")
+    assert record is not None and record.chosen
+    assert record.digest == event.data.digest == digest_of(text.encode()) != event.data.was_digest
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("said", [[""] * 4, ["1", "0", "0", "stop"], ["2", "", "", "off", "no"], ["2", "", "", "", ""]])
+async def test_nothing_is_written_without_a_yes(
+    ctx: Context, env: dict[str, str], tmp_path: Path, said: list[str]
+) -> None:
+    typed = Typed(*said, "")  # no platform gets a key
+    await questions.ask_all(env, typed)
+    assert (tmp_path / "policy.toml").read_text() == MINE_TOO and not accepted(tmp_path / "gw") and not typed.answers
+
+
+@pytest.mark.anyio
+async def test_an_invalid_answer_is_asked_again(ctx: Context, env: dict[str, str]) -> None:
+    bad = ["-1", "nan", "inf", "1e9", "x"]
+    typed = Typed(*bad, "3", "", "", "never", "off", "yes")
+    await questions.ask_policy(ctx, typed)
+    policy = load_config(env).policy
+    assert (policy.caps.per_job_usd, policy.teardown.automatic) == (3, "off") and not typed.answers
+
+
+@pytest.mark.anyio
+async def test_the_values_asked_about_are_the_files(
+    ctx: Context, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx.env = env | {"GPUWARDEN_CAPS_PER_JOB_USD": "0.5"}  # a stricter variable is no value of the file
+    typed = Typed("", "", "", "")
+    await questions.ask_policy(ctx, typed)
+    assert "[1]" in typed.shown and "[0.5]" not in typed.shown
+
+
+@pytest.mark.attack("policy", "has the setup change a policy through another ledger, or a PIN that it does not know")
+@pytest.mark.anyio
+async def test_another_ledger_and_a_wrong_pin_change_nothing(
+    ctx: Context, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy.toml").write_text(f'{MINE_TOO}[approval]\npin_hash = "{hash_pin("2468")}"\n')
+    with pytest.raises(Refused):
+        await questions.ask_policy(ctx, Typed("9", "", "", "", "yes", "1111"))
+    ctx.env = env | {"GPUWARDEN_POLICY": str(tmp_path / "other.toml")}
+    with pytest.raises(Refused):
+        await questions.ask_policy(ctx, Typed())
+    assert load_config(env).policy.caps.per_job_usd == 1 and not accepted(tmp_path / "gw")
+    await questions.ask_policy(open_context("test", env=env), Typed("9", "", "", "", "yes", "2468"))
+    assert load_config(env).policy.caps.per_job_usd == 9
+
+
+@pytest.mark.anyio
+async def test_a_policy_that_changes_meanwhile_is_not_overwritten(ctx: Context, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+
+    class Editing(Typed):
+        def ask(self, prompt: str) -> str:
+            file.write_text("# edited\n")
+            return super().ask(prompt)
+
+    with pytest.raises(Conflict):
+        await questions.ask_policy(ctx, Editing("2", "", "", "", "yes"))
+    assert file.read_text() == "# edited\n"
+
+
+def test_a_key_is_stored_only_in_a_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "open").write_text("k" * 20)
+    (tmp_path / "open").chmod(0o644)
+    env = {"VAST_API_KEY_FILE": str(tmp_path / "open"), "LAMBDA_API_KEY": "lambda-secret-key"}
+    typed = Typed("runpod vastai nowhere paperspace", KEY, "two words")
+    questions.ask_keys(env, tmp_path / "keys", typed)
+    file = tmp_path / "keys/RUNPOD_API_KEY"
+    assert file.read_text() == KEY and file.stat().st_mode & 0o777 == 0o600 and not typed.answers
+    assert [f.name for f in file.parent.iterdir()] == ["RUNPOD_API_KEY"], "the other key was not valid"
+    assert read_key("RUNPOD_API_KEY", "runpod", {"RUNPOD_API_KEY_FILE": str(file)}) == KEY
+    assert "chmod" in typed.shown or "0644" in typed.shown, "a key that others can read is reported"
+    again = Typed("")
+    questions.ask_keys(env, tmp_path / "keys", again)
+    assert "export RUNPOD_API_KEY_FILE=" in again.shown
+    for text in (KEY, "two words", "lambda-secret"):
+        assert text not in typed.shown + again.shown
+
+
 @pytest.mark.slow
-def test_the_servers_tools_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment(tmp_path / "gw").items():
-        monkeypatch.setenv(name, value)
-    assert use_case.tools_of(from_here("setup", "1")) == 10
+@pytest.mark.attack("policy", "answers the questions of the setup through a pipe")
+@pytest.mark.parametrize("words", [[], ["--yes"], ["--yes", "--json"], ["--json"]])
+def test_without_a_terminal_nothing_is_asked(tmp_path: Path, env: dict[str, str], words: list[str]) -> None:
+    before = (tmp_path / "policy.toml").read_bytes()
+    more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "GPUWARDEN_CAPS_PER_JOB_USD": "5"}
+    told = "yes\n5\n5\n5\nterminate\nyes\nrunpod\nkey-key-key\n"
+    done = gpuwarden(tmp_path / "gw", "setup", "zed", "--no-rehearsal", *words, stdin=told, **more)
+    assert done.returncode == 0 and "gpuwarden setup" in done.stdout and "docs/policy.md" in done.stdout
+    assert (tmp_path / "policy.toml").read_bytes() == before and not (tmp_path / "keys").exists()
+
+
+def test_yes_at_a_terminal_asks_nothing(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approval, "has_terminal", lambda: True)
+    monkeypatch.setattr(questions, "ask_all", None)
+    code, shown = run.shown("setup", "zed", "--yes")
+    assert code == 0 and "docs/policy.md" in shown
+
+
+# ------------------------------------------------------------------------------------------------------- the rehearsal
+
+REAL = trial.rehearse  # the fixture `env` replaces it
+
+
+async def tried(run: dict[str, Any], **env: str) -> list[str]:
+    steps: list[str] = []
+    spec = demo_spec().model_copy(update={"args": ("40", "20")})
+    await REAL("Codex", run, spec, {**os.environ, **env}, steps.append)
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize("client", ["codex", pytest.param("zed", marks=pytest.mark.prove)])
+async def test_a_job_is_rehearsed_through_an_entry(tmp_path: Path, client: str) -> None:
+    run = entry(client, from_here(client, __version__), ["GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY"])
+    steps = await tried(run, GPUWARDEN_PLATFORMS="none", GPUWARDEN_HOME=str(tmp_path / "mine"))
+    assert "10" in steps[1] and "proven" in steps[-1] and not (tmp_path / "mine").exists()
+
+
+SH = "/bin/sh"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("command", "args", "said"),
+    [
+        ("/nowhere/gpuwarden", ["mcp"], ""),
+        ("no-such-program", [], ""),
+        (SH, ["-c", "echo a few words >&2; exit 3"], "a few words"),
+        (SH, ["-c", "read a; echo '{not json}'; echo '{\"id\": 7}'; echo odd >&2"], "odd"),
+        (SH, ["-c", 'read a; echo \'{"jsonrpc": "2.0", "id": 1, "result": 7}\'; echo odd >&2'], "odd"),
+    ],
+)
+async def test_an_entry_that_does_not_work_is_named(command: str, args: list[str], said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await tried({"command": command, "args": args})
+    assert "Codex" in caught.value.message and command in caught.value.message and said in caught.value.message
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "FIRST_START_S", 0.5)
+    pid = tmp_path / "pid"
+    with pytest.raises(BadRequest) as caught:
+        await tried({"command": SH, "args": ["-c", f"echo $$ > {pid}; echo waiting >&2; exec sleep 600"]})
+    assert "waiting" in caught.value.message
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("client", ["codex", "gemini", "cursor"])
+async def test_the_server_gets_no_secret_and_no_ledger_of_the_user(tmp_path: Path, client: str) -> None:
+    names = ["RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "HF_TOKEN", "MY_OWN_TOKEN", "GPUWARDEN_HOME", "PLAIN"]
+    script = {"command": SH, "args": ["-c", f"env > {tmp_path / 'env'}"]}
+    mine = dict.fromkeys(names, "of-the-user") | {"PLAIN": "plain"}
+    with pytest.raises(BadRequest):
+        await tried(entry(client, script, names), **mine)
+    text = (tmp_path / "env").read_text()
+    assert "of-the-user" not in text and "GPUWARDEN_HOME=" in text and "PLAIN=plain" in text
+
+
+@pytest.mark.parametrize("client", ["cursor", "codex"])
+def test_the_entry_in_the_file_is_the_one_that_is_started(
+    run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    started = []
+
+    async def note(title: str, entry: dict[str, Any], *_: object) -> None:
+        started.append((title, entry))
+
+    monkeypatch.setattr(trial, "rehearse", note)
+    run("setup", client, "--yes")
+    there = client_files(os.environ)[client]
+    assert [e for _, e in started] == [there.parsed(there.file.read_text())[there.key]["gpuwarden"]]
+    started.clear()
+    assert run("setup", client, "--yes", "--no-rehearsal")[1]["tried"] == {} and not started
+    (tmp_path / ".gemini/settings.json").write_text(MINE)
+    body = run("setup", "gemini", "--yes")[1]
+    assert body["tried"].keys() == {"gemini"} and body["tried"]["gemini"] != "proven" and not started
 
 
 # --------------------------------------------------------------------------------------------- files in odd conditions
@@ -477,21 +727,16 @@ def test_undo_goes_on_past_a_guard_that_it_cant_take_out(run: Cli, env: dict[str
     assert undo(env).guards == {"claude": "absent"} and undo(env).guards == {}
 
 
-def test_a_server_that_does_not_start_hides_nothing_that_was_written(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(run: object) -> int:
-        raise BadRequest("uv can't be started: FileNotFoundError", "Install uv, then run it again.")
+def test_a_rehearsal_that_fails_hides_nothing_and_stops_no_other(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(title: str, *_: object) -> None:
+        if title == "Cursor":
+            raise BadRequest("uv can't be started: FileNotFoundError", "Install uv, then run it again.")
 
-    monkeypatch.setattr(use_case, "tools_of", broken)
-    code, body = run("setup", "cursor", "--yes")
-    assert (code, body.get("clients")) == (1, {"cursor": "added"}), body
-    assert "uv can't be started" in body["message"]
-
-
-@pytest.mark.parametrize("said", ["{not json}", "\\377{", '{"id": 2, "result": 7}', '{"id": 2, "result": {}}', ""])
-def test_a_server_that_answers_nonsense_is_refused(said: str) -> None:
-    run = {"command": "/bin/sh", "args": ["-c", "read a; read b; read c; printf '" + said + "\\n'"]}
-    with pytest.raises(BadRequest):
-        use_case.tools_of(run)
+    monkeypatch.setattr(trial, "rehearse", broken)
+    code, body = run("setup", "cursor", "zed", "--yes")
+    assert (code, body.get("clients")) == (1, {"cursor": "added", "zed": "added"}), body
+    assert body["tried"] == {"cursor": "failed", "zed": "proven"}
+    assert "can't be started" in body["message"]
 
 
 def test_a_plugin_whose_folder_is_gone_brings_nothing(run: Cli, tmp_path: Path) -> None:

@@ -38,18 +38,25 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 @click.argument("names", nargs=-1, metavar="[CLIENT...]", type=click.Choice(CLIENT_NAMES))
 @click.option("--yes", is_flag=True, help="Write without asking. Only missing entries are added.")
 @click.option("--undo", is_flag=True, help="Remove the entries that setup wrote, after asking at a terminal.")
+@click.option("--no-rehearsal", is_flag=True, help="Don't rehearse a job through each client's entry.")
 @JSON
-def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
+@runs_async
+async def setup(names: tuple[str, ...], yes: bool, undo: bool, no_rehearsal: bool, as_json: bool) -> int:
     """Add the server and the guard to your agents' clients.
 
-    The command shows the lines to add to each file and asks before it writes. Without a terminal, --yes is required.
+    The command shows the lines to add to each file and asks before it writes. Without a terminal, --yes is required. At
+    a terminal, without --yes, it then asks for the caps, the keys and automatic teardown. At the end it rehearses a job
+    through each client's entry, at no cost.
+
     Clients: claude, codex, gemini, cursor, vscode, zed; default: all installed clients.
     """
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.cli.approval import has_terminal, open_terminal
-    from gpuwarden.interfaces.setup.use_case import carry_out, make_plan, take_back
+    from gpuwarden.interfaces.cli.demo import demo_spec
+    from gpuwarden.interfaces.cli.questions import NOT_ASKED, ask_all
+    from gpuwarden.interfaces.setup.use_case import carry_out, make_plan, take_back, try_out
 
     config = load_config()
     if undo:
@@ -62,13 +69,20 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     if not plan.empty and not yes:
         if not person:
             plan.reply.hint = "Nothing was written. Run gpuwarden setup --yes to write the changes."
+            plan.reply.policy = NOT_ASKED
             return answer(plan.reply, as_json, "setup")
         console.setup(without_secrets(plan.reply))
         with open_terminal() as terminal:
             if terminal.ask("Type yes to write these changes: ") != "yes":
                 raise Refused("nothing was written")
         plan.reply.changes.clear()
-    return answer(carry_out(plan, config, os.environ), as_json, "setup")
+    reply = carry_out(plan, config, os.environ)
+    reply.policy = await ask_all(os.environ) if person and not yes else NOT_ASKED
+    if not no_rehearsal:
+        say = (lambda text: None) if as_json else console.plain_line
+        spec = demo_spec().model_copy(update={"args": ("40", "20")})  # fewer steps than in the demo
+        await try_out(plan, reply, spec, os.environ, say)
+    return answer(reply, as_json, "setup")
 
 
 @cli.command()

@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -457,12 +457,20 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
 
 def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
     """Set one value in the policy file; the rest of the file is unchanged."""
+    text = file.read_text("utf-8") if file.exists() else ""
+    private_folder(file.parent)
+    write_private(file, with_values(text, {f"{table}.{key}": value}))
+
+
+def with_values(text: str, values: Mapping[str, object]) -> str:
+    """Return the text of a policy file with changed values (`table.key`); the rest, with its comments, is unchanged."""
     import tomlkit
 
-    document = tomlkit.parse(file.read_text("utf-8") if file.exists() else "")
-    document.setdefault(table, tomlkit.table())[key] = value
-    private_folder(file.parent)
-    write_private(file, tomlkit.dumps(document))
+    document = tomlkit.parse(text)
+    for path, value in values.items():
+        table, key = path.split(".")
+        document.setdefault(table, tomlkit.table())[key] = value
+    return tomlkit.dumps(document)
 
 
 def user() -> str:

@@ -448,11 +448,19 @@ def setup(reply: SetupReply) -> None:
     for client in dict.fromkeys((*reply.clients, *reply.guards)):
         state = reply.clients.get(client, "")
         guard = f"guard: {reply.guards[client]}" if client in reply.guards else ""
-        out.print(f"{client:8} {shown(state):22} [dim]{shown(guard)}[/]")
+        tried = f"rehearsal: {reply.tried[client]}" if client in reply.tried else ""
+        out.print(f"{client:8} {shown(state):22} [dim]{shown(guard)}[/] {shown(tried)}".rstrip(), soft_wrap=True)
     for file, text in reply.paste.items():
         out.print(f"To add the server to {shown(file)} by hand:", soft_wrap=True)
         out.print(shown(text), soft_wrap=True)
+    if reply.policy:
+        out.print(shown(reply.policy), soft_wrap=True)
     message(reply)
+
+
+def plain_line(text: str) -> None:
+    """Print one line of text as it is."""
+    out.print(shown(text), soft_wrap=True)
 
 
 def watched(reply: WatchReply) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gpuwarden.config import load_config, read_policy, value_at
+from gpuwarden.config import Config, load_config, read_policy, value_at
 from gpuwarden.core.errors import Refused
-from gpuwarden.core.policy import policy_fields
+from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.approval import Terminal, check_pin, open_terminal, user
 from gpuwarden.interfaces.cli.doctor import (
@@ -71,7 +71,17 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     terminal.say(f"policy file {line(str(file), 400)}")
     terminal.say(f"  in force now: {line(str(before.policy_file), 400)}")
     terminal.say(f"  for the ledger in {line(str(absolute(ctx.home)), 400)}")
-    rows = [(f.path, value_at(before.policy, f.path), value_at(policy, f.path)) for f in policy_fields()]
+    await confirm_change(ctx, before.policy, policy, terminal, "Type yes to put it in force: ")
+    record_choice(ctx, before, file, digest)
+    return Result(
+        message=f"{file} is now the policy file of the ledger in {ctx.home}.",
+        hint="Running servers apply it immediately. Notes and profiles next to it are read when a server starts.",
+    )
+
+
+async def confirm_change(ctx: Context, before: Policy, after: Policy, terminal: Terminal, prompt: str) -> None:
+    """Show the changed values, and ask for confirmation and the PIN. Raises Refused if the answer is no."""
+    rows = [(f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields()]
     changes = [row for row in rows if row[1] != row[2]]
     for name, *values in changes:
         # The PIN's hash and webhook addresses, which are as secret as a key, are not shown.
@@ -80,9 +90,13 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
         terminal.say(f"  {line(text, 400)}")
     if not changes:
         terminal.say("  nothing changes")
-    if terminal.ask("Type yes to put it in force: ") != "yes":
+    if terminal.ask(prompt) != "yes":
         raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the policy in force.")
     await check_pin(ctx, terminal)
+
+
+def record_choice(ctx: Context, before: Config, file: Path, digest: str) -> None:
+    """Record in the ledger and beside it that the user put a policy file in force."""
     accepted = PolicyAccepted(
         path=str(file),
         digest=digest,
@@ -95,7 +109,3 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     write_record(ctx.home, Record(path=str(file), digest=digest, at=ctx.clock.now(), chosen=True))
     with contextlib.suppress(OSError):
         remember(absolute(ctx.home))
-    return Result(
-        message=f"{file} is now the policy file of the ledger in {ctx.home}.",
-        hint="Running servers apply it immediately. Notes and profiles next to it are read when a server starts.",
-    )

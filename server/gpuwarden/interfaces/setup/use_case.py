@@ -7,38 +7,26 @@ setup can therefore only add the guard. Only the user at a terminal can undo the
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import tempfile
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
 
 from pydantic import BaseModel, Field
 
 from gpuwarden import __version__
 from gpuwarden.config import Config
 from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.hooks.install import CLIENTS as HOOKED
 from gpuwarden.interfaces.hooks.install import TRUST, by_plugin, hook_lines, hooks, replace_text
-from gpuwarden.interfaces.launch import FIRST_START_S, Run, entry, from_folder, from_here, in_cache
+from gpuwarden.interfaces.launch import Run, entry, from_folder, from_here, in_cache
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.setup.changes import Change, Note, Written, lines_of, planned, read_note, undone, write_note
 from gpuwarden.interfaces.setup.clients import ClientFile, client_files, plugin_folder
 from gpuwarden.interfaces.variables import variables
 
 HAS_HOOKS = {client.name for client in HOOKED}
-LISTED: Final = 2
-ASK = [
-    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "setup", "version": "1"}}},
-    {"jsonrpc": "2.0", "method": "notifications/initialized"},
-    {"jsonrpc": "2.0", "id": LISTED, "method": "tools/list", "params": {}},
-]  # fmt: skip
 
 
 class ChangeReply(BaseModel):
@@ -51,12 +39,17 @@ class ChangeReply(BaseModel):
 
 
 class SetupReply(Result):
-    """The state of each client's server, and of its guard if it supports one. `paste` has lines to add by hand."""
+    """The state of each client's server, and of its guard if it supports one.
+
+    `paste` has lines to add by hand, `policy` the outcome of the questions, and `tried` the outcome of each rehearsal.
+    """
 
     clients: dict[str, str] = Field(default_factory=dict)
     guards: dict[str, str] = Field(default_factory=dict)
     changes: list[ChangeReply] = Field(default_factory=list)
     paste: dict[str, str] = Field(default_factory=dict)
+    policy: str = ""
+    tried: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass
@@ -142,7 +135,7 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
 
 
 def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Write the planned changes, record them for `--undo`, and start the server once.
+    """Write the planned changes, and record them for `--undo`.
 
     Each change is recorded before it is written, so that an interrupted change can be undone. If a client's file can't
     be written, the other clients are still changed.
@@ -165,11 +158,6 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
             _failed(reply)
     if "untrusted" in reply.guards.values():
         reply.hint = f"{reply.hint} {TRUST}".lstrip()
-    try:
-        reply.message = f"{reply.message} {_started(plan)}".strip()
-    except BadRequest as error:
-        reply.ok, reply.code, reply.message = False, "failed", f"{error.message}."
-        reply.hint, reply.next = "", error.next_steps
     return reply
 
 
@@ -250,63 +238,37 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
     return ChangeReply(client=client, file=str(file), after_line=after_line, added=text.strip("\n").splitlines())
 
 
-# ------------------------------------------------------------------------------------------------------- first start
+# --------------------------------------------------------------------------------------------------------- rehearsal
 
 
-def _started(plan: Plan) -> str:
-    """Start the server once, in the same way as the clients, so that no client has to wait for downloads."""
-    lines = []
-    if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
-        count = tools_of(from_here("setup", __version__))
-        lines.append(f"The server starts and has {count} tools.")
-    for name, folder in plan.plugins.items():
-        count = tools_of(from_folder(name, str(folder)))
-        lines.append(f"The {name} plugin starts and has {count} tools.")
-    return " ".join(lines)
+async def try_out(
+    plan: Plan, reply: SetupReply, spec: JobSpec, env: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Rehearse a job through the entry of each planned client, and add the results to the reply."""
+    from gpuwarden.interfaces.mcp import trial
 
-
-def tools_of(run: Run) -> int:
-    """Start a server and return the number of its tools. Raises BadRequest if it does not start."""
-    argv = [run["command"], *run["args"]]
-    with tempfile.TemporaryFile() as errors:
+    problems: list[BadRequest] = []
+    for client in (c for c in client_files(env).values() if c.name in plan.reply.clients):
+        run = _entry_there(client)
+        if client.name in plan.plugins:
+            run = from_folder(client.name, str(plan.plugins[client.name]))
+        elif reply.clients[client.name] not in {"added", "is set up"}:
+            reply.tried[client.name] = "not rehearsed, because this entry is not from gpuwarden setup"
+            continue
+        if not (isinstance(run, dict) and isinstance(run.get("command"), str) and isinstance(run.get("args"), list)):
+            reply.tried[client.name] = "not rehearsed, because the entry was changed in the meantime"
+            continue
         try:
-            answer = _ask(argv, errors)
-        except OSError as error:
-            raise BadRequest(
-                f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run gpuwarden setup again."
-            ) from error
-        with contextlib.suppress(LookupError, TypeError):
-            return len(answer["result"]["tools"])
-        errors.seek(0)
-        why = (errors.read().decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
-    raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor to find the cause.")
-
-
-def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
-    """Start a server, send it `ASK`, and return its list of tools, or an empty dict if it sends none.
-
-    The server is killed after FIRST_START_S seconds.
-    """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home()) as server:
-        limit = threading.Timer(FIRST_START_S, server.kill)
-        limit.start()
-        assert server.stdin is not None and server.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # the server has ended; its standard error contains the reason
-                os.write(server.stdin.fileno(), "".join(json.dumps(message) + "\n" for message in ASK).encode())
-            # Keep the input open until the response arrives, because a server cancels its calls when its input ends.
-            answer = next((message for message in map(_parsed, server.stdout) if message.get("id") == LISTED), {})
-            server.stdin.close()
-            server.wait()
-            return answer
-        finally:
-            limit.cancel()
-
-
-def _parsed(row: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(row)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+            say(f"{client.title}: rehearsal through its entry")
+            await trial.rehearse(client.title, run, spec, env, lambda text: say(f"  {text}"))
+            reply.tried[client.name] = "proven"
+        except BadRequest as error:
+            reply.tried[client.name] = "failed"
+            problems.append(error)
+    if problems:
+        reply.ok, reply.code, reply.next, reply.hint = False, "failed", problems[0].next_steps, ""
+        told = " ".join(f"{error.message[:1].upper()}{error.message[1:]}." for error in problems)
+        reply.message = f"{reply.message} {told}".strip()
+    elif "proven" in reply.tried.values():
+        done = "The rehearsal is complete: every copy is proven, and nothing was rented."
+        reply.message = f"{reply.message} {done}".strip()
