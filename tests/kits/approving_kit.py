@@ -10,10 +10,13 @@ from typing import Any
 import httpx2
 
 from browser_kit import Window
+from gpuwarden.interfaces.cli.page_code import show_code
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.lifecycle.context import Context
 from http_kit import BASE, client, serving
+from terminal import Typed
 
+SHOWN_CODE = r"\b([A-Z0-9]{4}-[A-Z0-9]{4})\b"
 FROM_PAGE = {"origin": BASE, "sec-fetch-site": "same-origin"}
 
 
@@ -32,6 +35,20 @@ async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Re
 async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
     """Return the digest on the page of an approval request, or an empty string if nothing on it can be approved."""
     return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
+
+
+async def mark_of(http: httpx2.AsyncClient, ticket: str) -> str:
+    """Return the mark in the command that a page shows."""
+    return "".join(re.findall(r"--code ([0-9a-f]{8})", (await http.get(f"/approve/{ticket}")).text))
+
+
+async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
+    """Return the code that a terminal showed to whoever typed these answers there."""
+    person = Typed(*answers or ("yes",))
+    reply = await show_code(ctx, ticket, mark, person)
+    code = re.findall(SHOWN_CODE, person.shown)[0]
+    assert code not in reply.model_dump_json(), "a reply is read by programs"
+    return str(code)
 
 
 async def authenticator(window: Window, *, verified: bool = True) -> Any:

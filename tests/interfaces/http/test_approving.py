@@ -13,7 +13,7 @@ import anyio
 import httpx2
 import pytest
 
-from approving_kit import FROM_PAGE, asked, authenticator, entered, shown_digest
+from approving_kit import FROM_PAGE, SHOWN_CODE, asked, authenticator, coded, entered, mark_of, shown_digest
 from browser_kit import CHROMIUM, opened
 from cli_kit import Life
 from doors import answer, at_terminal, gpuwarden, quick_warden
@@ -30,7 +30,6 @@ from gpuwarden.ledger.events import (
     PasskeyUsed,
     ReceiptIssued,
 )
-from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_teardown
 from gpuwarden.lifecycle.teardown.approval_codes import TRIES
 from gpuwarden.lifecycle.teardown.gate import request
@@ -43,7 +42,6 @@ from waiting import soon
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
-SHOWN_CODE = r"\b([A-Z0-9]{4}-[A-Z0-9]{4})\b"
 REGISTERED = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
 
 
@@ -218,20 +216,6 @@ async def test_a_code_registers_one_passkey_once_within_minutes(world: World) ->
 
 
 # ------------------------------------------------------------------------------------- a code of the terminal
-
-
-async def mark_of(http: httpx2.AsyncClient, ticket: str) -> str:
-    """Return the mark in the command that a page shows."""
-    return "".join(re.findall(r"--code ([0-9a-f]{8})", (await http.get(f"/approve/{ticket}")).text))
-
-
-async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
-    """Return the code that a terminal showed to whoever typed these answers there."""
-    person = Typed(*answers or ("yes",))
-    reply = await show_code(ctx, ticket, mark, person)
-    code = re.findall(SHOWN_CODE, person.shown)[0]
-    assert code not in reply.model_dump_json(), "a reply is read by programs"
-    return str(code)
 
 
 async def send(http: httpx2.AsyncClient, ticket: str, code: object, digest: str | None = None) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import completions, schemas
 from gpuwarden.interfaces.mcp.cards import cards, offer_cards
 from gpuwarden.interfaces.mcp.live import LiveJobs, job_uri
+from gpuwarden.interfaces.mcp.page_approvals import TOOLS as APPROVED_ON_PAGE
+from gpuwarden.interfaces.mcp.page_approvals import PageApprovals
 from gpuwarden.interfaces.mcp.resources import documents
 from gpuwarden.interfaces.mcp.skills_extension import SHIPPED, Skills, tell_legacy_clients
 from gpuwarden.interfaces.mcp.tools import artifacts, hub, jobs, knowledge, teardown
@@ -95,6 +97,7 @@ class WardenServer(MCPServer[Any]):
         )
         self.warden = ctx
         self.live = live
+        self.page_approvals = PageApprovals(ctx, public=scoped)
 
     def need_scope(self, scope: str) -> None:
         """Raise Refused if the caller's token lacks a scope."""
@@ -117,6 +120,15 @@ class WardenServer(MCPServer[Any]):
         """Call a tool. An unknown tool is a protocol error; every other outcome is a result with `ok` and `code`."""
         if self._tool_manager.get_tool(name) is None:
             raise MCPError(code=INVALID_PARAMS, message=f"unknown tool {line(name, 80)!r}")
+        if context is None or name not in APPROVED_ON_PAGE:
+            return await self._call_tool(name, arguments, context)
+        return await self.page_approvals.asking(
+            context, arguments, lambda: self._call_tool(name, arguments, context), ASK_S
+        )
+
+    async def _call_tool(
+        self, name: str, arguments: dict[str, Any], context: ClientContext[Any, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
         token = get_access_token()
         person = str((token.claims or {}).get("person", "")) if token is not None else ""
         try:

@@ -51,6 +51,13 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=True)
 
 
+def edited(result: CallToolResult, **changes: Any) -> CallToolResult:
+    """Return a result with some fields changed, in its text and in its structured content."""
+    body = {**(result.structured_content or {}), **changes}
+    short = {k: v for k, v in body.items() if k != "next" and (v not in (None, "", [], {}) or k == "ok")}
+    return CallToolResult(content=[_text(short)], structured_content=body)
+
+
 def _structured(reply: Result) -> dict[str, Any]:
     """Return the full reply. The next steps of findings are kept only as text, because a model reads the text."""
     return reply.model_dump(mode="json", exclude={"findings": {"__all__": {"next"}}})
