@@ -15,7 +15,7 @@ import pytest
 from gpuwarden.backends import _kube_api
 from gpuwarden.backends._kube_api import KubeApi
 from gpuwarden.backends._kube_exec import _ready
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Conflict, NotFound, Unreachable, WardenError
 from kube_kit import config_text
 from wording import Wording
 
@@ -118,6 +118,34 @@ def test_a_redirect_is_not_followed(configured: Callable[[bytes], KubeApi]) -> N
         with pytest.raises(WardenError):
             configured(config_text(url, {"token": "a-key"}).encode()).jobs()
         assert len(asked) == 1 and stolen == [], "the key goes to nobody else, and an empty list is not believed"
+
+
+PAGE = b"<!doctype html><title>Not here</title>"
+OTHER = b'{"message": "no route", "code": 404}'
+
+
+@pytest.mark.parametrize("body", [PAGE, OTHER, b"", b"[]", b"7"])
+@pytest.mark.parametrize("code", [400, 404, 405, 409, 410, 422])
+def test_a_refusal_that_the_cluster_did_not_write_tells_nothing(
+    configured: Callable[[bytes], KubeApi], code: int, body: bytes
+) -> None:
+    """A proxy's page is neither "there is no such job" nor "it is there already" nor "the job is refused"."""
+    with server(lambda handler: says(handler, code, body)) as (url, _):
+        api = configured(config_text(url).encode())
+        calls = (lambda: api.job("j"), lambda: api.create(JOB), lambda: api.delete_job("j", "u"), api.jobs)
+        for call in calls:
+            with pytest.raises(Unreachable):
+                call()
+
+
+def test_the_clusters_own_refusals_are_told_apart(configured: Callable[[bytes], KubeApi]) -> None:
+    own = b'{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "it says why"}'
+    for code, error in ((403, AuthFailed), (409, Conflict), (422, BadRequest), (404, NotFound), (500, Unreachable)):
+        with (
+            server(lambda handler, code=code: says(handler, code, own)) as (url, _),
+            pytest.raises(error, match="it says why"),
+        ):
+            configured(config_text(url).encode()).create(JOB)
 
 
 def test_a_reply_without_an_end_is_left(
