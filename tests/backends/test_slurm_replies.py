@@ -506,6 +506,9 @@ def test_the_agent_hands_a_job_nothing_of_its_own_environment(monkeypatch: pytes
         ('{"jobs": 7}', 0),
         ('{"jobs": [], "errors": [{"error": "no"}]}', 0),
         ('{"jobs": []}', 1),
+        ('{"jobs": [7]}', 0),
+        ('{"jobs": [{"job_id": 7, "jobName": "gw-j1-a1"}]}', 0),
+        ('{"jobs": [{"job_id": 7, "name": {"set": true}}]}', 0),
     ],
 )
 def test_a_list_that_is_none_is_not_an_empty_one(tmp_path: Path, printed: str, code: int) -> None:
