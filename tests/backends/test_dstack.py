@@ -457,7 +457,11 @@ async def test_a_copy_of_a_runs_configuration_is_another_run(
     assert isinstance(made, Known) and made.value.place is not None
     handle = await backend.submit(job("sleep 60"), made.value.place, "j1", secrets={})
     copied = copy.deepcopy(server.runs[handle.run_dir.rpartition("/")[2]])
-    copied |= {"id": "00000000-0000-4000-8000-000000000001", "status": "pending", "submitted_at": "2999-01-01T00:00:00Z"}
+    copied |= {
+        "id": "00000000-0000-4000-8000-000000000001",
+        "status": "pending",
+        "submitted_at": "2999-01-01T00:00:00Z",
+    }
     copied["run_spec"]["run_name"] = copied["run_spec"]["configuration"]["name"] = "copied"
     server.runs[copied["id"]] = copied
     listed = await provider.list()

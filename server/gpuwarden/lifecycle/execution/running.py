@@ -333,7 +333,7 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
         result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
     except WardenError:
         return False
-    if result == "pending":
+    if result == "pending" or (result == "gone" and observed is not None and observed.reason is Code.UNLISTED):
         return False
     return move(ctx, job, JobCanceled(), reason)
 
