@@ -417,6 +417,63 @@ async def test_an_ended_run_whose_machine_idles_still_bills(
     assert isinstance(await provider.get("lease-8"), Unknown)
 
 
+async def test_a_machine_without_a_known_address_or_state_may_be_the_runs(
+    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
+) -> None:
+    """The run ended while its machine was being provisioned: neither record need have its address."""
+    made = await provider.create(Resources(gpu="H100"), "lease-6")
+    assert isinstance(made, Known) and made.value.place is not None
+    await ended(backend, await backend.submit(job("true"), made.value.place, "j1", secrets={}))
+    (run,) = server.runs.values()
+    machine = run["jobs"][0]["job_submissions"][0]["job_provisioning_data"]
+    fleet, own = recorded("fleet"), machine["hostname"]
+    server.fleets = [fleet]
+    one = fleet["instances"][0] | {"created": "2999-01-01T00:00:00Z"}
+    fleet["instances"] = [one]
+
+    async def state(hostname: str | None, theirs: str | None, **changes: Any) -> InstanceState:
+        machine["hostname"] = hostname
+        fleet["instances"][0] = one | {"hostname": theirs} | changes
+        found = await provider.get("lease-6")
+        assert isinstance(found, Known) and found.value is not None
+        return found.value.state
+
+    assert await state(None, own) is InstanceState.TERMINATING
+    assert await state(own, None, status="provisioning") is InstanceState.TERMINATING
+    assert await state(own, own, status="hibernating") is InstanceState.TERMINATING, "a state that is not known"
+    assert await state(own, own, status="terminated") is InstanceState.GONE
+    assert await state(own, "192.0.2.77") is InstanceState.GONE
+    assert await state(None, None, region="elsewhere-1") is InstanceState.GONE
+    fleet["instances"][0] = one | {"status": "hibernating"}
+    listed = await provider.list()
+    assert isinstance(listed, Known) and {i.id for i in listed.value} == {"lease-6", one["id"]}
+
+
+async def test_a_copy_of_a_runs_configuration_is_another_run(
+    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
+) -> None:
+    """A member of the project ran our configuration again: it has our tags, but not our name."""
+    made = await provider.create(Resources(gpu="H100"), "lease-5")
+    assert isinstance(made, Known) and made.value.place is not None
+    handle = await backend.submit(job("sleep 60"), made.value.place, "j1", secrets={})
+    copied = copy.deepcopy(server.runs[handle.run_dir.rpartition("/")[2]])
+    copied |= {
+        "id": "00000000-0000-4000-8000-000000000001",
+        "status": "pending",
+        "submitted_at": "2999-01-01T00:00:00Z",
+    }
+    copied["run_spec"]["run_name"] = copied["run_spec"]["configuration"]["name"] = "copied"
+    server.runs[copied["id"]] = copied
+    listed = await provider.list()
+    assert isinstance(listed, Known) and {i.id for i in listed.value} == {"lease-5", copied["id"]}, "both may bill"
+    assert {i.token for i in listed.value if i.id == copied["id"]} == {""}
+    assert await provider.terminate("lease-5") == Known(None)
+    assert (await ended(backend, handle)).state is Job.CANCELED
+    assert copied["status"] == "pending", "another's run is not ended"
+    over = await provider.get("lease-5")
+    assert isinstance(over, Known) and over.value is not None and over.value.state is InstanceState.GONE
+
+
 async def test_the_cloud_itself_is_the_second_witness(
     server: FakeDstack,
     tmp_path: Path,

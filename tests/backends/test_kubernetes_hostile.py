@@ -10,12 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from gpuwarden.backends import _kube_api
 from gpuwarden.backends._kube_api import KubeApi
 from gpuwarden.backends._kube_exec import _ready
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
+from gpuwarden.backends.kubernetes import KubernetesBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Conflict, NotFound, Unreachable, WardenError
+from gpuwarden.core.models import Place, Unknown
 from kube_kit import config_text
 from wording import Wording
 
@@ -118,6 +122,61 @@ def test_a_redirect_is_not_followed(configured: Callable[[bytes], KubeApi]) -> N
         with pytest.raises(WardenError):
             configured(config_text(url, {"token": "a-key"}).encode()).jobs()
         assert len(asked) == 1 and stolen == [], "the key goes to nobody else, and an empty list is not believed"
+
+
+PAGE = b"<!doctype html><title>Not here</title>"
+OTHER = b'{"message": "no route", "code": 404}'
+
+
+@pytest.mark.parametrize("body", [PAGE, OTHER, b"", b"[]", b"7"])
+@pytest.mark.parametrize("code", [400, 404, 405, 409, 410, 422])
+def test_a_refusal_that_the_cluster_did_not_write_tells_nothing(
+    configured: Callable[[bytes], KubeApi], code: int, body: bytes
+) -> None:
+    """A proxy's page is neither "there is no such job" nor "it is there already" nor "the job is refused"."""
+    with server(lambda handler: says(handler, code, body)) as (url, _):
+        api = configured(config_text(url).encode())
+        calls = (lambda: api.job("j"), lambda: api.create(JOB), lambda: api.delete_job("j", "u"), api.jobs)
+        for call in calls:
+            with pytest.raises(Unreachable):
+                call()
+
+
+def test_the_clusters_own_refusals_are_told_apart(configured: Callable[[bytes], KubeApi]) -> None:
+    own = b'{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "it says why"}'
+    for code, error in ((403, AuthFailed), (409, Conflict), (422, BadRequest), (404, NotFound), (500, Unreachable)):
+        with (
+            server(lambda handler, code=code: says(handler, code, own)) as (url, _),
+            pytest.raises(error, match="it says why"),
+        ):
+            configured(config_text(url).encode()).create(JOB)
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n"])
+async def test_a_reply_that_comes_byte_by_byte_is_left(
+    configured: Callable[[bytes], KubeApi], monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    """Each byte comes in time, and the whole never does: other clusters are observed meanwhile."""
+    monkeypatch.setattr("gpuwarden.backends.kubernetes.WORK_S", 0.5)
+    over = threading.Event()
+
+    def drips(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(start)
+        while not over.wait(0.05):
+            handler.wfile.write(b"H")
+            handler.wfile.flush()
+
+    with server(drips) as (url, _):
+        configured(config_text(url).encode())
+        backend = KubernetesBackend(SystemClock())
+        place = Place(platform="kubernetes/test", host="test", run_root="/runs")
+        try:
+            with anyio.fail_after(30):
+                assert isinstance(await backend.find(place, "t"), Unknown)
+        finally:
+            over.set()
 
 
 def test_a_reply_without_an_end_is_left(

@@ -12,7 +12,7 @@ import pytest
 from gpuwarden.backends._kube_api import _is_object
 from gpuwarden.backends._kube_arrays import TASKS, array_manifest
 from gpuwarden.backends._kube_manifests import job_manifest
-from gpuwarden.backends._kube_rows import indexes, rows_of
+from gpuwarden.backends._kube_rows import indexes, is_of, rows_of
 from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends.base import ArrayTask
 from gpuwarden.core.errors import BadReply
@@ -78,6 +78,18 @@ def test_jobs_and_pods_of_others_are_not_read() -> None:
     stranger = pod("Running")
     stranger["metadata"]["ownerReferences"] = [{"kind": "Job", "uid": "u-2", "controller": True}]
     assert rows_of([job()], [stranger], [HANDLE])["t-1"].waits
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_copy_of_a_job_under_another_name_is_another_tools_job(alone: bool) -> None:
+    """`kubectl get job NAME -o yaml`, edited and created again, has gpuwarden's labels and annotations."""
+    own = job() if alone else array()
+    copied = copy.deepcopy(own) | {"status": done("Complete") | {"completedIndexes": "0-2"}}
+    copied["metadata"] |= {"name": "a-copy", "uid": "u-9"}
+    for listed in ([copied, own], [own, copied]):
+        row = rows_of(listed, [], [HANDLE])["t-1"]
+        assert (row.job, row.uid, row.state) == (own["metadata"]["name"], "u-1", "PENDING")
+    assert rows_of([copied], [], [HANDLE]) == {} and not is_of(copied, HANDLE)
 
 
 def oddities(whole: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -388,6 +388,15 @@ async def test_a_job_that_never_came_to_ray_leaves_no_secret(dashboard: Dashboar
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("ident", ["raysubmit_another", "gw-t-a2-00000000", ""])
+async def test_a_reply_about_another_job_confirms_nothing(dashboard: Dashboard, ident: str) -> None:
+    dashboard.jobs()
+    dashboard.replies["POST /api/jobs/"] = (200, json.dumps({"submission_id": ident}))
+    with pytest.raises(Unreachable):
+        await dashboard.backend.submit(JOB, dashboard.place, "t", secrets={})
+
+
+@pytest.mark.anyio
 async def test_a_job_can_not_hide_the_others_by_what_it_puts_into_its_folder(dashboard: Dashboard) -> None:
     backend, place = dashboard.backend, dashboard.place
     handle = await backend.handle_of(place, "t")
@@ -405,7 +414,9 @@ async def test_an_entrypoint_takes_its_secrets_and_leaves_no_command_when_it_is_
 ) -> None:
     backend, place = dashboard.backend, dashboard.place
     dashboard.jobs()
-    dashboard.replies["POST /api/jobs/"] = (200, '{"submission_id": "x"}')
+    run_dir = (await backend.handle_of(place, "t")).run_dir
+    own = {"submission_id": submission_id("gw-t", 1, run_dir)}
+    dashboard.replies["POST /api/jobs/"] = (200, json.dumps(own))
     text = "echo $$ > pid; echo $TOKEN; mv pid up; while [ ! -e go ]; do sleep 0.05; done"
     spec = JobSpec(platform="ray/x", command=("sh", "-c", text), secrets=("TOKEN",))
     handle = await backend.submit(spec, place, "t", secrets={"TOKEN": "hunter22-hunter22"})

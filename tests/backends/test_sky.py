@@ -14,7 +14,7 @@ from contract_backend import EngineContract, ended
 from gpuwarden.backends.sky import STATES, SkyBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest
-from gpuwarden.core.models import Place
+from gpuwarden.core.models import Place, StopResult
 from gpuwarden.core.states import Job
 from gpuwarden.remote.sky.client import SkyClient
 from sky_kit import SkyEngine, SkyServer, sky_env
@@ -85,6 +85,20 @@ async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
     assert "hunter22" not in task.partition("\nsecrets:")[0]
     written = b"".join(f.read_bytes() for f in Path(handle.run_dir).rglob("*") if f.is_file())
     assert b"hunter22" not in written
+
+
+@pytest.mark.prove
+async def test_a_job_that_is_being_submitted_is_not_gone(
+    backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer
+) -> None:
+    await ended(backend, await backend.submit(engine.job("true"), place, "s-first", secrets={}))
+    row = next(r for r in reversed(sky_server.requests.values()) if r["name"] == "sky.exec")
+    own = {"request_id": "on-its-way", "status": "RUNNING", "body": row["body"].replace("gw-s-first", "gw-s-late")}
+    handle = await backend.handle_of(place, "s-late")
+    sky_server.requests["on-its-way"] = {**row, **own}
+    assert await backend.stop(handle, grace_s=0) is StopResult.PENDING
+    del sky_server.requests["on-its-way"]
+    assert await backend.stop(handle, grace_s=0) is StopResult.GONE
 
 
 @pytest.mark.prove

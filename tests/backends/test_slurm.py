@@ -30,12 +30,13 @@ from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
-from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.remote.host import node_talk
 from gpuwarden.rules import catalog
+from lifecycle_kit import until as until_checked
 from slurm_kit import Cluster, SlurmEngine, login_node, place_of, train
 from sshd import Sshd
 from waiting import soon
@@ -258,7 +259,7 @@ async def test_a_batch_script_that_never_came_to_the_job_says_why(
 
 
 @pytest.mark.prove
-async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_as_lost(
+async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_is_unknown(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster
 ) -> None:
     done = await backend.submit(engine.job("exit 4"), place, "w-done", secrets={})
@@ -268,12 +269,31 @@ async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_as_lost(
     with engine._shimmed({"squeue": 'echo \'{"meta": {}, "errors": [], "jobs": []}\''}):
         seen = await backend.poll([done, lives])
         assert (seen["w-done"].state, seen["w-done"].exit_code) == (Job.FAILED, 4)
-        assert (seen["w-lives"].state, seen["w-lives"].reason) == (Job.FAILED, Code.VANISHED)
+        assert (seen["w-lives"].state, seen["w-lives"].reason) == (Job.UNKNOWN, Code.UNLISTED)
         with engine._shimmed({"sacct": "echo 'sacct: error: slurm_persist_conn_open: Connection refused' >&2; exit 1",
                               "scontrol": "echo 'AccountingStorageType = accounting_storage/slurmdbd'"}):  # fmt: skip
             assert sorted(await backend.poll([done, lives])) == ["w-done"], "accounting is down: nobody knows"
             assert isinstance(await backend.find(place, "w-nothing"), Unknown)
     await backend.stop(lives, grace_s=0)
+
+
+@pytest.mark.prove
+async def test_a_job_that_slurm_forgot_is_neither_lost_nor_canceled_while_its_runner_goes_on(
+    ctx: Context, engine: SlurmEngine, cluster: Cluster
+) -> None:
+    """The list may be another cluster's, or `slurmctld` may have lost its state."""
+    spec = train(script="import time\nprint('up', flush=True)\ntime.sleep(600)\n", name="forgot")
+    launched = (await submit(ctx, spec)).job
+    assert launched is not None
+    job = launched.id
+    await until_checked(ctx, job, lambda seen: seen.job.state is Job.RUNNING and bool(seen.log and seen.log.text))
+    with engine._shimmed({"squeue": 'echo \'{"meta": {}, "errors": [], "jobs": []}\''}):
+        seen = await check(ctx, job)
+        assert (seen.job.state, seen.job.reason) == (Job.UNKNOWN, Code.UNLISTED)
+        await cancel(ctx, job)
+        assert (await check(ctx, job)).job.state is Job.UNKNOWN, "nothing was ended"
+    await until_checked(ctx, job, lambda seen: seen.job.state is Job.CANCELED)
+    assert f"gw-{job}" not in cluster.run("squeue", "-h", "-t", "pending,running", "-o", "%j")
 
 
 @pytest.mark.prove

@@ -131,6 +131,32 @@ async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path, 
     assert await backend.find(place, "j1") == Known(None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.attack("ending", "dies while its submit is on its way, so that the job starts after it was stopped")
+def test_a_job_that_is_being_submitted_is_not_gone(tmp_path: Path, array: bool) -> None:
+    played = Played(tmp_path, name="another")
+    home = tmp_path / "runs/gw-all" if array else played.run_dir
+    if array:
+        home.mkdir()
+        (home / "gw-all-a1.table").write_text(json.dumps({"gw-j1-a1": 0}))
+        (played.run_dir / "gw-j1-a1.array").write_text(json.dumps({"folder": str(home), "name": "gw-all-a1"}))
+    request = {**STOP, "folder": str(played.run_dir), "wait_s": 1.0}
+    with (home / "submit.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert slurm_agent.stop(request, slurm_agent.environment(played.env))["result"] == "pending"
+    assert not (played.run_dir / "status.json").exists(), "its end is not written down before its start"
+    assert slurm_agent.stop(request, slurm_agent.environment(played.env))["result"] == "gone"
+
+
+def test_accounting_is_asked_for_the_users_own_jobs(tmp_path: Path) -> None:
+    """By default, root and operators see everybody's: another user's job may have this name and folder."""
+    played = Played(tmp_path, name="another")
+    played.play("sacct", f'printf "%s\\n" "$@" > {tmp_path}/given')
+    slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))
+    assert f"--user={slurm_agent.getpass_user()}" in (tmp_path / "given").read_text().splitlines()
+
+
 # ------------------------------------------------------------------------------------------------------------- arrays
 
 

@@ -197,7 +197,13 @@ SAW: list[tuple[dict[str, Any], dict[str, Any] | None, Job, Code]] = [
     (status("failed"), {"name": "gw-j1-a2", "job_state": "PENDING"}, Job.QUEUED, Code.ENGINE_QUEUE),
     (status("succeeded"), {"name": "gw-j1-a2", "job_state": "FAILED"}, Job.FAILED, Code.EXITED),
     (status("succeeded"), None, Job.SUCCEEDED, Code.EXITED),
-    (status(), None, Job.FAILED, Code.VANISHED),
+    (status(), None, Job.UNKNOWN, Code.UNLISTED),  # it is not listed, and its runner goes on
+    (status(updated_at=1004.0), None, Job.UNKNOWN, Code.UNLISTED),
+    (status(updated_at=900.0), None, Job.FAILED, Code.VANISHED),
+    (status(updated_at=5000.0), None, Job.FAILED, Code.VANISHED),
+    (status(updated_at=900.0, heartbeat_s=1e9), None, Job.UNKNOWN, Code.UNLISTED),
+    (status(updated_at=700.0, heartbeat_s=1e9), None, Job.FAILED, Code.VANISHED),
+    (status(updated_at=None), None, Job.FAILED, Code.VANISHED),
     (ABSENT, None, Job.UNKNOWN, Code.NO_STATUS),
 ]
 
@@ -210,6 +216,7 @@ def test_the_runners_word_and_slurms_make_one_observation(
     assert (found.state, found.reason) == (state, code)
     assert not found.machine and not found.lost, "a login node says nothing of a compute node"
     assert found.why
+    assert found.meter is not False or found.state is not Job.UNKNOWN or slurm is not None, "unknown counts"
     if slurm is not None:
         assert found.allocation is not None and found.attempt == row(**slurm).attempt
         assert found.meter is (state is Job.RUNNING), (
@@ -506,6 +513,9 @@ def test_the_agent_hands_a_job_nothing_of_its_own_environment(monkeypatch: pytes
         ('{"jobs": 7}', 0),
         ('{"jobs": [], "errors": [{"error": "no"}]}', 0),
         ('{"jobs": []}', 1),
+        ('{"jobs": [7]}', 0),
+        ('{"jobs": [{"job_id": 7, "jobName": "gw-j1-a1"}]}', 0),
+        ('{"jobs": [{"job_id": 7, "name": {"set": true}}]}', 0),
     ],
 )
 def test_a_list_that_is_none_is_not_an_empty_one(tmp_path: Path, printed: str, code: int) -> None:

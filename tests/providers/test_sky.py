@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotSupported, Unreachable
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, Unreachable
 from gpuwarden.core.models import Instance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.profiles import load_profile
@@ -168,6 +168,11 @@ async def test_another_cluster_of_the_name_is_not_ours(provider: SkyProvider, sk
     known(await provider.create(Resources(), "p-name"))
     sky_server.clusters["gw-p-name"]["cluster_hash"] = "another"
     assert isinstance(await provider.get("gw-p-name"), Unknown)
+    before = [sky_server.count(path) for path in ("/down", "/stop", "/start")]
+    for verb in (provider.terminate, provider.stop, provider.start):
+        with pytest.raises(Conflict):
+            await verb("gw-p-name")
+    assert [sky_server.count(path) for path in ("/down", "/stop", "/start")] == before
 
 
 class Direct:

@@ -122,6 +122,11 @@ class Run(ResponseModel):
         return self.run_spec.configuration.tags or {}
 
     @property
+    def ours(self) -> bool:
+        """Return whether gpuwarden started the run. A copy of its configuration has the same tags, but another name."""
+        return self.tags.get(JOB) == self.run_spec.run_name
+
+    @property
     def attempt(self) -> int:
         """Return the attempt number in the run's tags, or 1 if they lack a valid number."""
         text = self.tags.get(ATTEMPT, "1")

@@ -149,10 +149,10 @@ class KubeApi:
         queue = Queue(name=name, default=True, preempts="requeue")
         try:
             found = self._call(ask, "LocalQueue", namespace=self.namespace, name=name, **where)
-        except AuthFailed:
-            return queue
-        except NotFound as error:  # the queue, or this version of Kueue's API, does not exist
+        except NotFound as error:
             return None if f'"{name}" not found' in error.message else queue
+        except (AuthFailed, Unreachable):  # if the cluster lacks this version of Kueue's API, its reply is plain text
+            return queue
         active = [c for c in rows_in(part_of(found, "status"), "conditions") if c.get("type") == "Active"]
         stops = str(part_of(found, "spec").get("stopPolicy")) != "None"
         closed = stops or any(c.get("status") == "False" for c in active)
@@ -299,22 +299,25 @@ def _is_object(found: object) -> bool:
 
 
 def _error(refused: Any, context: str) -> Exception:
-    """Return the exception for an error status from the API server."""
+    """Return the exception for an error status. A reply that the API server did not write proves nothing, except that
+    the request was not authorized: a proxy may require its own login.
+    """
     try:
-        message = json.loads(refused.body)["message"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        message = refused.reason
-    words, code = line(message or "no reason given", 500), refused.status
+        found = json.loads(refused.body)
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    own = isinstance(found, dict) and found.get("kind") == "Status"
+    words, code = line((own and found.get("message")) or refused.reason or "no reason given", 500), refused.status
     if code in {401, 403}:
         return AuthFailed(
             f"the cluster {context} does not allow the request: {words}",
             "Ask its administrator for the rights in docs/kubernetes-rights.yaml.",
         )
-    if code == 404:
+    if own and code == 404:
         return NotFound(f"the cluster {context} has no such object: {words}")
-    if code == 409:
+    if own and code == 409:
         return Conflict(f"the cluster {context} already has an object of that name: {words}", do(Action.CHECK))
-    if code in {400, 422}:
+    if own and code in {400, 422}:
         return BadRequest(
             f"the cluster {context} refused the job: {words}", "Change the refused option, then try again."
         )

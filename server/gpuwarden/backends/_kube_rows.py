@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from gpuwarden.backends._kube_api import part_of, rows_in
-from gpuwarden.backends._kube_arrays import MOST_TASKS, TASKS
+from gpuwarden.backends._kube_arrays import MOST_TASKS, TASKS, array_name
 from gpuwarden.backends._kube_exec import waits_for
 from gpuwarden.backends._kube_manifests import ATTEMPT, KUEUE, MAIN, RUN_DIR, TOKEN, stem_of
 from gpuwarden.backends._slurm_rows import Row
@@ -59,8 +59,13 @@ def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
     """Yield the tasks of a job; a job that is not an array has one task. Raises BadReply for an array in an unknown
     format.
+
+    A copy of gpuwarden's job that another tool created has the same labels and annotations, but another name.
     """
     notes = part_of(job["metadata"], "annotations")
+    own = array_name(str(notes.get(TOKEN))) if TASKS in notes else rf"{stem_of(str(notes.get(TOKEN)))}-a[1-9]\d*"
+    if re.fullmatch(own, str(job["metadata"]["name"])) is None:
+        return
     if TASKS not in notes:
         attempt = str(part_of(job["metadata"], "labels").get(ATTEMPT))
         yield _Task(str(notes.get(TOKEN)), str(notes.get(RUN_DIR)), int(attempt) if _ATTEMPT.fullmatch(attempt) else 0)

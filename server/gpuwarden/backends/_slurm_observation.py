@@ -15,6 +15,7 @@ from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.states import Job
 from gpuwarden.remote import launch
 
+MOST_SILENCE_S: Final = 180.0
 _FINAL: Final = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
 _ENDS: Final[dict[str, tuple[Job, Code]]] = {
     "COMPLETED": (Job.SUCCEEDED, Code.EXITED),
@@ -30,6 +31,10 @@ _ENDS: Final[dict[str, tuple[Job, Code]]] = {
 def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
     """Return the observation of one job, from the poll of its run folder and Slurm's row."""
     there = status.get("folder") == "present"
+    if row is None and unfinished(status) and _goes_on(status):
+        # The list may be that of another cluster, for example behind a tunnel, or the engine may have lost its records.
+        unlisted = _because(Job.UNKNOWN, because(Code.UNLISTED))
+        return _plain(launch.observation(status)).model_copy(update=unlisted)
     if row is None and there:  # Slurm no longer lists the job, so the runner's last status is used
         ended = launch.observation({**status, "alive": False, "child_alive": False})
         return _plain(ended).model_copy(update={"meter": False})
@@ -57,6 +62,13 @@ def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
 def unfinished(status: Mapping[str, Any]) -> bool:
     """Return whether the runner's last status is "running"."""
     return status.get("folder") == "present" and status.get("state") == "running"
+
+
+def _goes_on(status: Mapping[str, Any]) -> bool:
+    """Return whether the runner has recently written that the job is running. The job can write any time there."""
+    seen = launch.observation({**status, "alive": True, "child_alive": True})
+    recent = seen.last_beat_at is not None and abs(seen.at - seen.last_beat_at) <= MOST_SILENCE_S
+    return seen.state is Job.RUNNING and recent and not seen.stale
 
 
 def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[str, Any]) -> Observation:

@@ -133,7 +133,7 @@ class DstackBackend(HubOutputs):
         """Return the run with a token's name. Raises Conflict if gpuwarden did not start it."""
         name = run_name(token)
         run = await self._server().run_named(project, name)
-        if run is not None and run.tags.get(JOB) != name:
+        if run is not None and not run.ours:
             raise Conflict(
                 f"the project {project} has a run {name}, which {line(run.user, 60)} started without gpuwarden",
                 "Nothing was started, and that run is unchanged. Submit the job again.",

@@ -37,7 +37,7 @@ from gpuwarden.backends.base import ArrayTask
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.engine import EngineLimits, Queue
-from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NotFound, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NotFound, Unreachable, WardenError
 from gpuwarden.core.guidance import NextStep, steps
 from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult
 from gpuwarden.core.readiness import Needs, Readiness
@@ -53,6 +53,8 @@ if find_spec("kubernetes") is None:
 STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 LOOK_S: Final = 0.3
+WORK_S: Final = 300.0
+"""Time limit in seconds for one piece of work with a cluster, which may read many pages."""
 AT_ONCE: Final = 8
 """Maximum number of an array's run folders that are filled concurrently."""
 SHARED: Final = "ReadWriteMany"
@@ -94,6 +96,7 @@ class KubernetesBackend(EngineBackend):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._apis: dict[str, KubeApi] = {}
+        self._threads = anyio.CapacityLimiter(40)  # abandoned work must not occupy the threads of other backends
         self._files = _ClaimFiles(clock, self.api)
 
     def api(self, context: str) -> KubeApi:
@@ -365,9 +368,19 @@ class KubernetesBackend(EngineBackend):
     # ------------------------------------------------------------------------------------------------- API server
 
     async def _there(self, place: Place, work: Callable[[KubeApi], T]) -> T:
-        """Run `work` with the cluster's client in a worker thread, and return the result."""
+        """Run `work` with the cluster's client in a worker thread, and return the result.
+
+        The client limits the time for each read, but a reply may arrive byte by byte.
+        """
         api = self.api(place.host or "")
-        return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True)
+        try:
+            with anyio.fail_after(WORK_S):
+                return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True, limiter=self._threads)
+        except TimeoutError as late:
+            raise Unreachable(
+                f"the cluster {place.host} did not complete its replies within {WORK_S:.0f} s",
+                "The request may have been carried out; try again.",
+            ) from late
 
 
 def _unusable(message: str, *cure: str | NextStep) -> Finding:

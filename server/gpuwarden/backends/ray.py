@@ -183,9 +183,10 @@ class RayBackend(EngineBackend):
         except AuthFailed:
             await to_thread.run_sync(_forget_secrets, handle, attempt)
             raise
-        if status == 200 and isinstance(answer, dict) and isinstance(answer.get("submission_id"), str):
+        ident = submission_id(stem, attempt, handle.run_dir)
+        if status == 200 and isinstance(answer, dict) and answer.get("submission_id") == ident:
             return handle
-        listed, ident = await ask(place, "GET", JOBS), submission_id(stem, attempt, handle.run_dir)
+        listed = await ask(place, "GET", JOBS)
         if _has(rows_of(*listed, {stem: handle.run_dir}), stem, attempt):  # another call has submitted it
             return handle
         taken = any(row.get("submission_id") == ident for row in listed[1])

@@ -119,8 +119,7 @@ class SkyBackend(SshBackend):
             queue, seen = await self._queue(place), (await self._look([handle]))[handle.run_dir]
         except WardenError as error:
             return Unknown(error.message)
-        on_its_way = any(_named(name)[0] == stem for name in queue.sent)
-        return found(handle, seen, on_its_way or stem in _rows(queue))
+        return found(handle, seen, _is_sending(queue, stem) or stem in _rows(queue))
 
     # ----------------------------------------------------------------------------------------------------- observe
 
@@ -151,7 +150,10 @@ class SkyBackend(SshBackend):
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """End the job. The runner stops a running job after a grace period; SkyPilot cancels any other job."""
-        row = await self._row(handle)
+        queue, stem = await self._queue(handle.place), launch.run_name(handle.token)
+        row = _rows(queue).get(stem)
+        if _is_sending(queue, stem):
+            return StopResult.PENDING  # the job may start after this call
         if row is not None and row.over:
             return StopResult.GONE
         result = StopResult.GONE if row is not None and row.waits else await super().stop(handle, grace_s=grace_s)
@@ -181,6 +183,12 @@ def _cluster(place: Place) -> str:
 def _named(name: str | None) -> tuple[str, int]:
     found = _NAME.fullmatch(name or "")
     return (found[1], int(found[2])) if found else ("", 0)
+
+
+def _is_sending(queue: JobQueue, stem: str) -> bool:
+    """Return whether SkyPilot is adding a job to the queue that is not yet listed there."""
+    listed = {job.name for job in queue.rows}
+    return any(_named(name)[0] == stem for name in queue.sent if name not in listed)
 
 
 def _rows(queue: JobQueue) -> dict[str, Row]:

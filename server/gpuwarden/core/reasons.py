@@ -45,6 +45,7 @@ class Code(StrEnum):
     ENGINE_STARTS = "engine_starts"
     ENGINE_TOOK = "engine_took"
     ENGINE_DISAGREES = "engine_disagrees"
+    UNLISTED = "unlisted"
 
     RELAUNCH = "relaunch"
     CANCELED = "canceled"
@@ -120,6 +121,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
+    Code.UNLISTED: "the engine does not list the job, but the job's runner is still writing its status",
     Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner has not recorded an end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.backends._dstack_api import LEASE, DstackServer, Run, epoch
+from gpuwarden.backends._dstack_api import LEASE, DstackServer, FleetInstance, Provisioned, Run, epoch
 from gpuwarden.backends._dstack_options import MOST_PRICE, machine_of, project_of
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import NoCapacity, NotSupported, WardenError, nothing_sent
@@ -67,7 +67,8 @@ SKEW_S: Final = 86_400.0
 the reservation by more than this value.
 """
 _AVAILABLE: Final = frozenset({"available", "idle", "unknown"})
-_THERE: Final = frozenset({"pending", "provisioning", "idle", "busy", "terminating"})
+_OVER: Final = "terminated"
+"""The only state of a fleet's machine that proves its end; another version of dstack may have additional states."""
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> DstackProvider:
@@ -164,9 +165,7 @@ class DstackProvider(ReservingProvider):
         try:
             at = self._read(id).get("at")  # unknown for a reservation made on another machine: all pages are read
             since = at - SKEW_S if at else None
-            runs = [
-                r for r in await self._server.runs(self._project, active=False, since=since) if r.tags.get(LEASE) == id
-            ]
+            runs = [r for r in await self._server.runs(self._project, active=False, since=since) if _lease(r) == id]
             live = next((run for run in runs if not run.ended), None)
             if live is not None:
                 return Known(self._running(id, live))
@@ -193,7 +192,7 @@ class DstackProvider(ReservingProvider):
         for fleet in await self._server.fleets(self._project):
             for one in fleet.instances:
                 made = (epoch(one.created) or began) >= began
-                if one.status in _THERE and one.hostname == machine.hostname and made:
+                if one.status != _OVER and _may_be(one, machine) and made:
                     why = f"the run has ended, but its machine {one.name} is {one.status} in the fleet {fleet.name}"
                     return Known(self._view(id, run, InstanceState.TERMINATING, line(why, 200)))
         if machine.backend not in DIRECT or not keyed(DIRECT[machine.backend][1], self._env):
@@ -226,10 +225,10 @@ class DstackProvider(ReservingProvider):
             if answer.value is not None and answer.value.state is not InstanceState.GONE:
                 found[token] = answer.value
         for run in active:
-            lease = run.tags.get(LEASE, "")
+            lease = _lease(run)
             name = lease if self._has(lease) else run.id
             found.setdefault(name, self._running(name, run, token=lease))
-        for one in (one for fleet in fleets for one in fleet.instances if one.status in _THERE - {"busy"}):
+        for one in (one for fleet in fleets for one in fleet.instances if one.status not in {_OVER, "busy"}):
             where = line(f"{one.name} in the fleet {one.fleet_name} ({one.backend} {one.region})", 160)
             found[one.id] = Instance(
                 id=one.id,
@@ -260,7 +259,7 @@ class DstackProvider(ReservingProvider):
         """Stop the run and end the reservation. Only runs with the reservation's tag are stopped."""
         try:
             for run in await self._server.runs(self._project, active=True):
-                if run.tags.get(LEASE) == id:
+                if _lease(run) == id:
                     await self._server.stop(self._project, run.run_spec.run_name, abort=run.status == "terminating")
         except WardenError as error:
             if error.retry:
@@ -295,3 +294,14 @@ class DstackProvider(ReservingProvider):
             created_at=self._read(name).get("at") or epoch(run.submitted_at),
             why=why,
         )
+
+
+def _lease(run: Run) -> str:
+    """Return the token of a run's reservation, or "" if gpuwarden did not start the run."""
+    return run.tags.get(LEASE, "") if run.ours else ""
+
+
+def _may_be(one: FleetInstance, machine: Provisioned) -> bool:
+    """Return whether a fleet's machine may be a run's machine. While it is provisioned, its address is unknown."""
+    pairs = ((one.hostname, machine.hostname), (one.backend, machine.backend), (one.region, machine.region))
+    return all(first is None or second is None or first == second for first, second in pairs)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import NotFound, NotSupported, WardenError, nothing_sent
+from gpuwarden.core.errors import Conflict, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
@@ -243,16 +243,19 @@ class SkyProvider:
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped cluster again, and set its autostop."""
+        await self._same(id)
         await self._sky.ask(Done, "act", verb="start", cluster=id, idle_minutes=minutes(None))
         return Known(None)
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Request a stop. Raises NotSupported if the cloud can't stop machines."""
+        await self._same(id)
         await self._sky.ask(Done, "act", verb="stop", cluster=id)
         return Known(None)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Request termination."""
+        await self._same(id)
         try:
             await self._sky.ask(Done, "act", verb="down", cluster=id)
         except NotFound:
@@ -263,6 +266,16 @@ class SkyProvider:
 
     async def _ask(self, name: str, *, reach: bool = True) -> Clusters:
         return await self._sky.ask(Clusters, "clusters", names=[name], fresh=True, reach=reach)
+
+    async def _same(self, name: str) -> None:
+        """Raise Conflict if the name now belongs to another cluster than the recorded one."""
+        first = self._read(name).get("hash")
+        seen = await self._sky.ask(Clusters, "clusters", names=[name], fresh=False)
+        if first is not None and any(cluster.hash != first for cluster in seen.clusters):
+            raise Conflict(
+                f"the name {name} now belongs to another cluster; nothing was changed",
+                "Check in SkyPilot who launched it.",
+            )
 
     async def _managed(self) -> tuple[Instance, ...]:
         """Return the managed jobs, or one UNCLEAR instance if SkyPilot can't list them, because they may be billed."""

@@ -19,7 +19,7 @@ from gpuwarden.ledger.events import ArrayIntent, JobCanceled, JobFailed, JobSubm
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move
-from gpuwarden.lifecycle.records import JobRecord, read_job, recalled
+from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease, recalled
 
 
 async def send_array(ctx: Context, token: str) -> bool:
@@ -56,11 +56,7 @@ async def send_array(ctx: Context, token: str) -> bool:
         except (*MAYBE_DONE, TimeoutError):
             return False  # the array may have been submitted; the next call submits it again
         except WardenError as refusal:
-            with ctx.ledger.transaction():
-                for job in jobs:
-                    failed = JobFailed(code=refusal.code)
-                    move(ctx, job, failed, because(Code.REFUSED_LAUNCH, message=refusal.message))
-            return True
+            return any([await refused(ctx, job, refusal, 1, repeated=True) for job in jobs])
         with ctx.ledger.transaction():
             for job in jobs:
                 move(ctx, job, JobSubmitted(handle=handles[job.id], attempt=1))
@@ -74,3 +70,36 @@ async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
         return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
     except WardenError as error:
         return Unknown(error.message)
+
+
+async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: int, *, repeated: bool) -> bool:
+    """Fail a job whose launch was refused, unless this call or an earlier one has launched the attempt.
+
+    `repeated` is true if there may have been an earlier call. If the backend then can't report whether a job without
+    a rented machine exists, the job is not failed, because nothing else would observe it.
+    """
+    found = await sent_before(ctx, job)
+    if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts
+        found = await _of_attempt(ctx, found.value, attempt)
+    if isinstance(found, Unknown) and repeated and job.lease is None:
+        ctx.blind[job.id] = refusal
+        return False
+    if isinstance(found, Known) and found.value is not None:
+        return submitted(ctx, job, found.value, attempt)
+    return move(ctx, job, JobFailed(code=refusal.code), because(Code.REFUSED_LAUNCH, message=refusal.message))
+
+
+def submitted(ctx: Context, job: JobRecord, handle: Handle, attempt: int) -> bool:
+    """Record that the backend has an attempt, and since when its rented machine has been running."""
+    instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
+    since = instance.running_since if instance else None
+    return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))
+
+
+async def _of_attempt(ctx: Context, handle: Handle, attempt: int) -> Answer[Handle | None]:
+    """Return the handle if the backend observes this attempt or a later one, otherwise None."""
+    try:
+        seen = (await ctx.backend(handle.backend).poll([handle])).get(handle.token)
+    except WardenError as error:
+        return Unknown(error.message)
+    return Unknown("the job was not observed") if seen is None else Known(handle if seen.attempt >= attempt else None)

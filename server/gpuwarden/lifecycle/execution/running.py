@@ -35,7 +35,7 @@ from gpuwarden.ledger.events import (
     SubmitIntent,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.execution.arrays import send_array, sent_before
+from gpuwarden.lifecycle.execution.arrays import refused, send_array, sent_before, submitted
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
@@ -105,7 +105,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     token = f"{job.id}-a{attempt}"
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
     secrets = secrets_of(ctx, job, seals=backend.seals)
-    if ctx.ledger.used(SubmitIntent, token) is None:
+    repeated = ctx.ledger.used(SubmitIntent, token) is not None
+    if not repeated:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     try:
         with anyio.fail_after(STEP_S):
@@ -116,10 +117,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent per token and attempt, so the next call repeats it
     except WardenError as refusal:
-        return move(ctx, job, JobFailed(code=refusal.code), because(Code.REFUSED_LAUNCH, message=refusal.message))
-    instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
-    since = instance.running_since if instance else None
-    return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))
+        return await refused(ctx, job, refusal, attempt, repeated=repeated)
+    return submitted(ctx, job, handle, attempt)
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
@@ -334,7 +333,7 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
         result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
     except WardenError:
         return False
-    if result == "pending":
+    if result == "pending" or (result == "gone" and observed is not None and observed.reason is Code.UNLISTED):
         return False
     return move(ctx, job, JobCanceled(), reason)
 

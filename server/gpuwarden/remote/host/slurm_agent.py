@@ -93,13 +93,13 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
     except (ValueError, RecursionError):
         answer = None
     jobs = answer.get("jobs") if isinstance(answer, dict) else None
-    if answer is None or not isinstance(jobs, list) or answer.get("errors"):
+    if answer is None or not isinstance(jobs, list) or answer.get("errors") or not all(map(is_row, jobs)):
         said = str((answer or {}).get("errors") or "")[:500] if isinstance(answer, dict) else done["out"][:200]
         return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or said}
     mine, tasks = getpass_user(), tasks_of(folders)
     of_arrays = {array["stem"]: array["folder"] for array in tasks.values()}
-    rows = [{key: job.get(key) for key in KEPT} for job in jobs if isinstance(job, dict) and ours(job, folders, mine)]
-    shared = [job for job in jobs if isinstance(job, dict) and ours(job, of_arrays, mine)]
+    rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, folders, mine)]
+    shared = [job for job in jobs if ours(job, of_arrays, mine)]
     try:
         rows += [row for job in shared for row in split(job, tasks)]
     except ValueError as error:
@@ -188,6 +188,11 @@ def spelled(job: Json) -> Json:
     return {**known, **({"time_limit": minutes} if parts else {})}
 
 
+def is_row(job: Any) -> bool:
+    """Return whether an entry of the queue has the fields that identify a job. If not, the format is unknown."""
+    return isinstance(job, dict) and isinstance(job.get("name"), str) and job.get("job_id") is not None
+
+
 def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
     """Return whether a row belongs to a job in `folders`: its name, run folder and user (`mine`) must match.
 
@@ -221,14 +226,14 @@ def jobs(request: Json, env: Json) -> Json:
     logs = {name.rpartition("-a")[0]: log_of(task) for name, task in tasks.items()}
     reply["said"] = {stem: last_words(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there}
     lost = {stem: folder for stem, folder in folders.items() if stem not in there}
-    homes = {name.rpartition("-a")[0]: task["folder"] for name, task in tasks.items()}
-    reply["sending"] = [stem for stem, at in lost.items() if taken(at) or (stem in homes and taken(homes[stem]))]
+    reply["sending"] = [stem for stem, at in lost.items() if is_sending(stem, at, tasks)]
     lacking = {name for stem, folder in lost.items() for name in submitted(stem, folder)}
     lacking |= {task["name"] for name, task in tasks.items() if name.rpartition("-a")[0] in lost}
     if found["rows"] is not None and lacking:
         since = "now-{}days".format(int(request.get("days") or 30))
         named = ["--name=" + ",".join(sorted(lacking))] if len(lacking) <= MAX_NAMES else []
-        argv = ["sacct", "-X", "-n", "-P", "-S", since, *named, "-o", SACCT]
+        # By default, root and operators see the jobs of all users.
+        argv = ["sacct", "-X", "-n", "-P", "--user=" + getpass_user(), "-S", since, *named, "-o", SACCT]
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
             answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
@@ -236,6 +241,12 @@ def jobs(request: Json, env: Json) -> Json:
             config = run(["scontrol", "show", "config"], env)
             answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
     return reply
+
+
+def is_sending(stem: str, folder: str, tasks: Dict[str, Json]) -> bool:
+    """Return whether a job is being submitted, on its own or with its array."""
+    homes = [task["folder"] for name, task in tasks.items() if name.rpartition("-a")[0] == stem]
+    return any(map(taken, [folder, *homes]))
 
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
@@ -431,10 +442,12 @@ def stop(request: Json, env: Json) -> Json:
         if found["rows"] is None:
             return {"ok": False, "code": "unreachable", "error": found["err"]}
         live = [row for row in found["rows"] if not has_ended(row, request["ended"])]
-        if not live:
+        if not found["rows"] and is_sending(name, folder, found["tasks"]):
+            pass  # the job may start after this call
+        elif not live:
             record_unstarted(request, found)
             return {"ok": True, "result": "gone" if asked_at is None else "stopped"}
-        if asked_at is None:
+        elif asked_at is None:
             asked_at = asked_since(folder, grace)
             for row in live:
                 soft = hears(row, folder) and time.time() - asked_at <= grace
