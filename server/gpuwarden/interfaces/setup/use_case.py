@@ -270,7 +270,7 @@ def tools_of(run: Run) -> int:
     argv = [run["command"], *run["args"]]
     with tempfile.TemporaryFile() as errors:
         try:
-            answer = _ask(argv, errors)
+            answer = _ask(argv, os.environ | run.get("env", {}), errors)
         except OSError as error:
             raise BadRequest(
                 f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run gpuwarden setup again."
@@ -282,13 +282,13 @@ def tools_of(run: Run) -> int:
     raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor to find the cause.")
 
 
-def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
+def _ask(argv: list[str], env: Mapping[str, str], errors: IO[bytes]) -> dict[str, Any]:
     """Start a server, send it `ASK`, and return its list of tools, or an empty dict if it sends none.
 
     The server is killed after FIRST_START_S seconds.
     """
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home()) as server:
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home(), env=env) as server:
         limit = threading.Timer(FIRST_START_S, server.kill)
         limit.start()
         assert server.stdin is not None and server.stdout is not None
