@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel release-check clean
+.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel bundle release-check clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ picture: $(READY)  ## run the demo and draw docs/demo.svg from what it printed
 
 wheel: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel
+
+bundle: $(READY)  ## build the MCPB bundle into dist/
+	$(BIN)/python tools/bundle.py dist
 
 release-check: $(VENV)/.release  ## build a release twice, check it, and run the demo from its wheel in an empty environment
 	tools/release_check.sh

@@ -59,9 +59,9 @@ def test_what_is_fetched_is_this_version() -> None:
 def test_plugins_are_named_as_their_manifests_name_them() -> None:
     for client, at in (("claude", ".claude-plugin"), ("codex", ".agents/plugins")):
         market = json.loads((ROOT / at / "marketplace.json").read_text("utf-8"))
-        assert re.search(rf"^{client} .* {market['plugins'][0]['name']}@{market['name']}$", README, re.MULTILINE), (
-            client
-        )
+        assert re.search(
+            rf"^{client} (?:.|\\\n)* {market['plugins'][0]['name']}@{market['name']}$", README, re.MULTILINE
+        ), client
 
 
 def test_the_policy_shown_is_a_policy() -> None:

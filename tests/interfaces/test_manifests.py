@@ -16,7 +16,7 @@ import pytest
 from gpuwarden import __version__
 from gpuwarden.interfaces import launch
 from gpuwarden.interfaces.cli.main import cli
-from gpuwarden.interfaces.manifests import ROOT, manifests, write_manifests
+from gpuwarden.interfaces.manifests import ROOT, RUNTIME, manifests, write_manifests
 from gpuwarden.interfaces.variables import variables
 from gpuwarden.providers.base import PROVIDERS
 from real_parts import need
@@ -51,7 +51,7 @@ def test_every_version_follows_the_project(checkout: Path) -> None:
     assert write_manifests(checkout) > 5
     for path in FILES:
         text = (checkout / path).read_text("utf-8")
-        without = {"marketplace.json", "claude.json", "codex.json"}  # they name no version
+        without = {"marketplace.json", "codex.json", "codex-hooks.json", "hooks.json"}  # they name no version
         assert __version__ not in text and ("9.8.7" in text or Path(path).name in without), path
 
 
@@ -61,6 +61,8 @@ def test_what_they_point_to_is_there() -> None:
         for key, value in {**table, **table.get("interface", {})}.items():
             if key in {"skills", "mcpServers", "hooks", "logo", "composerIcon"} and isinstance(value, str):
                 assert (ROOT / value).exists(), (path, value)
+    assert {name: (ROOT / "plugin" / name).readlink() for name in RUNTIME} == {n: Path("..", n) for n in RUNTIME}
+    assert all((ROOT / name).exists() for name in RUNTIME)
 
 
 def server_of(path: str) -> dict[str, Any]:
@@ -70,12 +72,13 @@ def server_of(path: str) -> dict[str, Any]:
 def test_plugins_start_the_server_from_their_own_folder_and_its_lock_file() -> None:
     frozen = ["--frozen", "--no-dev", "gpuwarden", "mcp", "--client"]
     claude, codex, gemini = (
-        server_of(path) for path in (".claude-plugin/plugin.json", "clients/codex.json", "gemini-extension.json")
+        server_of(path) for path in ("plugin/.claude-plugin/plugin.json", "clients/codex.json", "gemini-extension.json")
     )
     assert claude["args"] == ["run", "--project", "${CLAUDE_PLUGIN_ROOT}", *frozen, "claude"]
     assert gemini["args"] == ["run", "--project", "${extensionPath}", *frozen, "gemini"]
     assert (codex["args"], codex["cwd"]) == (["run", *frozen, "codex"], "."), "Codex expands nothing in arguments"
     assert {s["command"] for s in (claude, codex, gemini)} == {"uv"}
+    assert {s["env"]["UV_PROJECT_ENVIRONMENT"] for s in (claude, codex, gemini)} == {".venv"}
 
 
 def test_every_other_client_fetches_the_version_of_this_checkout() -> None:
@@ -104,7 +107,11 @@ def test_the_command_they_start_is_the_servers(client: str) -> None:
 def test_nothing_in_the_root_hides_what_codex_reads() -> None:
     """Codex prefers a portable plugin.json in the root, which knows neither variables nor hooks."""
     assert not (ROOT / "plugin.json").exists() and not (ROOT / "mcp.json").exists()
-    assert not (ROOT / "hooks" / "hooks.json").exists(), "Claude Code and Gemini each refuse the other's events there"
+    assert "BeforeTool" in json.loads(FILES["hooks/hooks.json"])["hooks"], "Gemini reads its hooks there"
+    assert (
+        json.loads(FILES[".codex-plugin/plugin.json"])["hooks"]
+        and json.loads(FILES[".cursor-plugin/plugin.json"])["hooks"]
+    ), "the others would read them too"
 
 
 # ------------------------------------------------------------------------------------------------------- variables
@@ -159,6 +166,7 @@ def test_clients_get_names_and_no_values(monkeypatch: pytest.MonkeyPatch) -> Non
     assert manifests() == FILES
     assert server_of("clients/codex.json")["env_vars"] == names
     given = server_of("gemini-extension.json")["env"]
+    del given["UV_PROJECT_ENVIRONMENT"]
     assert given == {name: f"${{{name}:-}}" for name in given} and given.keys() <= set(names)
     secret = {v.name for v in variables() if v.secret and "USERNAME" not in v.name}
     assert (
@@ -189,9 +197,13 @@ def test_skillsaw_finds_nothing(checkout: Path) -> None:
     program = Path(sys.executable).parent / "skillsaw"
     need("skillsaw", program.exists())
     write_manifests(checkout)
+    # Codex and Cursor read the hooks that their manifests name, not those of Gemini.
+    (checkout / ".skillsaw.yaml").write_text(
+        "rules:\n  codex-hooks-valid:\n    extra-events: [BeforeTool]\n  cursor-hooks-valid:\n    enabled: false\n"
+    )
     done = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "All checks passed" in done.stdout, done.stdout + done.stderr
     assert "cursor-plugin" in done.stdout and "mcp-registry" in done.stdout, "it saw what is here"
-    (checkout / ".claude-plugin/plugin.json").write_text('{"name": 7}\n', "utf-8")
+    (checkout / "plugin/.claude-plugin/plugin.json").write_text('{"name": 7}\n', "utf-8")
     broken = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert "All checks passed" not in broken.stdout, "it would see a fault"

@@ -1,6 +1,7 @@
 """The real clients install this repository as a plugin and start its server from it, with the guard and the variables.
 
-Nothing but git's files is there, every home is empty, nobody is logged in, and uv and the lock file do the rest.
+They install it with the README's lines from a git repository, or from a folder. Nothing but git's files is there, every
+home is empty, nobody is logged in, and uv and the lock file do the rest.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,26 @@ from client_kit import (
     CODEX,
     DONE,
     SKILLS,
+    archived,
     arrived,
     ask_claude,
     ask_codex,
     ask_gemini,
     codex_model,
     codex_server,
+    documented,
     gemini_model,
     patient,
     trust,
+    with_hub,
     with_uv,
 )
 from doors import accept
 from gpuwarden import __version__
+from gpuwarden.interfaces.launch import from_folder
+from gpuwarden.interfaces.manifests import RUNTIME
+from gpuwarden.interfaces.setup.clients import client_files, plugin_folder
+from gpuwarden.interfaces.setup.use_case import tools_of
 from gpuwarden.interfaces.variables import variables
 from gpuwarden.policy_record import read_record
 from model_server import SHELL, Asked, Step, Use, model, plan
@@ -53,13 +62,36 @@ def work_fixture(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="house")
-def house_fixture(tmp_path: Path, uv_cache: Path) -> dict[str, str]:
-    """The environment of a client in an empty home. The ledger and the policy are where variables say."""
+def house_fixture(tmp_path: Path, uv_cache: Path) -> Iterator[dict[str, str]]:
+    """The environment of a client in an empty home. The ledger and the policy are where variables say.
+
+    The user's environment for other projects stays untouched.
+    """
     (tmp_path / "strict.toml").write_text('platforms = ["local"]\n')
     accept(tmp_path / "gw", tmp_path / "strict.toml")
     own = {"GPUWARDEN_HOME": str(tmp_path / "gw"), "GPUWARDEN_POLICY": str(tmp_path / "strict.toml")}
     folders = {f"XDG_{n}_HOME": str(tmp_path / n.lower()) for n in ("DATA", "CONFIG", "STATE", "CACHE")}
-    return with_uv(tmp_path / "bin", uv_cache, clean(tmp_path / "home", **own, **folders))
+    others = {"UV_PROJECT_ENVIRONMENT": str(tmp_path / "other projects")}
+    yield with_uv(tmp_path / "bin", uv_cache, clean(tmp_path / "home", **own, **folders, **others))
+    assert not (tmp_path / "other projects").exists()
+
+
+def install(client: str, hub: Path, env: dict[str, str], work: Path) -> None:
+    """Install with the README's line, and look at what the client keeps."""
+    env = with_hub(Path(env["PATH"].partition(os.pathsep)[0]), hub, env)
+    for words in documented(client):
+        extra = ["--consent", "--skip-settings"] if client == "gemini" else []
+        said([*words, *extra], env | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}, work, stdin="y\n")
+    if client != "gemini":  # it reads only the root of a repository, or the archive of a release
+        no_tests(client, env)
+
+
+def no_tests(client: str, env: dict[str, str]) -> None:
+    """Assert that the client keeps files that the server needs, and no tests."""
+    folder = plugin_folder(client_files(env)[client])
+    assert folder is not None
+    assert all((folder / name).exists() and not (folder / name).is_symlink() for name in RUNTIME)
+    assert not any((folder / name).exists() for name in ("tests", "evals", "tools", "bench"))
 
 
 def install_in_claude(checkout: Path, env: dict[str, str], work: Path) -> None:
@@ -84,14 +116,14 @@ def install_in_gemini(checkout: Path, env: dict[str, str], work: Path) -> None:
 
 
 def test_claude_starts_the_plugins_server_and_its_guard(
-    checkout: Path,
+    hub: Path,
     house: dict[str, str],
     work: Path,
 ) -> None:
     need_agent("claude")
     with model(plan(Use("list_instances", {}), DESTROY, DONE)) as server:
         env = house | {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url} | claude.WAITS
-        install_in_claude(checkout, env, work)
+        install("claude", hub, env, work)
         rows = ask_claude(env, work, "--allowedTools", "mcp__plugin_gpuwarden_gpuwarden,Bash")
     init = next(row for row in rows if row.get("subtype") == "init")
     assert [(s["name"], s["status"]) for s in init["mcp_servers"]] == [("plugin:gpuwarden:gpuwarden", "connected")]
@@ -127,22 +159,36 @@ def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
         codex_model(Path(env["HOME"]), server)
         assert trust(env, work) == ["trusted", "trusted"]
         ask_codex(env, work, "")
-    assert "teardown_request" in server.results[0] and not (work / "ended.txt").exists()
+    assert "teardown_request" in server.results[0] and not (work / "ended.txt").exists(), server.asked[-1].body[
+        "input"
+    ][-1:]
 
 
-def test_gemini_starts_the_extensions_server(checkout: Path, house: dict[str, str], work: Path) -> None:
+def test_codex_keeps_a_server_without_tests(
+    hub: Path, house: dict[str, str], work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_agent("codex")
+    install("codex", hub, house, work)
+    folder = plugin_folder(client_files(house)["codex"])
+    for name in ("PATH", "HOME", "GPUWARDEN_HOME", "GPUWARDEN_POLICY", "UV_PROJECT_ENVIRONMENT"):
+        monkeypatch.setenv(name, house[name])
+    assert tools_of(from_folder("codex", str(folder))) == TOOLS
+
+
+def test_gemini_starts_the_extensions_server_and_its_guard(hub: Path, house: dict[str, str], work: Path) -> None:
     need_agent("gemini")
     offered: set[str] = set()
 
     def mind(asked: Asked) -> Step:
         offered.update(name for name in asked.offered if name.startswith("mcp_gpuwarden_"))
-        return DONE if asked.results else Use("list_instances", {})
+        return [Use("list_instances", {}), DESTROY, DONE][len(asked.results)]
 
     with model(mind) as server:
         env = house | {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": server.url}
         gemini_model(Path(env["HOME"]))
-        install_in_gemini(checkout, env, work)
+        install("gemini", hub, env, work)
         ask_gemini(env, work)
+    assert "teardown_request" in server.results[1] and not (work / "ended.txt").exists(), server.results
     assert len(offered) == TOOLS and server.faults == [], offered
     assert '\\"ok\\":true' in server.results[0].replace(" ", "") or '"ok": true' in server.results[0], server.results
 
@@ -192,15 +238,17 @@ def test_codex_passes_every_variable_that_is_named_and_no_other(
 
 
 def test_gemini_passes_every_variable_even_those_that_look_secret(
-    checkout: Path,
+    hub: Path,
     house: dict[str, str],
     work: Path,
+    tmp_path: Path,
 ) -> None:
     need_agent("gemini")
     env = house | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}
-    install_in_gemini(checkout, env, work)
+    install_in_gemini(archived(hub, tmp_path / "a release"), env, work)
+    no_tests("gemini", env)
     said(["gemini", "mcp", "list"], env | given() | {"OTHER_SECRET": "x"}, work)
-    place, found = servers(house)[0]
+    place, found = next((p, e) for p, e in servers(house) if "GPUWARDEN_WEBHOOK_SECRET" in e)
     assert missing(house, found) == {} and "OTHER_SECRET" not in found and place == work
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,14 +29,52 @@ GEMINI = "gemini-2.5-flash"
 @pytest.fixture(name="checkout", scope="module")
 def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Check out only the files of this repository that git tracks."""
-    root = tmp_path_factory.mktemp("checkout") / "gpuwarden"
+    root = tmp_path_factory.mktemp("a checkout") / "gpuwarden"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no checkout of git")
     for name in filter(None, listed.stdout.split("\0")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
+        shutil.copy(ROOT / name, root / name, follow_symlinks=False)
     return root
+
+
+@pytest.fixture(name="hub", scope="module")
+def hub_fixture(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Commit the checkout to the repository that the README names, below a folder that stands for GitHub."""
+    hub = tmp_path_factory.mktemp("a hub")
+    repository = hub / "gpuwarden" / "gpuwarden.git"
+    own = ["-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c", "core.autocrlf=false"]
+    git = ["git", *own, f"--git-dir={repository}", f"--work-tree={checkout}"]
+    subprocess.run(["git", "init", "--quiet", "--bare", repository], check=True)
+    for words in (["config", "uploadpack.allowFilter", "true"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*git, *words], cwd=checkout, check=True)
+    return hub
+
+
+def archived(hub: Path, folder: Path) -> Path:
+    """Unpack the archive that GitHub makes of a release, which Gemini installs if there is one."""
+    archive = ["git", "-C", str(hub / "gpuwarden" / "gpuwarden.git"), "archive", "--format=tar", "HEAD"]
+    folder.mkdir()
+    made = subprocess.run(archive, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=made, check=True)
+    return folder
+
+
+def documented(client: str) -> list[list[str]]:
+    """Return the commands with which the README installs gpuwarden in a client."""
+    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+    line = next(row for row in text.splitlines() if row.startswith((f"{client} plugin", f"{client} extensions")))
+    return [shlex.split(command) for command in line.split("&&")]
+
+
+def with_hub(folder: Path, hub: Path, env: dict[str, str]) -> dict[str, str]:
+    """Put git first on the PATH, behind a script that reads GitHub's repositories from the folder `hub`."""
+    real = shutil.which("git")
+    (folder / "git").write_text(f'#!/bin/sh\nexec {real} -c "url.file://{hub}/.insteadOf=https://github.com/" "$@"\n')
+    (folder / "git").chmod(0o755)
+    # Whatever the real GitHub has, Gemini must not find it.
+    return env | {"GIT_TERMINAL_PROMPT": "0", "HTTPS_PROXY": "http://127.0.0.1:9"}
 
 
 @pytest.fixture(name="uv_cache", scope="session")

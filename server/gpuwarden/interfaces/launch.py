@@ -18,6 +18,10 @@ CLIENT_NAMES: Final = ("claude", "codex", "gemini", "cursor", "vscode", "zed")
 SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
 """The package source for uvx. Once the package is on PyPI, change only this line, to `gpuwarden=={version}`."""
 FROZEN: Final = ("--frozen", "--no-dev")
+OWN_ENVIRONMENT: Final = {"UV_PROJECT_ENVIRONMENT": ".venv"}
+"""Makes uv use the environment in the plugin's folder. Without it, uv would install the plugin's packages into the
+environment that a variable of the user names.
+"""
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
@@ -36,7 +40,7 @@ def serve(client: str) -> list[str]:
 def from_folder(client: str, folder: str = "") -> Run:
     """Return the command that starts the server from a plugin's folder, by default the working directory."""
     where = ["--project", folder] if folder else []
-    return {"command": "uv", "args": ["run", *where, *FROZEN, *serve(client)]}
+    return {"command": "uv", "args": ["run", *where, *FROZEN, *serve(client)], "env": OWN_ENVIRONMENT}
 
 
 def from_source(client: str, version: str) -> Run:
@@ -69,9 +73,6 @@ def entry(client: str, run: Run, names: Sequence[str]) -> dict[str, Any]:
     if client == "codex":
         return {**run, "env_vars": list(names), "startup_timeout_sec": FIRST_START_S}
     if client == "gemini":
-        return {
-            **run,
-            "env": {name: f"${{{name}:-}}" for name in names if KEPT_BACK.search(name)},
-            "timeout": FIRST_START_S * 1000,
-        }
+        passed = {name: f"${{{name}:-}}" for name in names if KEPT_BACK.search(name)}
+        return {**run, "env": run.get("env", {}) | passed, "timeout": FIRST_START_S * 1000}
     return run if client == "zed" else {"type": "stdio", **run}

@@ -6,6 +6,8 @@ read them. A test checks that the files are up to date.
 
 Claude Code, Codex and Gemini start the server from the plugin's folder. Each needs its own file: only Claude Code
 expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd": "."`.
+Claude Code's plugin is the folder `plugin`, whose links it replaces with copies of the files. Codex ignores links and
+Gemini reads only the root, so their plugin is the root; `.gitattributes` and Codex's `--sparse` leave the tests out.
 The plugin in the portable format (Agent Plugins) is in a separate folder, because Codex would otherwise read it instead
 of its own file.
 """
@@ -24,6 +26,8 @@ from gpuwarden.interfaces.variables import Variable, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "gpuwarden"
+RUNTIME: Final = ("LICENSE", "README.md", "profiles", "pyproject.toml", "references", "server", "skills", "uv.lock")
+"""The files and folders that the server needs at run time."""
 ICON: Final = "docs/icon.svg"
 REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
@@ -40,7 +44,7 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
     licensed = {**package, "author": author, "license": project["license"]}
     shown = {"displayName": TITLE, "shortDescription": short, "category": "Productivity"}
     shown |= {"composerIcon": f"./{ICON}", "logo": f"./{ICON}"}
-    offer = {"name": name, "source": "./", "description": about}
+    offer = {"name": name, "source": "./plugin", "description": about}
     policy = {"installation": "AVAILABLE", "authentication": "ON_INSTALL"}
     local = {"source": {"source": "local", "path": "./"}, "policy": policy, "category": "Productivity"}
     schemas = "https://agent-plugins.org/schemas/1.0.0"
@@ -50,9 +54,8 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
         return {"mcpServers": {name: {**entry(client, run, [v.name for v in read]), **more}}}
 
     bodies: dict[str, dict[str, Any]] = {
-        ".claude-plugin/plugin.json": {
+        "plugin/.claude-plugin/plugin.json": {
             **licensed,
-            "hooks": "./hooks/claude.json",
             **servers("claude", from_folder("claude", "${CLAUDE_PLUGIN_ROOT}")),
         },
         ".claude-plugin/marketplace.json": {
@@ -65,7 +68,7 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
             **licensed,
             "skills": "./skills/",
             "mcpServers": "./clients/codex.json",
-            "hooks": "./hooks/codex.json",
+            "hooks": "./clients/codex-hooks.json",
             "interface": shown,
         },
         "clients/codex.json": servers("codex", from_folder("codex"), cwd="."),
@@ -74,14 +77,16 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
             "interface": {"displayName": TITLE},
             "plugins": [{"name": name, **local}],
         },
-        "hooks/claude.json": plugin_hooks("claude"),
-        "hooks/codex.json": plugin_hooks("codex"),
+        "plugin/hooks/hooks.json": plugin_hooks("claude"),
+        "clients/codex-hooks.json": plugin_hooks("codex"),
+        "hooks/hooks.json": plugin_hooks("gemini"),
         "gemini-extension.json": {**package, **servers("gemini", from_folder("gemini", "${extensionPath}"))},
         ".cursor-plugin/plugin.json": {
             **licensed,
             "logo": ICON,
             "skills": "./skills/",
             "mcpServers": "./clients/cursor.json",
+            "hooks": {"hooks": {}},  # without it, Cursor would read Gemini's hooks
         },
         "clients/cursor.json": servers("cursor", from_source("cursor", version)),
         "agent-plugin/plugin.json": {
@@ -133,8 +138,12 @@ def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variab
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write the manifests that have changed, and return their number."""
+    """Write the manifests that have changed and the links of `plugin`, and return the number of changed manifests."""
     changed = 0
+    (root / "plugin").mkdir(exist_ok=True)
+    for name in RUNTIME:
+        if not (root / "plugin" / name).is_symlink():
+            (root / "plugin" / name).symlink_to(Path("..", name))
     for path, text in manifests(root).items():
         file = root / path
         if not file.exists() or file.read_text("utf-8") != text:

@@ -23,7 +23,7 @@ from real_agents import KEY, clean, need_agent, said
 def broken(checkout: Path, tmp_path: Path, name: str) -> Path:
     """The checkout with one file that says nonsense."""
     copy = tmp_path / "broken"
-    shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("tests", "server", "evals"))
+    shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("tests", "server", "evals"), symlinks=True)
     (copy / name).write_text('{"name": 7}\n')
     return copy
 
@@ -34,9 +34,9 @@ def broken(checkout: Path, tmp_path: Path, name: str) -> Path:
 @pytest.mark.slow
 def test_claude_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
     env = clean(tmp_path / "home")
-    for path in (checkout, checkout / ".claude-plugin" / "plugin.json"):
+    for path in (checkout, checkout / "plugin"):
         assert "Validation passed" in said(["claude", "plugin", "validate", "--strict", str(path)], env, tmp_path)
-    bad = broken(checkout, tmp_path, ".claude-plugin/plugin.json") / ".claude-plugin" / "plugin.json"
+    bad = broken(checkout, tmp_path, "plugin/.claude-plugin/plugin.json") / "plugin"
     assert "Validation passed" not in said(["claude", "plugin", "validate", str(bad)], env, tmp_path, rc=1)
 
 

@@ -258,7 +258,7 @@ def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_pat
 @pytest.mark.attack("guard", "changes the plugin's copy of the guard, or which ledger the account's servers used")
 def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: Path, env: dict[str, str]) -> None:
     cache = f"{tmp_path}/.claude/plugins/cache"
-    for path in (f"{cache}/gpuwarden-marketplace/gpuwarden/0.1.0/hooks/claude.json", running_servers.folder() / "x"):
+    for path in (f"{cache}/gpuwarden-marketplace/gpuwarden/0.1.0/hooks/hooks.json", running_servers.folder() / "x"):
         assert plugins_guard(env, call=bash(f"echo '{{}}' > {path}")).returncode == 2
         assert plugins_guard(env, call=bash(f"rm -rf {Path(path).parent}")).returncode == 2
     assert plugins_guard(env, call=bash(f"echo '{{}}' > {cache}/other/plugin.json")).returncode == 0
@@ -275,8 +275,8 @@ def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, s
 
 def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[str, str], wording: Wording) -> None:
     plugin = tmp_path / ".codex/plugins/cache/gpuwarden/gpuwarden/0.1.0"
-    (plugin / "hooks").mkdir(parents=True)
-    (plugin / "hooks/codex.json").write_text(json.dumps(plugin_hooks("codex")))
+    (plugin / "clients").mkdir(parents=True)
+    (plugin / "clients/codex-hooks.json").write_text(json.dumps(plugin_hooks("codex")))
     config = tmp_path / ".codex/config.toml"
     enabled = '[plugins."gpuwarden@gpuwarden"]\nenabled = true\n'
 
@@ -294,7 +294,9 @@ def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[s
     }
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}/sha256:{'0' * 64}"
-    state = f'[hooks.state."gpuwarden@gpuwarden:hooks/codex.json:pre_tool_use:0:0"]\ntrusted_hash = "{digest}"\n'
+    state = (
+        f'[hooks.state."gpuwarden@gpuwarden:clients/codex-hooks.json:pre_tool_use:0:0"]\ntrusted_hash = "{digest}"\n'
+    )
     config.write_text(enabled + state)
     assert status() not in {"installed", "absent", "stale", "untrusted"}
     wording(status())
@@ -307,10 +309,11 @@ def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[s
         assert status() == "untrusted"
 
 
-@pytest.mark.parametrize("client", ["claude", "codex"])
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini"])
 def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client: str, wording: Wording) -> None:
     table = plugin_hooks(client)["hooks"]
-    command = table["PreToolUse"][0]["hooks"][0]["command"]
+    command = table["BeforeTool" if client == "gemini" else "PreToolUse"][0]["hooks"][0]["command"]
+    command = command.replace("${extensionPath}", "/somewhere")  # Gemini replaces it before a shell sees it
     done = subprocess.run(["/bin/sh", "-c", command], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 2
     wording(done.stderr.splitlines()[-1])

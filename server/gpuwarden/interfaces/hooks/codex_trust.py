@@ -34,7 +34,7 @@ def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: M
 
 def plugin_trusted(config: Path, plugin: Path, name: str) -> bool:
     """Return whether Codex would run the first `PreToolUse` hook of the plugin in the folder `plugin`."""
-    file = "hooks/codex.json"
+    file = "clients/codex-hooks.json"
     try:
         group = json.loads((plugin / file).read_text("utf-8"))["hooks"]["PreToolUse"][0]
         hook = group["hooks"][0]

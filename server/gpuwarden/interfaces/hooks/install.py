@@ -27,7 +27,7 @@ from gpuwarden.config import Config, load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.hooks.codex_trust import EVENT, plugin_trusted, trusted
 from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
-from gpuwarden.interfaces.launch import FIRST_START_S, FROZEN, NAME
+from gpuwarden.interfaces.launch import FIRST_START_S, FROZEN, NAME, OWN_ENVIRONMENT
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.setup.clients import BRINGS_GUARD, client_files, plugin_folder
 from gpuwarden.policy_record import RECORD
@@ -78,19 +78,18 @@ class Client:
         """Return whether the client groups an event's hooks by matcher. Cursor instead lists plain commands."""
         return self.name != "cursor"
 
-    @property
-    def timeout(self) -> int:
-        """Return the hook's timeout in the client's unit: milliseconds for Gemini, seconds for the other clients."""
-        return TIMEOUT_S * (1000 if self.name == "gemini" else 1)
+    def in_its_unit(self, seconds: int) -> int:
+        """Return a hook's timeout in the client's unit: milliseconds for Gemini, seconds for the other clients."""
+        return seconds * (1000 if self.name == "gemini" else 1)
 
     def entry(self, command: str, matcher: str | None) -> dict[str, Any]:
         """Return the settings entry that makes an event run the command."""
         if self.grouped:
             return {
                 "matcher": matcher,
-                "hooks": [{"type": "command", "command": command, "timeout": self.timeout}],
+                "hooks": [{"type": "command", "command": command, "timeout": self.in_its_unit(TIMEOUT_S)}],
             }
-        return {"command": command, "timeout": self.timeout, "failClosed": True} | (
+        return {"command": command, "timeout": self.in_its_unit(TIMEOUT_S), "failClosed": True} | (
             {"matcher": matcher} if matcher else {}
         )
 
@@ -186,15 +185,17 @@ def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path,
 
 
 def plugin_hooks(name: str) -> dict[str, Any]:
-    """Return the content of a plugin's hooks file. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
+    """Return the content of a plugin's hooks file. The client replaces the variable with the plugin's folder.
 
     The plugin's packages are downloaded and the guard's file is written when a session starts. A hook call never
     downloads anything or waits for a download. Otherwise the hook could time out, and the client would allow the call.
     """
     client = next(c for c in CLIENTS if c.name == name)
-    start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
+    folder = "extensionPath" if name == "gemini" else "CLAUDE_PLUGIN_ROOT"
+    own = " ".join(f"{variable}={value}" for variable, value in OWN_ENVIRONMENT.items())
+    start = f'{own} uv run --quiet --project "${{{folder}}}" {" ".join(FROZEN)}'
     guard = f"python -E -P -m {MARK} {name}"
-    first = {"type": "command", "command": f"{start} {guard} --place", "timeout": FIRST_START_S}
+    first = {"type": "command", "command": f"{start} {guard} --place", "timeout": client.in_its_unit(FIRST_START_S)}
     call = f"{start} --no-sync {guard}{or_deny(NO_UV)}"
     calls = {event: [client.entry(call, matcher)] for event, matcher in client.events}
     return {"hooks": {"SessionStart": [{"hooks": [first]}], **calls}}

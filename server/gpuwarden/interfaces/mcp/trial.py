@@ -92,7 +92,7 @@ def _passed(run: Run, env: Mapping[str, str], scratch: Mapping[str, str]) -> dic
         if name not in withheld and not name.startswith(PREFIX) and not SECRET_NAME.search(name)
     } | dict(scratch)
     if "env_vars" in run:
-        return {name: given[name] for name in run["env_vars"] if name in given}
+        given = {name: given[name] for name in run["env_vars"] if name in given}
     expanded = {k: re.sub(r"\$\{(\w+):-\}", lambda m: given.get(m[1], ""), v) for k, v in run.get("env", {}).items()}
     return given | expanded
 

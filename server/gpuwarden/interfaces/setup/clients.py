@@ -69,10 +69,8 @@ def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
     return {client.name: client for client in found}
 
 
-BRINGS_GUARD: Final = frozenset({"claude", "codex"})
-"""Clients whose plugin contains the guard's hook. Gemini is not included, because Gemini and Claude Code read hooks
-from the same file, and Claude Code rejects Gemini's hooks.
-"""
+BRINGS_GUARD: Final = frozenset({"claude", "codex", "gemini"})
+"""Clients whose plugin contains the guard's hook."""
 
 
 _ODD: Final = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError, StopIteration)
