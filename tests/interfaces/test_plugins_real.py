@@ -30,6 +30,7 @@ from client_kit import (
     documented,
     gemini_model,
     patient,
+    tools_of,
     trust,
     with_hub,
     with_uv,
@@ -39,7 +40,6 @@ from gpuwarden import __version__
 from gpuwarden.interfaces.launch import from_folder
 from gpuwarden.interfaces.manifests import RUNTIME
 from gpuwarden.interfaces.setup.clients import client_files, plugin_folder
-from gpuwarden.interfaces.setup.use_case import tools_of
 from gpuwarden.interfaces.variables import variables
 from gpuwarden.policy_record import read_record
 from model_server import SHELL, Asked, Step, Use, model, plan
@@ -164,15 +164,11 @@ def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
     ][-1:]
 
 
-def test_codex_keeps_a_server_without_tests(
-    hub: Path, house: dict[str, str], work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codex_keeps_a_server_without_tests(hub: Path, house: dict[str, str], work: Path) -> None:
     need_agent("codex")
     install("codex", hub, house, work)
     folder = plugin_folder(client_files(house)["codex"])
-    for name in ("PATH", "HOME", "GPUWARDEN_HOME", "GPUWARDEN_POLICY", "UV_PROJECT_ENVIRONMENT"):
-        monkeypatch.setenv(name, house[name])
-    assert tools_of(from_folder("codex", str(folder))) == TOOLS
+    assert tools_of(from_folder("codex", str(folder)), house) == TOOLS
 
 
 def test_gemini_starts_the_extensions_server_and_its_guard(hub: Path, house: dict[str, str], work: Path) -> None:

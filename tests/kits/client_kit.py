@@ -8,13 +8,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from gpuwarden.interfaces.launch import Run
 from gpuwarden.interfaces.manifests import ROOT
 from model_server import SHELL, Asked, Model, Say, Step, Use
 from real_agents import PATH, need_agent, said
@@ -186,3 +190,14 @@ def trust(env: dict[str, str], work: Path) -> list[str]:
         value = {hook["key"]: {"trusted_hash": hook["currentHash"]} for hook in listed()}
         ask("config/batchWrite", {"edits": [{"keyPath": "hooks.state", "value": value, "mergeStrategy": "upsert"}]})
         return [str(hook["trustStatus"]) for hook in listed()]
+
+
+def tools_of(run: Run, env: Mapping[str, str]) -> int:
+    """Start a server as a client does, and return the number of its tools."""
+
+    async def count() -> int:
+        server = StdioServerParameters(command=run["command"], args=run["args"], env={**env, **run.get("env", {})})
+        async with Client(stdio_client(server), mode="legacy") as client:
+            return len((await client.list_tools()).tools)
+
+    return anyio.run(count)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from client_kit import tools_of
 from gpuwarden import __version__
 from gpuwarden.interfaces.manifests import ROOT, RUNTIME
-from gpuwarden.interfaces.setup.use_case import tools_of
 from gpuwarden.interfaces.variables import SYSTEM, variables
 from real_agents import PATH
 from real_parts import need
@@ -42,9 +42,7 @@ def test_the_form_has_every_variable_and_hides_secrets() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("empty", ["", "${user_config.X}"])
-def test_the_server_starts_where_a_client_unpacks_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: str
-) -> None:
+def test_the_server_starts_where_a_client_unpacks_it(tmp_path: Path, empty: str) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
     need("uv", uv is not None)
     folder = tmp_path / "an extension"
@@ -53,9 +51,8 @@ def test_the_server_starts_where_a_client_unpacks_it(
     start: dict[str, Any] = BUNDLE["manifest"]()["server"]["mcp_config"]
     fields = {name: empty if "user_config" in value else value for name, value in start["env"].items()}
     args = [word.replace("${__dirname}", str(folder)) for word in start["args"]]
-    monkeypatch.setenv("UV_PYTHON", sys.executable)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", str(tmp_path / "other projects"))
-    assert tools_of({"command": uv, "args": args, "env": fields}) == 10
+    own = {"UV_PYTHON": sys.executable, "HOME": str(tmp_path / "home")}
+    own["UV_PROJECT_ENVIRONMENT"] = str(tmp_path / "other projects")
+    assert tools_of({"command": uv, "args": args, "env": fields}, {**os.environ, **own}) == 10
     assert (folder / ".venv").is_dir() and not (tmp_path / "other projects").exists()
