@@ -88,7 +88,11 @@ CODES = {"check_trainers": 2, "kube_apiserver": 1}
 
 
 def test_no_tool_is_forgotten() -> None:
-    others = {"build_site", "llama_cpp"}  # of tests/docs/test_site.py, and below
+    others = {
+        "build_site",
+        "bundle",
+        "llama_cpp",
+    }  # of tests/docs/test_site.py and tests/tools/test_bundle.py, and below
     assert {path.stem for path in ROOT.glob("tools/*.py")} == TOOLS.keys() | others
 
 
