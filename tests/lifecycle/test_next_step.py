@@ -282,7 +282,11 @@ async def refused_after_it_may_have_started(walk: Walk) -> str:
 
     with patch.object(PretendBackend, "submit", lost):
         await walk.after(11, done.job.id)
-    with patch.object(PretendBackend, "submit", side_effect=AuthFailed("the key is refused now")):
+    refused = AuthFailed("the key is refused now")
+    with (
+        patch.object(PretendBackend, "submit", side_effect=refused),
+        patch.object(PretendBackend, "find", side_effect=refused),
+    ):
         assert (await walk.after(11, done.job.id)).job.state is Job.FAILED
     return done.job.id
 
