@@ -43,7 +43,7 @@ async def mark_of(http: httpx2.AsyncClient, ticket: str) -> str:
 
 
 async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
-    """Return the code that a terminal showed to whoever typed these answers there."""
+    """Return the code that a terminal showed to the user who typed these answers there."""
     person = Typed(*answers or ("yes",))
     reply = await show_code(ctx, ticket, mark, person)
     code = re.findall(SHOWN_CODE, person.shown)[0]

@@ -79,9 +79,9 @@ async def setup(names: tuple[str, ...], yes: bool, undo: bool, no_rehearsal: boo
     reply = carry_out(plan, config, os.environ)
     reply.policy = await ask_all(os.environ) if person and not yes else NOT_ASKED
     if not no_rehearsal:
-        say = (lambda text: None) if as_json else console.plain_line
+        show = (lambda text: None) if as_json else console.plain_line
         spec = demo_spec().model_copy(update={"args": ("40", "20")})  # fewer steps than in the demo
-        await try_out(plan, reply, spec, os.environ, say)
+        await try_out(plan, reply, spec, os.environ, show)
     return answer(reply, as_json, "setup")
 
 

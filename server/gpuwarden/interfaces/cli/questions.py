@@ -46,11 +46,11 @@ async def ask_all(env: Mapping[str, str], terminal: Terminal | None = None) -> s
         with open_terminal() as opened:
             return await ask_all(env, opened)
     try:
-        told = await ask_policy(open_context(), terminal)
+        outcome = await ask_policy(open_context(), terminal)
     except WardenError as error:
-        told = f"{error.message[:1].upper()}{error.message[1:]}."
+        outcome = f"{error.message[:1].upper()}{error.message[1:]}."
     ask_keys(env, load_config(env).policy_file.parent / "keys", terminal)
-    return told
+    return outcome
 
 
 async def ask_policy(ctx: Context, terminal: Terminal) -> str:
@@ -91,9 +91,9 @@ async def ask_policy(ctx: Context, terminal: Terminal) -> str:
 def _asked(terminal: Terminal, policy: Policy, path: str, question: str) -> Policy:
     """Ask for one value until it is valid. Return the policy with the value."""
     table, key = path.split(".")
-    while said := terminal.ask(f"{question} [{in_short(value_at(policy, path))}]: ").removeprefix("$"):
+    while typed := terminal.ask(f"{question} [{in_short(value_at(policy, path))}]: ").removeprefix("$"):
         values = policy.model_dump()
-        values[table][key] = said
+        values[table][key] = typed
         try:
             return Policy.model_validate(values)
         except ValidationError as error:

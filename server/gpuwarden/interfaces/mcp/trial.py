@@ -39,11 +39,11 @@ END_S: Final = 20.0
 TAIL: Final = 5
 """Maximum number of lines of the server's standard error in an error message."""
 
-Say = Callable[[str], None]
+Show = Callable[[str], None]
 
 
-async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], say: Say) -> None:
-    """Run a job through the entry `run` of the client `title`; `say` receives a line for each step.
+async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], show: Show) -> None:
+    """Run a job through the entry `run` of the client `title`; `show` receives a line for each step.
 
     Raises BadRequest with the client, the command and the end of the server's standard error.
     """
@@ -60,14 +60,14 @@ async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], 
             with anyio.fail_after(FIRST_START_S) as limit:
                 async with Client(stdio_client(server, errors), mode="legacy") as client:
                     limit.deadline = anyio.current_time() + PATIENCE_S
-                    await _follow(client, spec, say)
+                    await _follow(client, spec, show)
         except Exception as error:
             errors.seek(0)
             tail = [line(row, 200) for row in errors.read().splitlines() if row.strip()][-TAIL:]
-            said = "; its standard error ends with: " + " | ".join(tail) if tail else ""
+            ending = "; its standard error ends with: " + " | ".join(tail) if tail else ""
             command = line(shlex.join([run["command"], *run["args"]]), 400)
             raise BadRequest(
-                f"the rehearsal through {title}'s entry failed: {_why(error)}; the command was `{command}`{said}",
+                f"the rehearsal through {title}'s entry failed: {_why(error)}; the command was `{command}`{ending}",
                 "Run gpuwarden doctor to find the cause. Then run gpuwarden setup again.",
             ) from error
         finally:
@@ -97,26 +97,26 @@ def _passed(run: Run, env: Mapping[str, str], scratch: Mapping[str, str]) -> dic
     return given | expanded
 
 
-async def _follow(client: Client, spec: JobSpec, say: Say) -> None:
+async def _follow(client: Client, spec: JobSpec, show: Show) -> None:
     name = f"{info.name} {info.version}" if (info := client.server_info) else "the server"
-    say(f"started {name}, protocol {client.protocol_version}")
-    say(f"listed {len((await client.list_tools()).tools)} tools")
+    show(f"started {name}, protocol {client.protocol_version}")
+    show(f"listed {len((await client.list_tools()).tools)} tools")
     checked = await _call(client, "submit_job", **spec.model_dump(mode="json", exclude_defaults=True))
-    say(f"checked the job {spec.name} on {spec.platform}: receipt {checked['receipt']}")
+    show(f"checked the job {spec.name} on {spec.platform}: receipt {checked['receipt']}")
     job_id = (await _call(client, "submit_job", receipt=checked["receipt"]))["job_id"]
-    say(f"submitted as {job_id}")
+    show(f"submitted as {job_id}")
     state = ""
     while state not in TERMINAL_JOBS:
         seen = await _call(client, "check_job", job_id=job_id, until="state")
         if seen["state"] != state:
             state = seen["state"]
-            say(f"job {state}")
+            show(f"job {state}")
     if state != "succeeded":
         raise WardenError(f"the job ended as {state}: {line(seen['why'], 200)}")
     pulled = await _call(client, "pull_artifacts", job_id=job_id)
-    say(f"copied {pulled['files']} files, {pulled['bytes']:,} bytes")
+    show(f"copied {pulled['files']} files, {pulled['bytes']:,} bytes")
     proof = await _call(client, "verify_checkpoint", job_id=job_id)
-    say(f"verified the copy: {proof['verdict']}")
+    show(f"verified the copy: {proof['verdict']}")
 
 
 async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:

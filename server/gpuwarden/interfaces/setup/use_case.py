@@ -242,7 +242,7 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
 
 
 async def try_out(
-    plan: Plan, reply: SetupReply, spec: JobSpec, env: Mapping[str, str], say: Callable[[str], None]
+    plan: Plan, reply: SetupReply, spec: JobSpec, env: Mapping[str, str], show: Callable[[str], None]
 ) -> None:
     """Rehearse a job through the entry of each planned client, and add the results to the reply."""
     from gpuwarden.interfaces.mcp import trial
@@ -259,16 +259,16 @@ async def try_out(
             reply.tried[client.name] = "not rehearsed, because the entry was changed in the meantime"
             continue
         try:
-            say(f"{client.title}: rehearsal through its entry")
-            await trial.rehearse(client.title, run, spec, env, lambda text: say(f"  {text}"))
+            show(f"{client.title}: rehearsal through its entry")
+            await trial.rehearse(client.title, run, spec, env, lambda text: show(f"  {text}"))
             reply.tried[client.name] = "proven"
         except BadRequest as error:
             reply.tried[client.name] = "failed"
             problems.append(error)
     if problems:
         reply.ok, reply.code, reply.next, reply.hint = False, "failed", problems[0].next_steps, ""
-        told = " ".join(f"{error.message[:1].upper()}{error.message[1:]}." for error in problems)
-        reply.message = f"{reply.message} {told}".strip()
+        reasons = " ".join(f"{error.message[:1].upper()}{error.message[1:]}." for error in problems)
+        reply.message = f"{reply.message} {reasons}".strip()
     elif "proven" in reply.tried.values():
         done = "The rehearsal is complete: every copy is proven, and nothing was rented."
         reply.message = f"{reply.message} {done}".strip()
