@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel bundle release-check clean
+.PHONY: help demo test slow rest texts check format lint types selftest prove proofs endurance evidence gguf ray engines kube sky real lock newest attacks corruption bench docs picture wheel bundle release-check clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ prove: $(READY)  ## the slow proofs
 
 proofs: $(READY)  ## the slow proofs that protect money and data, which CI runs
 	$(TESTS) -m "prove and protects" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
+
+# What CI runs after the quick tests: one run, because each start reads all tests, and at its end workers are idle.
+rest: $(READY)
+	$(TESTS) -m "(slow and not prove) or (prove and protects)" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
 
 endurance: $(READY)  ## the proofs that repeat themselves, in full: hundreds of kills and cuts, a gigabyte, minutes away
 	GPUWARDEN_ENDURANCE=1 GPUWARDEN_TEST_PATIENCE=10 $(TESTS) -m endurance $(ARGS)

@@ -113,7 +113,7 @@ async def test_a_state_that_nobody_knows_is_no_end(
         await backend.poll([handle])
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_an_option_that_skypilot_lacks_is_refused(engine: SkyEngine) -> None:
     with pytest.raises(BadRequest, match="partition"):
         SkyBackend(SystemClock()).settle(engine.job("true", options={"partition": "low"}))
