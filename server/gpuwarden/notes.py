@@ -165,7 +165,7 @@ def change(file: Path, key: str, value: str | None, check: Callable[[Notes], Non
         ) from error
     check(notes)
     private_folder(file.parent)
-    write_private(file, new)
+    write_private(file.resolve(), new)
 
 
 def _put(table: Any, path: list[str], value: str | None) -> None:

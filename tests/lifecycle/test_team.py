@@ -18,6 +18,7 @@ from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
 from gpuwarden.core.policy import Allowance, Caps, Policy, Team
 from gpuwarden.interfaces.cli.approval import grant_spending, open_spending
+from gpuwarden.interfaces.cli.policy_choice import ask_use
 from gpuwarden.interfaces.cli.tokens import create_token, list_tokens
 from gpuwarden.interfaces.http.access import cookie_name
 from gpuwarden.interfaces.results import costs_of, jobs_of
@@ -223,6 +224,20 @@ async def test_only_who_is_listed_approves(house: Context, wording: Wording) -> 
         await approve(house, view.record.id, view.record.digest, channel="terminal", by="user bob", loss="one")
     granted = house.ledger.events(kind=ApprovalGranted)
     assert {event.actor for event in granted} == {"cli/bob"} and len(granted) == 2
+
+
+@pytest.mark.attack("person", "puts a policy of their own in force without being one who may approve")
+async def test_only_who_is_listed_changes_the_policy(house: Context, tmp_path: Path) -> None:
+    team(house, approvers=["bob"])
+    generous = tmp_path / "generous.toml"
+    generous.write_text("caps.per_job_usd = 1000\n")
+    for person in ("alice", ""):
+        with acting_as(person), pytest.raises(Refused):
+            await ask_use(house, generous, Typed("yes"))
+    assert not house.ledger.events(kind="policy.accepted")
+    with acting_as("bob"):
+        await ask_use(house, generous, Typed("yes"))
+    assert [event.actor for event in house.ledger.events(kind="policy.accepted")] == ["cli/bob"]
 
 
 @pytest.mark.attack("person", "makes a passkey or a token in the name of one who may approve")

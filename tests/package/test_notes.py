@@ -188,7 +188,10 @@ def test_what_is_no_plain_text_is_refused(tmp_path: Path, wording: Wording) -> N
 
 def test_a_change_keeps_the_rest_and_is_private(tmp_path: Path) -> None:
     file = private(tmp_path / "notes.toml", "# mine\n" + WHOLE)
+    file.rename(tmp_path / "dotfiles.toml")
+    file.symlink_to(tmp_path / "dotfiles.toml")
     change(file, "usual.gpu_count", "2", lambda _: None)
+    assert file.is_symlink()
     change(file, "facts", "a second fact", lambda _: None)
     change(file, "platforms.box.key", None, lambda _: None)
     notes = load_notes(file)

@@ -66,13 +66,15 @@ async def test_giving_up_what_is_not_proven_takes_the_jobs_name(
 
 @pytest.mark.slow
 def test_a_pin_is_chosen_at_a_terminal(home: Path, ctx: Context) -> None:
-    policy = home.parent / "policy.toml"
-    policy.write_text("# mine\nreceipt_ttl_s = 600\n")
+    policy, elsewhere = home.parent / "policy.toml", home.parent / "dotfiles.toml"
+    elsewhere.write_text("# mine\nreceipt_ttl_s = 600\n")
+    policy.unlink()
+    policy.symlink_to(elsewhere)
     code, shown = at_terminal(home, "approve", "--set-pin", says=[("PIN: ", "2468"), (": ", "2468")])
     assert code == 0 and "2468" not in shown, shown
     text = policy.read_text()
     assert "# mine" in text and "receipt_ttl_s = 600" in text and "2468" not in text and "scrypt$" in text
-    assert policy.stat().st_mode & 0o077 == 0
+    assert policy.stat().st_mode & 0o077 == 0 and policy.is_symlink()
     code, shown = at_terminal(home, "approve", "--set-pin", says=[("PIN: ", "0000")])
     assert code == 1 and policy.read_text() == text, shown
     assert len(ctx.ledger.events(kind="pin.wrong")) == 1

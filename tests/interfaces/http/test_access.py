@@ -75,6 +75,9 @@ async def test_a_browser_gets_errors_as_a_page(server: Serving) -> None:
             answer = await http.get(path)
             assert answer.status_code == status and answer.headers["content-type"].startswith("text/html")
             assert "gpuwarden dashboard" in answer.text and "<b>" not in answer.text
+        assert "gpuwarden dashboard /approve/t-1<" in (await http.get("/approve/t-1")).text
+        for hostile in ("/$(reboot)", "/a;b", "/%0aid", "/<b>"):
+            assert "dashboard /" not in (await http.get(hostile)).text
         assert (await http.get("/nothing", headers=bearer(server, "read"))).text.startswith("<!doctype html>")
 
 
@@ -242,6 +245,24 @@ async def test_a_one_time_link_opens_a_session_that_only_reads(server: Serving) 
     token = server.tokens.create("t", ("read",), 1)[1]
     async with client(server, cookies={"gpuwarden_session_8741": token}) as http:
         assert (await http.get("/")).status_code == 401, "a token is not a session"
+
+
+@pytest.mark.parametrize(
+    ("to", "loaded"),
+    [
+        ("/approve/t-1", "/approve/t-1"),
+        ("//evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ('/"><b>', "/"),
+        ("/\n/x", "/"),
+        ("", "/"),
+    ],
+)
+async def test_a_link_loads_a_page_of_this_server_only(server: Serving, to: str, loaded: str) -> None:
+    async with client(server) as http:
+        answer = await http.get("/enter", params={"link": server.tokens.create_link(), "to": to})
+        assert answer.status_code == 200 and f'content="0;url={loaded}"><a href="{loaded}">' in answer.text
 
 
 async def test_servers_of_two_ports_keep_their_sessions_apart(ctx: Context) -> None:

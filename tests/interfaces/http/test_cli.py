@@ -88,13 +88,17 @@ def test_serve_answers_dashboard_gets_in_and_a_second_server_is_refused(home: Pa
             url = re.findall(r"http://localhost:\d+", server.stderr.readline())[0]
             with httpx2.Client(base_url=url, timeout=300) as http:
                 for _ in range(200):
-                    link = gpuwarden(home, "dashboard", "--no-browser")
+                    link = gpuwarden(home, "dashboard", "/jobs", "--no-browser")
                     if link.returncode == 0:
                         break
                 assert link.stdout.startswith(f"{url}/enter?link=gwl_")
                 assert http.get("/").status_code == 401
                 entered = http.get(link.stdout.strip())
-                assert entered.status_code == 200 and http.get("/nothing").status_code == 404
+                assert (
+                    entered.status_code == 200
+                    and "url=/jobs" in entered.text
+                    and http.get("/nothing").status_code == 404
+                )
                 assert httpx2.get(link.stdout.strip()).status_code == 401, "the link works once"
             second = gpuwarden(home, "serve", "--port", "0")
             assert second.returncode == 1

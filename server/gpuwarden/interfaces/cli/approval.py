@@ -439,6 +439,7 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
     found = await to_thread.run_sync(detect)
     if found.kind is not Kind.NONE:
         return Result(message=f"Nothing to allow: jobs on this machine already run in a sandbox ({found.kind}).")
+    check_approver(ctx)
     config = load_config()
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         asked.say(f"No sandbox works on this machine: {found.why}.")
@@ -459,7 +460,7 @@ def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
     """Set one value in the policy file; the rest of the file is unchanged."""
     text = file.read_text("utf-8") if file.exists() else ""
     private_folder(file.parent)
-    write_private(file, with_values(text, {f"{table}.{key}": value}))
+    write_private(file.resolve(), with_values(text, {f"{table}.{key}": value}))
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:

@@ -21,6 +21,7 @@ from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.policy_record import Record, absolute, write_record
 from gpuwarden.running_servers import remember
 
@@ -80,7 +81,8 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
 
 
 async def confirm_change(ctx: Context, before: Policy, after: Policy, terminal: Terminal, prompt: str) -> None:
-    """Show the changed values, and ask for confirmation and the PIN. Raises Refused if the answer is no."""
+    """Show the changed values, and ask an approver for a yes and the PIN. Raises Refused."""
+    check_approver(ctx)
     rows = [(f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields()]
     changes = [row for row in rows if row[1] != row[2]]
     for name, *values in changes:

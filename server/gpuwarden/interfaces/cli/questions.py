@@ -83,7 +83,7 @@ async def ask_policy(ctx: Context, terminal: Terminal) -> str:
     if (file.read_text("utf-8") if file.exists() else "") != text:
         raise Conflict("the policy file was changed in the meantime", "Run gpuwarden setup again.")
     private_folder(file.parent)
-    write_private(file, changed)
+    write_private(file.resolve(), changed)
     record_choice(ctx, config, file, digest_of(changed.encode()))
     return f"The policy was changed: {file}."
 

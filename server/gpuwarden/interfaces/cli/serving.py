@@ -42,14 +42,17 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 
 
 @cli.command()
+@click.argument("path", default="/")
 @click.option("--no-browser", is_flag=True, help="Print the link instead of opening it.")
 @click.option("--public", is_flag=True, help="Print a link to the address in --public-url, for a phone.")
 @JSON
-def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
-    """Open the web page of the running server.
+def dashboard(path: str, no_browser: bool, public: bool, as_json: bool) -> int:
+    """Open the web page of the running server, at PATH if given.
 
     The link can be used once, within two minutes, and gives a browser read access.
     """
+    from urllib.parse import quote
+
     from gpuwarden.core.errors import NotFound
     from gpuwarden.interfaces.http.record import running_server
     from gpuwarden.interfaces.http.tokens import TokenStore
@@ -62,6 +65,8 @@ def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
     if not url:
         raise NotFound("the server has no public address", "Start it with gpuwarden serve --public-url https://HOST.")
     link = f"{url}/enter?link={TokenStore(ctx.home, ctx.clock).create_link(user_here())}"
+    if path != "/":
+        link += f"&to={quote(path, safe='/')}"
     if no_browser or public or not _opened(link):
         click.echo(link)
         return 0

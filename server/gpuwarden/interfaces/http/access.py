@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Final, cast
@@ -17,7 +18,7 @@ from starlette.websockets import WebSocket
 
 from gpuwarden.core.errors import AuthFailed, DiskError, Refused, Unreachable
 from gpuwarden.core.sanitize import line
-from gpuwarden.interfaces.http.answers import refuse
+from gpuwarden.interfaces.http.answers import refuse, wants_page
 from gpuwarden.interfaces.http.principals import GRANTED, Kind, Principal, Scope
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.people import acting_as
@@ -25,6 +26,8 @@ from gpuwarden.people import acting_as
 logger = logging.getLogger(__name__)
 OPEN: Final = frozenset({"/enter", "/.well-known/oauth-protected-resource/mcp"})
 """Paths that don't require a principal: the one-time link for a browser session, and the OAuth metadata."""
+PATH: Final = re.compile(r"(?!//)/[\w./-]*", re.ASCII)
+"""A path on this server without characters that must be escaped in HTML or in a shell. `//HOST` is another server."""
 SAFE: Final = frozenset({"GET", "HEAD"})
 
 
@@ -70,9 +73,10 @@ class Authenticate:
             await refuse(scope, receive, send, refused, 503)
             return
         if found is None:
-            error = AuthFailed(
-                "the request has no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard."
-            )
+            hint = "Create one with gpuwarden token create, or run gpuwarden dashboard."
+            if wants_page(headers) and PATH.fullmatch(scope["path"]):
+                hint = f"Open this page with: gpuwarden dashboard {scope['path']}"
+            error = AuthFailed("the request has no valid token", hint)
             await refuse(scope, receive, send, error, 401, challenge(self.serving))
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):

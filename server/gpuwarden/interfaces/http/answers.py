@@ -46,11 +46,16 @@ PAGE: Final = (
 )
 
 
+def wants_page(asked: Mapping[str, str]) -> bool:
+    """Return whether a request with these headers comes from a browser's window."""
+    return "text/html" in asked.get("accept", "")
+
+
 def answer_for(
     asked: Mapping[str, str], error: WardenError, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return the response to a failed request with the headers `asked`: a page if it comes from a browser's window."""
-    if "text/html" not in asked.get("accept", ""):
+    """Return the response to a failed request with the headers `asked`: a page if it `wants_page`."""
+    if not wants_page(asked):
         return error_answer(error, status, headers)
     text = PAGE.format(message=escape(redact(error.message)), hint=escape(redact(in_commands(error.next_steps))))
     return HTMLResponse(text, status or STATUS.get(error.code, 500), headers)

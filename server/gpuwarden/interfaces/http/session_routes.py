@@ -10,14 +10,14 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gpuwarden.core.errors import AuthFailed
-from gpuwarden.interfaces.http.access import Protected, cookie_name, principal_of
+from gpuwarden.interfaces.http.access import PATH, Protected, cookie_name, principal_of
 from gpuwarden.interfaces.http.answers import answer_for
 from gpuwarden.interfaces.http.serving import Serving, host_name
 from gpuwarden.interfaces.http.tokens import SESSION_S
 
 ENTERED: Final = (
-    '<!doctype html><html lang="en"><title>gpuwarden</title><meta http-equiv="refresh" content="0;url=/">'
-    '<a href="/">gpuwarden</a></html>'
+    '<!doctype html><html lang="en"><title>gpuwarden</title><meta http-equiv="refresh" content="0;url={path}">'
+    '<a href="{path}">gpuwarden</a></html>'
 )
 
 
@@ -25,14 +25,15 @@ def routes(serving: Serving) -> list[BaseRoute]:
     """Return the session routes."""
 
     async def enter(request: Request) -> Response:
-        """GET: invalidate the one-time link, set the cookie, and load the page without the secret in its URL."""
+        """GET: invalidate the one-time link, set the cookie, and load the page `to` without the secret in its URL."""
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
             error = AuthFailed("this link has already been used or has expired", "Run gpuwarden dashboard again.")
             return answer_for(request.headers, error)
         # This is not a redirect: if the link was opened from another site or a file, a browser would not send a strict
         # cookie after a redirect. A request from a page of this server counts as same-site.
-        response = HTMLResponse(ENTERED)
+        path = request.query_params.get("to", "/")
+        response = HTMLResponse(ENTERED.format(path=path if PATH.fullmatch(path) else "/"))
         local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}
         response.set_cookie(
             cookie_name(serving),
