@@ -37,6 +37,8 @@ from client_kit import (
 )
 from doors import accept
 from gpuwarden import __version__
+from gpuwarden.config import load_config
+from gpuwarden.interfaces.hooks.install import hooks
 from gpuwarden.interfaces.launch import from_folder
 from gpuwarden.interfaces.manifests import RUNTIME
 from gpuwarden.interfaces.setup.clients import client_files, plugin_folder
@@ -147,6 +149,10 @@ def test_codex_starts_the_plugins_server(checkout: Path, house: dict[str, str], 
     assert server.faults == [] and json.loads(server.results[-1])["ok"] is True, server.results
 
 
+def status(env: dict[str, str]) -> str:
+    return hooks("status", ("codex",), load_config(env), env).clients["codex"]
+
+
 def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
     checkout: Path,
     house: dict[str, str],
@@ -157,8 +163,14 @@ def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
         env = house | {"OPENAI_API_KEY": KEY}
         install_in_codex(checkout, env, work)
         codex_model(Path(env["HOME"]), server)
+        assert status(env) == "untrusted"
         assert trust(env, work) == ["trusted", "trusted"]
+        assert status(env) not in {"untrusted", "unconfirmed", "absent"}
         ask_codex(env, work, "")
+        folder = plugin_folder(client_files(env)["codex"])
+        assert folder is not None
+        (folder / "README.md").write_text("changed")
+        assert status(env) == "untrusted", "Codex withdraws its trust if a file of the plugin changes"
     assert "teardown_request" in server.results[0] and not (work / "ended.txt").exists(), server.asked[-1].body[
         "input"
     ][-1:]

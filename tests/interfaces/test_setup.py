@@ -174,7 +174,12 @@ def test_every_client_gets_the_server_in_its_own_form(run: Cli, tmp_path: Path) 
     code, body = run("setup", "--yes")
     assert code == 0 and set(body["clients"].values()) == {"added"}
     assert body["tried"] == dict.fromkeys(CLIENT_NAMES, "proven")
-    assert body["guards"] == {"claude": "installed", "codex": "untrusted", "gemini": "installed", "cursor": "installed"}
+    assert body["guards"] == {
+        "claude": "installed",
+        "codex": "unconfirmed",
+        "gemini": "installed",
+        "cursor": "installed",
+    }
     for client in client_files(os.environ).values():
         entry = client.parsed(client.file.read_text())[client.key]["gpuwarden"]
         assert [entry["command"], *entry["args"]] == [

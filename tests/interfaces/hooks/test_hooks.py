@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +16,7 @@ from gpuwarden import running_servers
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.cli import main
+from gpuwarden.interfaces.hooks import codex_trust
 from gpuwarden.interfaces.hooks.guard import __main__ as guard
 from gpuwarden.interfaces.hooks.install import TIMEOUT_S, hooks, plugin_hooks
 from wording import Wording
@@ -273,7 +274,7 @@ def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, s
     assert plugins_guard(env, "--place").returncode == 0 and plugins_guard(env, call=bash("ls")).returncode == 0
 
 
-def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[str, str], wording: Wording) -> None:
+def test_status_does_not_claim_a_plugins_guard_without_asking_codex(tmp_path: Path, env: dict[str, str]) -> None:
     plugin = tmp_path / ".codex/plugins/cache/gpuwarden/gpuwarden/0.1.0"
     (plugin / "clients").mkdir(parents=True)
     (plugin / "clients/codex-hooks.json").write_text(json.dumps(plugin_hooks("codex")))
@@ -281,32 +282,26 @@ def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[s
     enabled = '[plugins."gpuwarden@gpuwarden"]\nenabled = true\n'
 
     def status() -> str:
-        return hooks("status", ("codex",), load_config(env), env).clients["codex"]
+        return hooks("status", ("codex",), load_config(env), {**env, "PATH": "/usr/bin:/bin"}).clients["codex"]
 
     assert status() == "absent"
     config.write_text(enabled)
-    assert status() == "untrusted"
-    group = plugin_hooks("codex")["hooks"]["PreToolUse"][0]
-    identity = {
-        "event_name": "pre_tool_use",
-        "hooks": [{**group["hooks"][0], "async": False}],
-        "matcher": group["matcher"],
-    }
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}/sha256:{'0' * 64}"
-    state = (
-        f'[hooks.state."gpuwarden@gpuwarden:clients/codex-hooks.json:pre_tool_use:0:0"]\ntrusted_hash = "{digest}"\n'
-    )
-    config.write_text(enabled + state)
-    assert status() not in {"installed", "absent", "stale", "untrusted"}
-    wording(status())
-    for other in (
-        state + "enabled = false\n",
-        state.replace(digest, digest.replace("sha256:", "sha256:0", 1)),
-        "[hooks]\n",
-    ):
-        config.write_text(enabled + other)
-        assert status() == "untrusted"
+    assert status() == "unconfirmed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", ["exit 1", 'echo \'{"id": 1, "result": {"data": []}}\'', "echo '[]'", "yes", "sleep 60"]
+)
+def test_a_codex_that_gives_no_answer_leaves_the_trust_unconfirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    codex = tmp_path / "codex"
+    codex.write_text(f"#!/bin/sh\n{script}\n")
+    codex.chmod(0o700)
+    monkeypatch.setattr("gpuwarden.interfaces.hooks.codex_trust.PATIENCE_S", 0.5)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert codex_trust.state_of({"PATH": path}, lambda _: True) == "unconfirmed"
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini"])

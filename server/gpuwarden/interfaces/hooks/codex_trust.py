@@ -1,53 +1,65 @@
-"""Check which hooks the user has trusted in Codex. Codex runs no other hooks.
+"""Ask Codex which hooks the user has trusted. Codex runs no other hooks.
 
-Codex stores a digest of each trusted hook in its `config.toml`. The digest's key consists of the hook's file and
-position, preceded by the plugin's name if a plugin installs the hook.
+A hook loses the trust if its text changes or, for a plugin's hook, if any file of the plugin changes.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
-import tomllib
-from collections.abc import Iterable, Mapping
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-EVENT: Final = "pre_tool_use"
+PATIENCE_S: Final = 20.0
+QUESTIONS: Final[tuple[dict[str, Any], ...]] = (
+    {"id": 0, "method": "initialize", "params": {"clientInfo": {"name": "gpuwarden", "version": "1"}}},
+    {"method": "initialized"},
+    {"id": 1, "method": "hooks/list", "params": {"cwds": [str(Path.home())]}},
+)
 
 
-def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: Mapping[str, Any]) -> bool:
-    """Return whether Codex would run `hook`. Its digest may be stored under any of `keys`.
+def state_of(env: Mapping[str, str], ours: Callable[[Mapping[str, Any]], bool]) -> str:
+    """Return the state of the hooks before a tool call that are `ours`.
 
-    Codex runs a hook if the user has trusted its current form and has not disabled it. For a plugin's hook, the
-    stored value is the hook's digest followed by the plugin's digest.
+    It is `installed` if Codex runs all of them, `untrusted` if not, and `unconfirmed` if Codex can't be asked.
     """
-    kept = [state for key, state in _states(config).items() if key in set(keys)]
-    identity = {"event_name": EVENT, "matcher": group.get("matcher"), "hooks": [{"async": False, **hook}]}
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    return any(
-        isinstance(k, dict) and str(k.get("trusted_hash")).partition("/")[0] == digest and k.get("enabled") is not False
-        for k in kept
-    )
-
-
-def plugin_trusted(config: Path, plugin: Path, name: str) -> bool:
-    """Return whether Codex would run the first `PreToolUse` hook of the plugin in the folder `plugin`."""
-    file = "clients/codex-hooks.json"
     try:
-        group = json.loads((plugin / file).read_text("utf-8"))["hooks"]["PreToolUse"][0]
-        hook = group["hooks"][0]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    end = f":{file}:{EVENT}:0:0"
-    keys = (key for key in _states(config) if key.startswith(f"{name}@") and key.endswith(end))
-    return trusted(config, keys, group, hook)
+        found = [hook for hook in _listed(env) if hook.get("eventName") == "preToolUse" and ours(hook)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "unconfirmed"
+    runs = [hook.get("trustStatus") in {"trusted", "managed"} and hook.get("enabled") is True for hook in found]
+    return "installed" if runs and all(runs) else "untrusted"
 
 
-def _states(config: Path) -> dict[str, Any]:
-    try:
-        states = tomllib.loads(config.read_text("utf-8"))["hooks"]["state"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
-    return states if isinstance(states, dict) else {}
+def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the hooks that Codex lists for the user. Raises OSError or ValueError if it gives no answer."""
+    program = shutil.which("codex", path=env.get("PATH"))
+    if program is None:
+        raise FileNotFoundError("codex")
+    with subprocess.Popen(
+        [program, "app-server"], env=dict(env), cwd=Path.home(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+    ) as app:  # fmt: skip
+        late = threading.Timer(PATIENCE_S, app.kill)
+        late.start()
+        try:
+            assert app.stdin is not None and app.stdout is not None
+            app.stdin.write("".join(f"{json.dumps(question)}\n" for question in QUESTIONS))
+            app.stdin.flush()  # it stays open, because Codex ends without an answer when its input ends
+            for line in app.stdout:
+                reply = json.loads(line)
+                if reply.get("id") == 1:
+                    return list(reply["result"]["data"][0]["hooks"])
+        finally:
+            with contextlib.suppress(OSError):
+                app.stdin.close()
+            app.stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                app.wait(5)
+            app.kill()
+            late.cancel()
+    raise ValueError("Codex did not answer")

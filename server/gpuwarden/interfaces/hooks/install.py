@@ -25,7 +25,7 @@ from pydantic import Field
 
 from gpuwarden.config import Config, load_config
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.hooks.codex_trust import EVENT, plugin_trusted, trusted
+from gpuwarden.interfaces.hooks.codex_trust import state_of
 from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
 from gpuwarden.interfaces.launch import FIRST_START_S, FROZEN, NAME, OWN_ENVIRONMENT
 from gpuwarden.interfaces.results import Result
@@ -42,6 +42,7 @@ LIMITS: Final = (
 ANSWERING: Final = ("Elicitation", "ElicitationResult")
 """Claude Code events whose hooks can answer an MCP server's form, or change the user's answer."""
 FORMS: Final = "a hook there answers forms for you; don't list elicitation in the policy's approval.channels."
+NOT_TRUSTED: Final = frozenset({"untrusted", "unconfirmed"})
 TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this hook."
 # Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
 GONE: Final = "the guard failed, so every call is blocked; run gpuwarden hooks install"
@@ -122,7 +123,8 @@ CLIENTS: Final = (
 
 class HooksReply(Result):
     """State by client: `installed`, `untrusted` (present, but the client does not run it until the user trusts it),
-    `absent`, `stale` (outdated, or from another installation), `the plugin installs it` or `not found here`.
+    `unconfirmed` (the client could not be asked whether it is trusted), `absent`, `stale` (outdated, or from another
+    installation), `the plugin installs it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -150,12 +152,12 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
         for c in chosen:
             _uninstall(c, files[c], tables[c])
     states = {c.name: "not found here" for c in CLIENTS} | {
-        c.name: _state(c, files[c], config, settings) for c in chosen
+        c.name: _state(c, files[c], config, settings, env) for c in chosen
     }
     states |= {
         name: brought for name, state in states.items() if state == "absent" and (brought := by_plugin(name, env))
     }
-    notes = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
+    notes = f"{LIMITS} {TRUST}" if NOT_TRUSTED & set(states.values()) else LIMITS
     found = answering_hooks(homes, Path.cwd())
     notes = f"{notes} {', '.join(found)}: {FORMS}" if found else notes
     return HooksReply(message=notes, clients=states, files={c.name: str(f) for c, f in files.items()}, answering=found)
@@ -364,8 +366,8 @@ def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool
     return bare(before) == bare(after)
 
 
-def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> str:
-    """Return the state of a client's hook: installed, absent, stale or untrusted."""
+def _state(client: Client, file: Path, config: Config, settings: list[Path], env: Mapping[str, str]) -> str:
+    """Return the state of a client's hook: installed, absent, stale, untrusted or unconfirmed."""
     table = _read(client, file)
     ours = _installed(client, table)
     if not ours:
@@ -375,27 +377,20 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
     here = all(_command(client, config) in _texts(entry) for entry in ours)
     if not (fresh and here and len(ours) == len(client.events)):
         return "stale"
-    return "installed" if client.name != "codex" or _trusted(client, file) else "untrusted"
-
-
-def _trusted(client: Client, file: Path) -> bool:
-    """Return whether Codex trusts, and therefore runs, the guard's hook in this file."""
-    for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
-        for h, hook in enumerate(group.get("hooks", [])):
-            if _is_ours(hook):
-                keys = [f"{path}:{EVENT}:{g}:{h}" for path in {file, file.resolve()}]
-                return trusted(file.parent / "config.toml", keys, group, hook)
-    return False
+    if client.name != "codex":
+        return "installed"
+    return state_of(env, lambda hook: hook.get("sourcePath") in {str(file), str(file.resolve())})
 
 
 def by_plugin(name: str, env: Mapping[str, str]) -> str:
     """Return the state of the guard from a client's plugin; an empty string if no plugin installs a guard."""
     client = client_files(env)[name]
-    if name not in BRINGS_GUARD or (folder := plugin_folder(client)) is None:
+    if name not in BRINGS_GUARD or plugin_folder(client) is None:
         return ""
-    if name == "codex" and not plugin_trusted(client.file, folder, NAME):
-        return "untrusted"
-    return "the plugin installs it"
+    state = "installed"
+    if name == "codex":
+        state = state_of(env, lambda hook: str(hook.get("pluginId")).startswith(f"{NAME}@"))
+    return "the plugin installs it" if state == "installed" else state
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from gpuwarden.core.errors import BadRequest, WardenError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.hooks.install import CLIENTS as HOOKED
-from gpuwarden.interfaces.hooks.install import TRUST, by_plugin, hook_lines, hooks, replace_text
+from gpuwarden.interfaces.hooks.install import NOT_TRUSTED, TRUST, by_plugin, hook_lines, hooks, replace_text
 from gpuwarden.interfaces.launch import Run, entry, from_folder, from_here, in_cache
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.setup.changes import Change, Note, Written, lines_of, planned, read_note, undone, write_note
@@ -156,7 +156,7 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
             write_note(note)
             reply.guards[name] = f"left unchanged: {line(str(error), 200)}"
             _failed(reply)
-    if "untrusted" in reply.guards.values():
+    if NOT_TRUSTED & set(reply.guards.values()):
         reply.hint = f"{reply.hint} {TRUST}".lstrip()
     return reply
 
