@@ -44,10 +44,10 @@ def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
         [program, "app-server"], env=dict(env), cwd=Path.home(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
     ) as app:  # fmt: skip
+        assert app.stdin is not None and app.stdout is not None
         late = threading.Timer(PATIENCE_S, app.kill)
         late.start()
         try:
-            assert app.stdin is not None and app.stdout is not None
             app.stdin.write("".join(f"{json.dumps(question)}\n" for question in QUESTIONS))
             app.stdin.flush()  # it stays open, because Codex ends without an answer when its input ends
             for line in app.stdout:
