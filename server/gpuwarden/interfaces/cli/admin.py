@@ -110,12 +110,13 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 @click.option(
     "--client", default="", metavar="NAME", help="Name of the client that starts the server, for gpuwarden doctor."
 )
-def mcp(client: str) -> int:
+@click.option("--channel", is_flag=True, help="Send the watch's alerts to Claude Code as messages (a preview).")
+def mcp(client: str, channel: bool) -> int:
     """Serve the tools to an MCP client, over stdio."""
     from gpuwarden.interfaces.mcp.stdio import serve_stdio
 
     with contextlib.ExitStack() as listed:
-        serve_stdio(lambda: open_server("mcp", client, listed))
+        serve_stdio(lambda: open_server("mcp", client, listed), channel=channel)
     return 0
 
 

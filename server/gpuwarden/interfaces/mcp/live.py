@@ -1,8 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
 Changes are read from the ledger, so changes made by any process are reported. Alerts are sent to the clients that
-requested log messages. Notifications are sent at most once a second. A client that does not read its
-messages delays each notification by at most SEND_S seconds.
+requested log messages, and to a client with a channel as messages to its model. Notifications are sent at most once a
+second. A client that does not read its messages delays each notification by at most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mcp_types import (
 )
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.sanitize import line, scrubbed
+from gpuwarden.core.sanitize import line, quoted, scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.ledger.events import AlertRaised
@@ -44,6 +44,9 @@ SEND_S: Final = 5.0
 """Maximum time in seconds that a client may take to read a notification."""
 MAX_SUBSCRIPTIONS: Final = 200
 MAX_URI: Final = 2_048
+CHANNEL: Final = "claude/channel"
+"""Experimental capability of Claude Code: its notifications wake an idle session."""
+CHANNEL_MESSAGE: Final = f"notifications/{CHANNEL}"
 LEVELS: Final[tuple[LoggingLevel, ...]] = get_args(LoggingLevel)
 """Log levels from the least to the most severe."""
 
@@ -70,6 +73,7 @@ class LiveJobs:
         self._subscribed: dict[Connection, set[str]] = {}
         self._levels: dict[Connection, LoggingLevel] = {}
         self._changed: set[str] = set()
+        self._channels: set[Connection] = set()
 
     def changed(self, job_id: str) -> None:
         """Record that a job has changed outside the ledger, for example by a new metric value."""
@@ -118,13 +122,16 @@ class LiveJobs:
                 await self._send(connection, "notifications/resources/updated", {"uri": uri})
         heard = LEVELS.index("warning")
         for event in events:
-            if isinstance(event.data, AlertRaised) and self._levels:
+            if isinstance(event.data, AlertRaised) and (self._levels or self._channels):
                 alert = Alert.read(event)
-                text = f"{alert.kind}: {alert.text} {in_calls(alert.next_steps)}".strip()
+                # A job can post a part of the text, so all of it is marked as data.
+                text = f"{alert.kind}: {quoted(alert.text)} {in_calls(alert.next_steps)}".strip()
                 data = line(scrubbed(text, self.ctx.hidden(text)), 600)
                 params = {"level": "warning", "logger": "gpuwarden.watch", "data": data}
                 for connection in [c for c, level in self._levels.items() if LEVELS.index(level) <= heard]:
                     await self._send(connection, "notifications/message", params)
+                for connection in list(self._channels):
+                    await self._send(connection, CHANNEL_MESSAGE, {"content": data, "meta": {"alert": alert.kind}})
         return events[-1].seq if events else after
 
     def _job_of(self, subject: str) -> str | None:
@@ -156,6 +163,10 @@ class LiveJobs:
         self._subscribed.get(self._connection(ctx), set()).discard(str(params.uri))
         return EmptyResult()
 
+    def open_channel(self, ctx: ServerRequestContext[Any, Any]) -> None:
+        """Send alerts to the client of this request as messages to its model."""
+        self._channels.add(self._connection(ctx))
+
     async def _set_level(self, ctx: ServerRequestContext[Any, Any], params: SetLevelRequestParams) -> EmptyResult:
         self._levels[self._connection(ctx)] = params.level
         return EmptyResult()
@@ -163,10 +174,11 @@ class LiveJobs:
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
         """Return the client's connection. The client's subscriptions are removed when the connection closes."""
         connection = ctx.session._connection  # noqa: SLF001 - the session exists for one request only
-        if connection not in self._subscribed and connection not in self._levels:
+        if not any(connection in known for known in (self._subscribed, self._levels, self._channels)):
             connection.exit_stack.callback(self._forget, connection)
         return connection
 
     def _forget(self, connection: Connection) -> None:
         self._subscribed.pop(connection, None)
         self._levels.pop(connection, None)
+        self._channels.discard(connection)

@@ -35,7 +35,7 @@ from gpuwarden.core.inputs import need_whole
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import completions, schemas
 from gpuwarden.interfaces.mcp.cards import cards, offer_cards
-from gpuwarden.interfaces.mcp.live import LiveJobs, job_uri
+from gpuwarden.interfaces.mcp.live import CHANNEL, LiveJobs, job_uri
 from gpuwarden.interfaces.mcp.page_approvals import TOOLS as APPROVED_ON_PAGE
 from gpuwarden.interfaces.mcp.page_approvals import PageApprovals
 from gpuwarden.interfaces.mcp.resources import documents
@@ -76,7 +76,9 @@ OWN = CacheHint(ttl_ms=30_000, scope="private")
 class WardenServer(MCPServer[Any]):
     """An MCP server that rejects unknown arguments and returns all errors in one format."""
 
-    def __init__(self, ctx: Context, *, scoped: bool = False) -> None:
+    def __init__(self, ctx: Context, *, scoped: bool = False, channel: bool = False) -> None:
+        self.channel = channel
+        """Whether alerts are sent as messages to the client's model."""
         self.scoped = scoped
         """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
         super().__init__(
@@ -92,7 +94,7 @@ class WardenServer(MCPServer[Any]):
                 "resources/list": OWN,
                 "resources/read": OWN,
             },
-            middleware=[explain_errors, self.need_read, tell_legacy_clients, offer_cards],
+            middleware=[explain_errors, self.need_read, tell_legacy_clients, offer_cards, self.offer_channel],
             subscriptions=(live := LiveJobs(ctx)),
         )
         self.warden = ctx
@@ -113,6 +115,14 @@ class WardenServer(MCPServer[Any]):
         if ctx.method in READS:
             self.need_scope("read")
         return await call_next(ctx)
+
+    async def offer_channel(self, ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+        """Declare the channel in the result of `initialize`; only clients of the older protocol have channels."""
+        result = await call_next(ctx)
+        if self.channel and ctx.method == "initialize" and isinstance(result, dict):
+            result.setdefault("capabilities", {}).setdefault("experimental", {})[CHANNEL] = {}
+            self.live.open_channel(ctx)
+        return result
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: ClientContext[Any, Any] | None = None
@@ -196,9 +206,9 @@ async def explain_errors(ctx: ServerRequestContext[Any, Any], call_next: Any) ->
         raise MCPError(code=INTERNAL_ERROR, message=line(f"{error.message}. {in_calls(error.next_steps)}")) from error
 
 
-def make_server(ctx: Context, *, scoped: bool = False) -> WardenServer:
+def make_server(ctx: Context, *, scoped: bool = False, channel: bool = False) -> WardenServer:
     """Return a server for one context. Its tools reject unknown arguments and have shortened schemas."""
-    server = WardenServer(ctx, scoped=scoped)
+    server = WardenServer(ctx, scoped=scoped, channel=channel)
     low = server._lowlevel_server  # noqa: SLF001 - the SDK has no public API for these methods
     server.live.serve(low)
     completions.serve(ctx, low)

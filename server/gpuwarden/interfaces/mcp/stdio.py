@@ -55,18 +55,18 @@ class LateContext:
             await vars(self)["_opened"].wait()
 
 
-def serve_stdio(open_context: Callable[[], Context]) -> None:
+def serve_stdio(open_context: Callable[[], Context], *, channel: bool = False) -> None:
     """Serve until the client disconnects. If the context could not be opened by then, raise the error that prevented
     it.
     """
     gc.freeze()  # the loaded modules are never freed; scanning them would take the collector 70 ms each time
-    context = anyio.run(_serve, open_context)
+    context = anyio.run(_serve, open_context, channel)
     _ = context.ledger
 
 
-async def _serve(open_context: Callable[[], Context]) -> Context:
+async def _serve(open_context: Callable[[], Context], channel: bool) -> Context:
     late = LateContext(open_context)
-    server = make_server(cast("Context", late))
+    server = make_server(cast("Context", late), channel=channel)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_beside, server, late)
         await server.run_stdio_async()
