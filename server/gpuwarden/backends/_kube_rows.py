@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -240,3 +240,12 @@ def _when(text: object) -> float | None:
         return datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
+    """Mark a waiting task's row as canceled if its run folder records the cancellation, because its pod will exit."""
+    if row is None or row.index is None or not row.waits:
+        return row
+    whose = (status.get("token"), status.get("attempt"))
+    canceled = status.get("state") == "canceled" and whose == (row.token, row.attempt)
+    return replace(row, state="CANCELLED") if canceled else row

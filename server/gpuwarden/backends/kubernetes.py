@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +30,7 @@ from gpuwarden.backends._kube_api import KubeApi, part_of
 from gpuwarden.backends._kube_exec import PodConnection, claim_key, claim_uid
 from gpuwarden.backends._kube_image import image_readiness
 from gpuwarden.backends._kube_options import asked_of, read_options
-from gpuwarden.backends._kube_rows import KubeRow, is_of, rows_of
+from gpuwarden.backends._kube_rows import KubeRow, is_of, rows_of, settled
 from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends.base import ArrayTask
 from gpuwarden.backends.ssh import SshBackend
@@ -79,9 +78,7 @@ class _ClaimFiles(SshBackend):
         self._api = api
 
     async def reach(self, place: Place) -> Ssh:
-        """Return a client that reaches the files through the file access pod. The pod is created when it is first
-        needed.
-        """
+        """Return a client that reaches the files through the file access pod, which is created at first use."""
         api, mount = self._api(place.host or ""), place.run_root
         namespace = await to_thread.run_sync(lambda: api.namespace)
         endpoint = Endpoint(place.host or "", place.host or "", 443, namespace)
@@ -132,14 +129,10 @@ class KubernetesBackend(EngineBackend):
         folders.
         """
         try:
-            missing = await self._there(place, lambda api: api.missing_rights())
-            if missing:
-                message = (
-                    f"the cluster does not allow this user to {', '.join(missing)} in the namespace of {place.host}"
-                )
-                return [
-                    _unusable(message, "Ask the cluster's administrator for the rights in docs/kubernetes-rights.yaml.")
-                ]
+            if missing := ", ".join(await self._there(place, lambda api: api.missing_rights())):
+                message = f"the cluster does not allow this user to {missing} in the namespace of {place.host}"
+                cure = "Ask the cluster's administrator for the rights in docs/kubernetes-rights.yaml."
+                return [_unusable(message, cure)]
             claim = await self._there(place, lambda api: api.claim())
         except (BadRequest, NotFound, AuthFailed) as error:
             return [_unusable(error.message, *error.next_steps)]
@@ -180,9 +173,7 @@ class KubernetesBackend(EngineBackend):
         return await self._there(place, ask)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the job's image does not meet, according to the image's name. The nodes are not
-        read.
-        """
+        """Return the requirements that the job's image, by its name, does not meet. The nodes are not read."""
         return image_readiness(needs.image, needs)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -303,7 +294,7 @@ class KubernetesBackend(EngineBackend):
         if lost:  # a job counts as lost only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
-        return {h.token: observation(seen[h.run_dir], _settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
+        return {h.token: observation(seen[h.run_dir], settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
         """Return whether the cluster lists a job for this handle."""
@@ -342,7 +333,7 @@ class KubernetesBackend(EngineBackend):
 
     async def _row(self, handle: Handle) -> KubeRow | None:
         rows, seen = await self._rows([handle]), await self._look([handle])
-        return _settled(rows.get(handle.token), seen[handle.run_dir])
+        return settled(rows.get(handle.token), seen[handle.run_dir])
 
     async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
         """Ask the cluster to terminate a job, or the pods of a task.
@@ -385,15 +376,6 @@ class KubernetesBackend(EngineBackend):
 
 def _unusable(message: str, *cure: str | NextStep) -> Finding:
     return Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=message, fix=steps(cure))
-
-
-def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
-    """Mark a waiting task's row as canceled if its run folder records the cancellation, because its pod will exit."""
-    if row is None or row.index is None or not row.waits:
-        return row
-    whose = (status.get("token"), status.get("attempt"))
-    canceled = status.get("state") == "canceled" and whose == (row.token, row.attempt)
-    return replace(row, state="CANCELLED") if canceled else row
 
 
 def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> dict[str, Any]:
