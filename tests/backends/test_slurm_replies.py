@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.backends import _slurm_options as options
@@ -20,7 +20,7 @@ from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends._slurm_policy import seconds
 from gpuwarden.backends._slurm_rows import Row, accounting_rows, exit_of, newest, number, queue_rows, states
 from gpuwarden.core.engine import UNLIMITED, Asked, Ceiling
-from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -373,6 +373,34 @@ def test_a_refusal_is_left_to_the_limit_that_has_the_figure() -> None:
     said = answer(rc=1, err="allocation failure: Invalid qos specification")
     assert read_limits(cluster(check=said), Asked(qos="nope")).refusal == ""
     assert read_limits(cluster(check=said), Asked(qos="normal")).refusal
+
+
+DIGITS = "9" * 5_000
+HOSTILE = "a\x1b[31m$(reboot)`id`\u202e;" + "x" * 10_000
+
+
+@given(
+    st.sampled_from(["config", "partitions", "nodes", "associations", "qos", "usage", "check", "uid", "user"]),
+    st.one_of(
+        st.sampled_from([None, 3, [], {}, {"rc": 1}, DIGITS, answer(HOSTILE), answer(DIGITS), {"rc": 0, "out": []}]),
+        st.builds(answer, st.text(max_size=200)),
+    ),
+)
+@example("config", answer(f"SLURM_VERSION = {DIGITS}.1"))
+@example("config", answer(f"SLURM_VERSION = 24.05\nMaxArraySize = {DIGITS}"))
+@example("partitions", answer(f"PartitionName={HOSTILE} State={HOSTILE} MaxTime={DIGITS} AllowAccounts={HOSTILE}"))
+@example("nodes", answer(f"{HOSTILE}|gpu:{HOSTILE}:{DIGITS}|{DIGITS}|{DIGITS}|x|x"))
+@example("nodes", answer(f"gpu|gpu:{HOSTILE}:4|4|4|x|x"))
+@example("associations", answer(f"c|{HOSTILE}|{HOSTILE}|{HOSTILE}|{HOSTILE}"))
+def test_no_reply_breaks_the_reading_and_every_name_is_one_short_line(part: str, hostile: Any) -> None:
+    try:
+        found = read_limits(cluster(**{part: hostile}), Asked())
+    except WardenError:
+        return
+    names = [*(found.accounts or ()), *(found.qos or ()), *(limit.owner for limit in found.ceilings)]
+    for queue in found.queues:
+        names += [queue.name, queue.state, queue.own_qos, *(queue.accounts or ()), *(queue.gpus or {})]
+    assert all(name.isprintable() and len(name) < 200 for name in names)
 
 
 @given(st.text(alphabet="QOS=ClusterNameUserAccount GrpTRESMaxJobsPU()0123456789{},:./N\n", max_size=300))

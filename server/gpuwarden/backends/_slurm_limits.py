@@ -37,7 +37,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
     pairs = (row.partition("=") for row in _text(found, "config").splitlines())
     config = {name.strip(): value.strip() for name, equals, value in pairs if equals}
     version = config.get("SLURM_VERSION", "")
-    parts = re.match(r"(\d+)\.(\d+)", version)
+    parts = re.match(r"(\d{1,4})\.(\d{1,4})\b", version)
     if parts is None:
         raise BadReply("Slurm's configuration has no version", "Check that these commands belong to Slurm.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
@@ -49,7 +49,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
     policy = _policy(found, config, asked, queues)
     check = found.get("check")
     refused = isinstance(check, Mapping) and isinstance(check.get("rc"), int) and check["rc"] != 0
-    refusal = line(check["err"] or "it gave no reason", 300) if refused and isinstance(check, Mapping) else ""
+    refusal = line(check.get("err") or "it gave no reason", 300) if refused and isinstance(check, Mapping) else ""
     return EngineLimits(
         engine="slurm",
         version=line(version, 40),
@@ -97,7 +97,7 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
     enforced = set(re.findall(r"\w+", config.get("AccountingStorageEnforce", "none"))) - {"none", "null"}
     rows = _rows(_optional(found, "associations"), 5)
     known = _rows(_optional(found, "qos"), len(QOS_COLUMNS))
-    table = read_table(_optional(found, "usage") or "", str(found.get("user")), int(found.get("uid") or 0))
+    table = read_table(_optional(found, "usage") or "", str(found.get("user")), str(found.get("uid")))
     silent = [part for part, answer in (("associations", rows), ("qos", known), ("usage", table)) if answer is None]
     mine = None if rows is None else [row for row in rows if row[0] == config.get("ClusterName", row[0])]
     policy = _Policy(
@@ -207,8 +207,8 @@ def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
 
 def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
     """Yield the type and number of the GPUs in a GRES such as `gpu:a100:4(S:0-1),shard:8`; the type can be ""."""
-    for found in re.finditer(r"(?:^|,)gpu:(?:([^:,()]+):)?(\d+)", gres):
-        yield (found[1] or "").lower(), int(found[2])
+    for found in re.finditer(r"(?:^|,)gpu:(?:([^:,()]+):)?(\d{1,9})\b", gres):
+        yield line(found[1] or "", 40).lower(), int(found[2])
 
 
 def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:

@@ -61,7 +61,7 @@ class Table:
     qos: Mapping[str, Mapping[str, str]]
 
 
-def read_table(text: str, user: str, uid: int) -> Table | None:
+def read_table(text: str, user: str, uid: str) -> Table | None:
     """Parse the table of `scontrol -o show assoc_mgr`; None if the format is unknown."""
     if "Association Records" not in text:
         return None
@@ -81,7 +81,7 @@ def read_table(text: str, user: str, uid: int) -> Table | None:
         elif row.startswith("QOS="):
             whole, _, rest = row.partition("Account Limits=")
             accounts, users = (dict(_BLOCK.findall(part)) for part in rest.partition("User Limits=")[::2])
-            own = next((text for who, text in users.items() if who in (str(uid), f"{user}({uid})")), "")
+            own = next((text for who, text in users.items() if who in (uid, f"{user}({uid})")), "")
             fields = dict(_FIELD.findall(f"{whole} {own}"))
             fields |= {f"{name}@{who}": value for who, text in accounts.items() for name, value in _FIELD.findall(text)}
             qos[fields.get("QOS", "").partition("(")[0]] = fields
@@ -181,7 +181,7 @@ def seconds(text: str | None) -> int | None:
     """Convert a time limit such as `1-12:00:00`, `30:00` or `UNLIMITED` to seconds; None if it is invalid."""
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text or "")
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text or "")
     if found is None:
         return None
     days, first, second, third = (int(part) if part is not None else None for part in found.groups())
