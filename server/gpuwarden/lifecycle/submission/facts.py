@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -64,30 +64,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
     else:
         script, script_url = elsewhere.script, elsewhere.script_url
-    quote: Answer[Quote] | None = None
-    unsold = ""
-    hub: HubFacts | None = None
-    store: Answer[str] | None = None
-
-    async def ask_price() -> None:
-        nonlocal quote, unsold
-        if profile is not None and profile.meter.metered:
-            quote, unsold = await _quote(ctx, spec)
-
-    async def ask_hub() -> None:
-        nonlocal hub
-        hub = await hub_facts(script, spec, config, clock=ctx.clock) if elsewhere is None else elsewhere.hub
-
-    async def ask_store() -> None:
-        nonlocal store
-        if spec.artifact_store and profile is not None:
-            store = await _store(ctx, profile, spec)
-
-    with first_error():
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask_store)
-            group.start_soon(ask_price)
-            group.start_soon(ask_hub)
+    replies = await _ask(ctx, spec, profile, lambda: hub_facts(script, spec, config, clock=ctx.clock), elsewhere)
     unusable = _unusable(ctx, profile, spec.platform)
     backend = None if profile is None or unusable else ctx.backend(profile.backend)
     root = ctx.cwd or Path.cwd()
@@ -101,14 +78,14 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         profile=profile,
         platforms=() if profile else tuple(ctx.platforms()),
         script=script,
-        quote=quote,
+        quote=replies.quote,
         unusable=unusable,
         leaks=leaks,
         unset_secrets=tuple(name for name in spec.secrets if not ctx.env.get(name)),
         account_secrets=_account_secrets(ctx, spec),
-        unsold=unsold,
+        unsold=replies.unsold,
         unusable_rules=unusable_rules(),
-        hub=hub,
+        hub=replies.hub,
         script_url=script_url,
         rehearsed=rehearsed(ctx, spec, {f.path: f.sha256 for f in inputs.files}) if spec.script is not None else None,
         proven_script=spec.script is not None and _is_proven(ctx, spec.script),
@@ -120,7 +97,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
-        artifact_store=store,
+        artifact_store=replies.store,
         local_modules=modules,
         files_here=files_here(root, spec, inputs.files) if backend is None or backend.takes_inputs else None,
         unset_store_keys=tuple(n for n in StoreAddress.parse(spec.artifact_store).secrets if not ctx.env.get(n))
@@ -128,6 +105,47 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         else (),
         attempts=backend.attempts(spec) if isinstance(backend, Optioned) else 1,
     )
+
+
+@dataclass
+class _Replies:
+    """The replies of the platform, the Hub and the artifact store."""
+
+    quote: Answer[Quote] | None = None
+    unsold: str = ""
+    hub: HubFacts | None = None
+    store: Answer[str] | None = None
+
+
+async def _ask(
+    ctx: Context,
+    spec: JobSpec,
+    profile: Profile | None,
+    ask_hub: Callable[[], Awaitable[HubFacts]],
+    elsewhere: SubmitFacts | None,
+) -> _Replies:
+    """Ask the platform for its price, the Hub unless its facts are known from `elsewhere`, and the artifact store, all
+    at the same time.
+    """
+    found = _Replies(hub=elsewhere.hub if elsewhere else None)
+
+    async def price() -> None:
+        if profile is not None and profile.meter.metered:
+            found.quote, found.unsold = await _quote(ctx, spec)
+
+    async def hub() -> None:
+        if elsewhere is None:
+            found.hub = await ask_hub()
+
+    async def store() -> None:
+        if spec.artifact_store and profile is not None:
+            found.store = await _store(ctx, profile, spec)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            for ask in (store, price, hub):
+                group.start_soon(ask)
+    return found
 
 
 async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> Answer[EngineLimits] | None:
