@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -24,6 +23,7 @@ from gpuwarden.backends.base import BACKENDS, ArrayTask
 from gpuwarden.core.errors import BadRequest, NotSupported
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Handle, JobSpec, Place
+from paths import ROOT
 from wording import Wording
 
 VERSIONS = ["1.30", "1.34", "1.37"]
@@ -108,7 +108,7 @@ def test_the_validator_refuses_a_field_that_nobody_knows() -> None:
 
 
 def test_the_rights_are_those_that_are_used() -> None:
-    documents = list(yaml.safe_load_all(Path("docs/kubernetes-rights.yaml").read_text("utf-8")))
+    documents = list(yaml.safe_load_all((ROOT / "docs/kubernetes-rights.yaml").read_text("utf-8")))
     for document in documents:
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
     role = next(d for d in documents if d["kind"] == "Role")

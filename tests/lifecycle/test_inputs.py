@@ -139,11 +139,13 @@ def test_a_program_that_becomes_a_pipe_after_it_was_listed_is_not_waited_for(nea
     wording(refused, "code/a.py")
 
 
-def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_path: Path, wording: Wording) -> None:
+def test_pipes_sockets_empty_folders_and_odd_names_are_refused(
+    near: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.chdir(near)  # the address of a socket has to be short
     os.mkfifo(near / "pipe")
     (near / "empty").mkdir()
     with socket.socket(socket.AF_UNIX) as made:
-        os.chdir(near)
         made.bind("socket")
         for name in ("pipe", "socket", "empty"):
             with pytest.raises(BadRequest, match=name):
@@ -156,7 +158,6 @@ def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_p
             listed(near, f"odd{n}")
         wording(caught, f"odd{n}")
         caught.value.message.encode()
-    os.chdir(tmp_path)
 
 
 def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:

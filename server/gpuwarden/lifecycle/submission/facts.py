@@ -121,7 +121,7 @@ async def _ask(
     ctx: Context,
     spec: JobSpec,
     profile: Profile | None,
-    ask_hub: Callable[[], Awaitable[HubFacts]],
+    ask_hub: Callable[[], Awaitable[HubFacts | None]],
     elsewhere: SubmitFacts | None,
 ) -> _Replies:
     """Ask the platform for its price, the Hub unless its facts are known from `elsewhere`, and the artifact store, all
