@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gpuwarden.ledger import opening
+from gpuwarden.ledger.chain import HeadFile
+from gpuwarden.ledger.database import Database
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
@@ -124,6 +127,25 @@ def warm_children() -> Iterator[None]:
         patch.setattr("gpuwarden.checkpoints.load.subprocess", children)
         yield
     children.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Leave what this process writes to the kernel. Only a machine that dies would lose it, and no machine does.
+
+    A sync takes milliseconds here, and there are tens of thousands. Processes that tests start sync as for a user.
+    """
+    open_ledger = opening._for_writing
+
+    def unsynced(path: Path, head: HeadFile) -> Database:
+        database = open_ledger(path, head)
+        database.connection.execute("PRAGMA synchronous = OFF")
+        return database
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda fd: None)
+        patch.setattr(opening, "_for_writing", unsynced)
+        yield
 
 
 _USERS = count()
