@@ -130,12 +130,13 @@ def warm_children() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_wait_for_the_disk() -> Iterator[None]:
-    """Leave what this process writes to the kernel. Only a machine that dies would lose it, and no machine does.
+def no_wait_for_the_disk() -> Iterator[Callable[[int], None]]:
+    """Leave what this process writes to the kernel, and return the real `os.fsync`.
 
-    A sync takes milliseconds here, and there are tens of thousands. Processes that tests start sync as for a user.
+    Only a machine that dies would lose the writes, and no machine does. A sync takes milliseconds, and there are tens
+    of thousands. Processes that tests start sync as for a user.
     """
-    open_ledger = opening._for_writing
+    open_ledger, fsync = opening._for_writing, os.fsync
 
     def unsynced(path: Path, head: HeadFile) -> Database:
         database = open_ledger(path, head)
@@ -145,7 +146,7 @@ def no_wait_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: None)
         patch.setattr(opening, "_for_writing", unsynced)
-        yield
+        yield fsync
 
 
 _USERS = count()
