@@ -113,7 +113,7 @@ async def steps(following: Next, count: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_metric_keeps_its_name(ctx: Context, kind: Kind) -> None:
-    names = ["loss (train)", "\u27e6loss (train)\u27e7", "F1 \u2013 macro", "a\"}b\\", "</script>"]
+    names = ["loss (train)", "\u27e6loss (train)\u27e7", "F1 \u2013 macro", 'a"}b\\', "</script>"]
     given = {name: number for number, name in enumerate(names)}
     posted = read_points({"job_id": "j1", "metrics": {"step": 1, **given, "in\ntwo: lines\u2028": 9}})
     with listening(ctx) as (parts, port):

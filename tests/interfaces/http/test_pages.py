@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -326,6 +327,16 @@ async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
         page = (await http.get("/jobs/jlive")).text
         older = await http.get("/jobs/jlive/log.json?before=20")
     assert secret not in json.dumps(view) + page + older.text and HIDDEN in page
+
+
+@pytest.mark.slow
+async def test_a_curve_has_the_times_of_its_points_if_they_are_wanted(world: World, http: httpx2.AsyncClient) -> None:
+    values = enumerate([1.0, math.nan, 2.0])
+    rows = tuple(Row("loss", n, n * 1_800_000_000, value) for n, value in values)
+    world.ctx.metrics.write(Batch([PostedPoints("jdone", rows)]))
+    curve = (await http.get("/jobs/jdone/curve.json?metric=loss&x=time")).json()
+    assert (curve["at"], curve["odd_at"]) == ([None, 1_800, 3_600], [1_800])
+    assert "at" not in (await http.get("/jobs/jdone/curve.json?metric=loss&x=step")).json()
 
 
 @pytest.mark.slow
