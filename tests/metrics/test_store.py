@@ -259,7 +259,7 @@ def test_a_short_curve_is_whole_and_odd_values_are_markers(store: MetricStore) -
     store.write(Batch([PostedPoints("j1", tuple(rows))]))
     curve = store.downsampled("j1", "loss")
     assert (curve.x, curve.values, curve.total, curve.odd) == ((1.0, 3.0), (1.0, 2.0), 5, 3)
-    assert [tuple(m) for m in curve.markers] == [(0.0, "nan"), (2.0, "inf"), (4.0, "-inf")]
+    assert [(m.x, m.value) for m in curve.markers] == [(0.0, "nan"), (2.0, "inf"), (4.0, "-inf")]
 
 
 def test_a_curve_of_nothing_but_nan_has_no_points(store: MetricStore) -> None:
@@ -279,6 +279,14 @@ def test_downsampling_keeps_every_spike_at_its_step(store: MetricStore) -> None:
     assert all(drawn.get(row.step) == row.value for row in (spikes[1], max(spikes, key=lambda r: r.value)))
     assert len(curve.x) <= 202
     assert list(curve.x) == sorted(curve.x)
+
+
+def test_a_curve_tells_the_time_of_each_of_its_points(store: MetricStore) -> None:
+    rows = [Row("loss", n, n and (n + 7) * 1_000_000, math.nan if n == 500 else n % 13.0) for n in range(1_000)]
+    store.write(Batch([PostedPoints("j1", tuple(rows))]))
+    for curve in (store.downsampled("j1", "loss", 40), store.downsampled("j1", "loss")):
+        assert curve.times == (None, *(x + 7 for x in curve.x[1:])) and len(curve.times) > 20
+        assert [m.at for m in curve.markers] == [507]
 
 
 def test_points_without_steps_are_drawn_over_time(store: MetricStore) -> None:

@@ -8,9 +8,11 @@ from typing import Final
 
 from gpuwarden.core.errors import DiskError
 from gpuwarden.core.models import MAX_METRICS, Observation
+from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.metrics.points import AlertType
-from gpuwarden.metrics.store import FILE, StoredAlert
+from gpuwarden.metrics.store import FILE, Point, StoredAlert
 from gpuwarden.remote.runner.reports import SOURCE
 
 PROBLEMS: Final = frozenset({AlertType.FAILED, AlertType.CANCELLED, AlertType.OOM, AlertType.TIMEOUT})
@@ -23,15 +25,36 @@ def with_posted_progress(ctx: Context, job_id: str, seen: Observation) -> Observ
 
     Returned unchanged if the job posted nothing, or if the store can't be read.
     """
-    if seen.step is not None or not (ctx.home / FILE).exists():
+    return _updated(seen, _latest(ctx, job_id)) if seen.step is None else seen
+
+
+def with_newest_step(ctx: Context, job: JobRecord) -> Observation | None:
+    """Return this process's last observation of a job, with the progress that the job posted since.
+
+    A point is newer than a step from another source if the job's machine reports a later time for the point.
+    """
+    seen = ctx.observed.get(job.id)
+    if seen is None or job.state in TERMINAL_JOBS:
         return seen
-    try:
-        latest = ctx.metrics.latest(job_id)
-    except DiskError:
+    after = -1.0 if seen.step is None or seen.source == "posted" else seen.at
+    return _updated(seen, {name: p for name, p in _latest(ctx, job.id).items() if (p.at or 0.0) > after})
+
+
+def _latest(ctx: Context, job_id: str) -> dict[str, Point]:
+    if (ctx.home / FILE).exists():
+        with contextlib.suppress(DiskError):
+            return ctx.metrics.latest(job_id)
+    return {}
+
+
+def _updated(seen: Observation, latest: dict[str, Point]) -> Observation:
+    if not latest:
         return seen
-    finite = {name: point.value for name, point in list(latest.items())[:MAX_METRICS] if math.isfinite(point.value)}
-    step = max((point.step for point in latest.values() if point.step is not None), default=None)
-    return seen.model_copy(update={"step": step, "metrics": finite, "source": "posted"}) if latest else seen
+    metrics = [(name, point.value) for name, point in latest.items() if math.isfinite(point.value)]
+    metrics += [(name, value) for name, value in seen.metrics.items() if name not in latest]
+    steps = [step for step in (seen.step, *(point.step for point in latest.values())) if step is not None]
+    progress = {"step": max(steps, default=None), "metrics": dict(metrics[:MAX_METRICS]), "source": "posted"}
+    return seen.model_copy(update=progress)
 
 
 def posted_problems(ctx: Context, job_id: str) -> dict[str, StoredAlert]:

@@ -66,17 +66,19 @@ class Series(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The position of a value that a chart can't show: `nan`, `inf` or `-inf`."""
+    """The position and the time of a value that a chart can't show: `nan`, `inf` or `-inf`."""
 
     x: float
     value: str
+    at: float | None = None
 
 
 class Curve(NamedTuple):
     """A downsampled curve. `x` contains steps, or seconds since the epoch if `by_time` is true. `values` are finite.
 
     `total` is the number of points that the curve represents, and `odd` is the number of points that are not finite.
-    `markers` may list only some of the points that are not finite.
+    `markers` may list only some of the points that are not finite. `times` contains each value's time in seconds since
+    the epoch, or None if it is unknown.
     """
 
     x: tuple[float, ...]
@@ -85,6 +87,7 @@ class Curve(NamedTuple):
     total: int
     odd: int
     by_time: bool
+    times: tuple[float | None, ...] = ()
 
 
 class StoredAlert(NamedTuple):
@@ -336,43 +339,44 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
         part = f"SELECT count(*) FROM points WHERE {within} BETWEEN ? AND ?"  # noqa: S608
         total = db.execute(part, (series, low, high)).fetchone()[0]
     odd = db.execute(
-        f"SELECT {x}, value FROM points INDEXED BY odd_points WHERE series = ? AND ({_ODD}) ORDER BY step, at",  # noqa: S608
+        f"SELECT {x}, value, at FROM points INDEXED BY odd_points WHERE series = ? AND ({_ODD}) ORDER BY step, at",  # noqa: S608
         (series,),
     ).fetchall()
-    odd = odd if between is None else [(at, value) for at, value in odd if low <= at <= high]
+    odd = odd if between is None else [row for row in odd if low <= row[0] <= high]
     if total <= points:
-        sql = f"SELECT {x}, value FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY step, at"  # noqa: S608
+        sql = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY step, at"  # noqa: S608
         rows = db.execute(sql, (series, low, high)).fetchall()
     else:
         rows = _extremes(db, series, (low, high, (high - low) // max(points // 2, 1) + 1), within)
     return Curve(
-        x=tuple(at / scale for at, _ in rows),
-        values=tuple(value for _, value in rows),
+        x=tuple(place / scale for place, _, _ in rows),
+        values=tuple(value for _, value, _ in rows),
         markers=tuple(
-            Marker(at / scale, "nan" if value is None else "inf" if value > 0 else "-inf")
-            for at, value in odd[:: len(odd) // MAX_MARKERS + 1]
+            Marker(place / scale, "nan" if value is None else "inf" if value > 0 else "-inf", at / 1e6 if at else None)
+            for place, value, at in odd[:: len(odd) // MAX_MARKERS + 1]
         ),
         total=int(total),
         odd=len(odd),
         by_time=by_time,
+        times=tuple(at / 1e6 if at else None for _, _, at in rows),
     )
 
 
 def _extremes(
     db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, float, int]]:
     """Return the lowest and the highest finite point of each bucket in order, and the first and the last point.
 
     `bounds` is (first, last, width).
     """
     x, (low, high, width) = within.rpartition(" ")[2], bounds
-    finite = f"SELECT {x}, %s(value) FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
-    rows: list[tuple[int, float]] = []
+    finite = f"SELECT {x}, %s(value), at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
+    rows: list[tuple[int, float, int]] = []
     for begin in range(low, high + 1, width):
         piece = (series, begin, min(begin + width - 1, high))
         found = {db.execute(finite % pick, piece).fetchone() for pick in ("min", "max")}
         rows += sorted(row for row in found if row[1] is not None)
-    end = f"SELECT {x}, value FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY {x} %s LIMIT 1"  # noqa: S608
+    end = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY {x} %s LIMIT 1"  # noqa: S608
     ends = [db.execute(end % way, (series, low, high)).fetchone() for way in ("ASC", "DESC")]
     return sorted({*rows, *(row for row in ends if row is not None)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +29,7 @@ from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
 from http_kit import bearer, client, serving
-from page_kit import EVIL, World, busy_world, hostile_world, open_world
+from page_kit import EVIL, HOUR, World, busy_world, hostile_world, open_world
 from paths import ROOT
 from waiting import soon
 from wording import Wording
@@ -128,6 +129,26 @@ async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2
     amounts = [a for _, a in page.tags if a.get("data-meter") == "today"]
     # Of today: little in the first hours of a day.
     assert float(amounts[0]["data-rate"] or 0) == 8.41 and 0 < float(amounts[0]["data-amount"] or 0) < 40
+
+
+@pytest.mark.slow
+async def test_now_shows_the_newest_step_that_a_job_posted(world: World, http: httpx2.AsyncClient) -> None:
+    async def steps() -> dict[str, str]:
+        rows = (await http.get("/now.json")).json()["lists"]["running"]
+        return {row["key"]: row["progress"].partition(" · ")[0] for row in rows if row["progress"]}
+
+    def post(job: str, step: int, at: float) -> None:
+        world.ctx.metrics.write(Batch([PostedPoints(job, (Row("loss", step, round(at * 1e6), 0.5),))]))
+
+    await seen(http, "/now.json")
+    known = await soon(steps, good=lambda found: len(found) == 2)
+    assert known == {"jlive": "step 2,310/5,000", "jtwin": "step 1,150/5,000"}
+    post("jtwin", 4_000, world.clock.now() - HOUR)  # of an earlier attempt, which got further
+    post("jlive", 2_400, world.clock.now() + 1)
+    assert await soon(steps, good=lambda found: len(found) == 2 and found != known) == {
+        "jlive": "step 2,400/5,000",
+        "jtwin": "step 1,150/5,000",
+    }
 
 
 @pytest.mark.slow
@@ -306,6 +327,16 @@ async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
         page = (await http.get("/jobs/jlive")).text
         older = await http.get("/jobs/jlive/log.json?before=20")
     assert secret not in json.dumps(view) + page + older.text and HIDDEN in page
+
+
+@pytest.mark.slow
+async def test_a_curve_has_the_times_of_its_points_if_they_are_wanted(world: World, http: httpx2.AsyncClient) -> None:
+    values = enumerate([1.0, math.nan, 2.0])
+    rows = tuple(Row("loss", n, n * 1_800_000_000, value) for n, value in values)
+    world.ctx.metrics.write(Batch([PostedPoints("jdone", rows)]))
+    curve = (await http.get("/jobs/jdone/curve.json?metric=loss&x=time")).json()
+    assert (curve["at"], curve["odd_at"]) == ([None, 1_800, 3_600], [1_800])
+    assert "at" not in (await http.get("/jobs/jdone/curve.json?metric=loss&x=step")).json()
 
 
 @pytest.mark.slow

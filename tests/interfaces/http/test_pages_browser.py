@@ -226,6 +226,37 @@ async def test_a_smoothed_curve_shows_its_average_and_its_points(tmp_path: Path)
         assert await pixels(window.page, "run0") < spread / 3, "the points themselves are faint"
 
 
+async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    for job, pace in (("jslow", 36), ("jfast", 18)):  # seconds for each step
+        world.rent(job, job)
+        world.run(job, 199, 200)
+        rows = tuple(Row("loss", n, (1_700_000_000 + n * pace) * 1_000_000, float(n)) for n in range(5_000))
+        MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints(job, rows)]))
+    label = "document.querySelector('[data-plot]').getAttribute('aria-label')"
+    async with opened(world) as window:
+        page = window.page
+        await window.go("/jobs/jslow?with=jfast")
+        await until(page, f"{label}.includes('at step 4999')")
+        await page.focus("[data-metric]")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("ArrowDown")
+        await until(page, f"{label}.includes('0 at 0 h to 4999 at 49.99 h')")
+        assert "0 at 0 h to 4999 at 24.995 h" in await page.evaluate(label)
+        assert page.url.endswith("/jobs/jslow?with=jfast&x=time")
+        await page.focus("[data-plot]")
+        for _ in range(5):
+            await page.keyboard.press("+")
+        # Each run's own steps, all of them, between the hours of the part.
+        await until(page, f"{label}.includes('2422 at 24.22 h to 2577 at 25.77 h')")
+        assert "4843 at 24.215 h to 4999 at 24.995 h" in await page.evaluate(label)
+        await page.reload()
+        await until(page, f"{label}.includes('4999 at 49.99 h')")
+        await page.click("button:text('Compare')")
+        await until(page, f"{label}.includes('4999 at 49.99 h')")
+        assert "x=time" in page.url and not window.wrong, (page.url, window.wrong)
+
+
 @pytest.mark.prove
 async def test_of_a_million_points_a_page_gets_a_few_thousand(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")

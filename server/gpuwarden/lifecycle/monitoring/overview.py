@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
 from gpuwarden.lifecycle.monitoring.spending import charges, month_start, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
 from gpuwarden.lifecycle.notify import Alert
+from gpuwarden.lifecycle.posted import with_newest_step
 from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_job
 
 DAY_S = 86_400.0
@@ -128,7 +129,7 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
         estimated=any(lease.estimated for lease in leases),
         price_usd_per_hour=sum(prices) if prices else None,
         billing=any(lease.instance is None or lease.instance.meter is not False for lease in live),
-        seen=ctx.observed.get(job.id),
+        seen=with_newest_step(ctx, job),
         clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
         ending=arranged(ctx, job) if live or job.state not in TERMINAL_JOBS else None,
         storage=() if live else remains(ctx, job),

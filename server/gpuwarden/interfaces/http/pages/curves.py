@@ -37,18 +37,22 @@ class Curves:
         """Return the metrics that have a curve, the loss first."""
         return names_of(self.store, job_id, self.looks.job(job_id).value)
 
-    def view(self, job_id: str, name: str, metric: str, between: tuple[float, float] | None) -> View:
-        """Return one curve, or a part of it. A non-finite value is a gap."""
+    def view(
+        self, job_id: str, name: str, metric: str, between: tuple[float, float] | None, *, timed: bool = False
+    ) -> View:
+        """Return one curve, or a part of it. A non-finite value is a gap. `timed` adds the time of each point."""
         curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, between=between)
-        points: list[tuple[float, float | None]] = [*zip(curve.x, curve.values, strict=True)]
-        points += [(mark.x, None) for mark in curve.markers]
+        times = curve.times or (None,) * len(curve.x)
+        points: list[tuple[float, float | None, float | None]] = [*zip(curve.x, curve.values, times, strict=True)]
+        points += [(mark.x, None, mark.at) for mark in curve.markers]
         points.sort(key=lambda point: point[0])
         return {
             "job": job_id,
             "name": name,
             "metric": plain(metric),
-            "x": [x for x, _ in points],
-            "y": [y for _, y in points],
+            "x": [x for x, _, _ in points],
+            "y": [y for _, y, _ in points],
+            **({"at": [at for _, _, at in points], "odd_at": [mark.at for mark in curve.markers]} if timed else {}),
             "odd": [mark.x for mark in curve.markers],
             "odd_count": curve.odd,
             "total": curve.total,

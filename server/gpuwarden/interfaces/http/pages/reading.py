@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -186,6 +186,7 @@ class Pages:
         wanted = request.query_params.get("metric", "")
         metric = wanted if wanted in names else next(iter(names), "")
         more: dict[str, Any] = {"job_id": job_id, "runs": runs, "metrics": names, "metric": metric, "others": others}
+        more["hours"] = request.query_params.get("x") == "time"
         return page("job.html", view, here="Jobs", **more)
 
     async def job_json(self, request: Request) -> Response:
@@ -209,7 +210,7 @@ class Pages:
         return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
 
     async def curve(self, request: Request) -> Response:
-        """GET one curve, or the part of it between two steps or times."""
+        """GET one curve, or the part of it between two steps or times. `x=time` adds the time of each point."""
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)
         await self.looks.job(job_id).newest()
@@ -217,7 +218,8 @@ class Pages:
         between = (low, high) if low is not None and high is not None else None
         metric = request.query_params.get("metric", "")
         # Run in a thread, because a million points take 0.2 s.
-        found = await to_thread.run_sync(self.curves.view, job_id, job.spec.name, metric, between)
+        view = partial(self.curves.view, timed=request.query_params.get("x") == "time")
+        found = await to_thread.run_sync(view, job_id, job.spec.name, metric, between)
         return JSONResponse(clean(self.ctx, found))
 
     async def log(self, request: Request) -> Response:

@@ -3,6 +3,7 @@
 const section = document.querySelector("[data-curves]");
 const holder = section.querySelector("[data-plot]");
 const choice = section.querySelector("[data-metric]");
+const across = section.querySelector("[data-axis]");
 const smoothing = section.querySelector("[data-smoothing]");
 const logScale = section.querySelector("[data-log-scale]");
 const reset = section.querySelector("[data-reset]");
@@ -15,7 +16,9 @@ const ROWS = 40;
 let plot = null;
 let curves = [];
 let byTime = false; // the x axis, which is that of the first run with points
+let hours = across.value === "time"; // or the hours since each run's first point
 let part = null; // the zoomed range of the x axis
+const whole = new Map(); // each run's whole curve over hours, in which a zoom finds the steps to request
 
 function color(name) {
   // A canvas needs the computed color, because the value of a variable may be a light-dark() pair.
@@ -29,9 +32,42 @@ function color(name) {
 
 async function load(run) {
   const query = new URLSearchParams({ metric: choice.value });
-  if (part) { query.set("from", String(part[0])); query.set("to", String(part[1])); }
+  const zoomed = part;
+  const known = zoomed && whole.get(run);
+  const range = hours ? known && stepsOf(known, zoomed) : zoomed;
+  if (range) { query.set("from", String(range[0])); query.set("to", String(range[1])); }
+  if (!hours) return asked(run, query);
+  query.set("x", "time");
+  const found = await asked(run, query);
+  if (!found) return null;
+  const placed = overHours(found, zoomed, known);
+  if (!zoomed) whole.set(run, placed);
+  return placed;
+}
+
+async function asked(run, query) {
   const answer = await fetch(`/jobs/${encodeURIComponent(run)}/curve.json?${query}`, { cache: "no-store" });
   return answer.ok ? answer.json() : null;
+}
+
+function overHours(found, zoomed, known) {
+  // Points without a time are left out. A step that a later attempt repeats has two points, so the order changes.
+  const timed = found.at.map((at, n) => [at, n]).filter(([at]) => at !== null).sort((a, b) => a[0] - b[0]);
+  const begin = known?.begin ?? timed[0]?.[0] ?? 0;
+  const kept = timed.map(([at, n]) => [(at - begin) / 3600, n]).filter(([x]) => !zoomed || (x >= zoomed[0] && x <= zoomed[1]));
+  return {
+    ...found, begin, by_time: false, apart: found.x.length > 0 && !timed.length,
+    x: kept.map(([x]) => x), y: kept.map(([, n]) => found.y[n]), at: kept.map(([, n]) => found.x[n]),
+    odd: found.odd_at.filter((at) => at !== null).map((at) => (at - begin) / 3600),
+  };
+}
+
+function stepsOf(known, [from, to]) {
+  // The steps between the neighbors of the range, because the whole curve lacks most points of a long run.
+  const first = Math.max(0, known.x.findLastIndex((x) => x < from));
+  const end = known.x.findIndex((x) => x > to);
+  const steps = known.at.slice(first, end === -1 ? undefined : end + 1);
+  return steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
 }
 
 function number(value) {
@@ -41,7 +77,7 @@ function number(value) {
 }
 
 function place(x) {
-  return byTime ? moment(x).slice(5) : `step ${number(x)}`;
+  return byTime ? moment(x).slice(5) : hours ? `${number(x)} h` : `step ${number(x)}`;
 }
 
 function moment(seconds) {
@@ -109,7 +145,7 @@ function draw() {
     legend: { show: false },
     cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
     scales: { x: { time: byTime }, y: { distr: logScale.checked && positive ? 3 : 1 } },
-    axes: [{ ...axis, label: byTime ? "time" : "step", labelFont: "12px system-ui, sans-serif", labelSize: 20, space: 90, values: (_u, ticks) => ticks.map((t) => (byTime ? moment(t).slice(5, 16) : number(t))) }, { ...axis, size: 60, values: (_u, ticks) => ticks.map((t) => (t === null ? "" : number(t))) }],
+    axes: [{ ...axis, label: byTime ? "time" : hours ? "hours since the first point" : "step", labelFont: "12px system-ui, sans-serif", labelSize: 20, space: 90, values: (_u, ticks) => ticks.map((t) => (byTime ? moment(t).slice(5, 16) : number(t))) }, { ...axis, size: 60, values: (_u, ticks) => ticks.map((t) => (t === null ? "" : number(t))) }],
     series: [{ label: "step" }, ...series],
     hooks: {
       draw: [marksOf],
@@ -161,7 +197,7 @@ function describe() {
     if (Number(smoothing.value) && curve.x.length) notes.push(`smoothed by ${smoothing.value}`);
     if (curve.odd_count) notes.push(`${curve.odd_count.toLocaleString("en-US")} not finite`);
     if (curve.total > curve.x.length) notes.push(`${curve.total.toLocaleString("en-US")} points`);
-    if (curve.apart) notes.push(byTime ? "over steps, so not drawn here" : "without steps, so not drawn here");
+    if (curve.apart) notes.push(hours ? "without times, so not drawn here" : byTime ? "over steps, so not drawn here" : "without steps, so not drawn here");
     if (notes.length) {
       const odd = document.createElement("span");
       odd.className = curve.odd_count ? "warn" : "sub";
@@ -183,7 +219,7 @@ function describe() {
 
 function tabulate() {
   const head = document.createElement("tr");
-  for (const title of [byTime ? "Time" : "Step", ...curves.map((curve) => curve.job)]) {
+  for (const title of [byTime ? "Time" : hours ? "Hours" : "Step", ...curves.map((curve) => curve.job)]) {
     const cell = document.createElement("th");
     cell.scope = "col";
     cell.textContent = title;
@@ -252,6 +288,14 @@ function zoom(range) {
   refresh();
 }
 
+function restart() {
+  part = null;
+  reset.hidden = true;
+  curves = [];
+  whole.clear();
+  refresh();
+}
+
 function span() {
   const all = curves.flatMap((curve) => (curve.x.length ? [curve.x[0], curve.x.at(-1)] : []));
   return [Math.min(...all), Math.max(...all)];
@@ -273,7 +317,14 @@ holder.addEventListener("keydown", (event) => {
 });
 holder.addEventListener("dblclick", () => zoom(null));
 reset.addEventListener("click", () => { zoom(null); holder.focus(); });
-choice.addEventListener("change", () => { part = null; reset.hidden = true; curves = []; refresh(); });
+choice.addEventListener("change", restart);
+across.addEventListener("change", () => {
+  hours = across.value === "time";
+  const url = new URL(location.href);
+  url.searchParams.set("x", across.value);
+  history.replaceState(null, "", url);
+  restart();
+});
 logScale.addEventListener("change", draw);
 smoothing.addEventListener("change", draw);
 document.addEventListener("themechange", draw);
