@@ -59,7 +59,7 @@ COPIED = {
     "evals/README.md": "project/evals.md",
     **{f"docs/{name}.md": f"guide/{name}.md" for name in GUIDE},
 }
-ASSETS = ("docs/demo.svg", "docs/icon.svg")
+ASSETS = ("docs/demo.svg", "docs/icon.svg", "docs/pictures/now.png", "docs/pictures/job.png")
 API = ("core/*.py", "*/base.py", "rules/facts.py", "checkpoints/file_model.py", "checkpoints/sealing/save_helper.py")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]+)?)\)")

@@ -36,12 +36,24 @@ def test_a_missing_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         data.data_dir.__wrapped__("skills")
 
 
+def build(kind: str, source: Path, target: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300)
+    (built,) = target.iterdir()
+    return built
+
+
 @pytest.mark.slow
-def test_a_wheel_brings_its_profiles(tmp_path: Path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
+@pytest.mark.parametrize("kind", ["checkout", "sdist"])
+def test_a_wheel_brings_its_profiles(tmp_path: Path, kind: str):
+    source = ROOT
+    if kind == "sdist":
+        archive = build("sdist", ROOT, tmp_path / "sdist")
+        subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
+        source = tmp_path / archive.name.removesuffix(".tar.gz")
+        assert not [*source.rglob("*.png")]
+    wheel = build("wheel", source, tmp_path / "wheel")
     site = tmp_path / "site"
-    (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     env = {**os.environ, "PYTHONPATH": str(site)}
