@@ -78,10 +78,10 @@ class Subscriber:
         self.some.set()
 
     def show(self, latest: dict[str, Point]) -> None:
-        """Queue the points that have changed, under the names that are stored, so that no two names become one."""
+        """Queue the points that have changed."""
         for name, point in latest.items():
             if self.sent.get(name) != point:
-                self.points[name] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
+                self.points[named(name)] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
         self.sent = latest
         if self.points:
             self.some.set()
