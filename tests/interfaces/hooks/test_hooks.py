@@ -291,7 +291,7 @@ def test_status_does_not_claim_a_plugins_guard_without_asking_codex(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", ["exit 1", 'echo \'{"id": 1, "result": {"data": []}}\'', "echo '[]'", "yes", "sleep 60"]
+    "script", ["exit 1", 'echo \'{"id": 1, "result": {"data": []}}\'', "echo '[]'", "yes", "sleep 600; true"]
 )
 def test_a_codex_that_gives_no_answer_leaves_the_trust_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str

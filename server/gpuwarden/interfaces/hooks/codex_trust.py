@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -42,10 +44,10 @@ def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
         raise FileNotFoundError("codex")
     with subprocess.Popen(
         [program, "app-server"], env=dict(env), cwd=Path.home(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+        stderr=subprocess.DEVNULL, text=True, encoding="utf-8", start_new_session=True,
     ) as app:  # fmt: skip
         assert app.stdin is not None and app.stdout is not None
-        late = threading.Timer(PATIENCE_S, app.kill)
+        late = threading.Timer(PATIENCE_S, _kill, [app.pid])
         late.start()
         try:
             app.stdin.write("".join(f"{json.dumps(question)}\n" for question in QUESTIONS))
@@ -60,6 +62,12 @@ def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
             app.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 app.wait(5)
-            app.kill()
+            _kill(app.pid)
             late.cancel()
     raise ValueError("Codex did not answer")
+
+
+def _kill(session: int) -> None:
+    """Kill Codex and its children: npm's `codex` starts the real program, which would keep the pipe open."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)

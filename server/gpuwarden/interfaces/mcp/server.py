@@ -78,7 +78,7 @@ class WardenServer(MCPServer[Any]):
 
     def __init__(self, ctx: Context, *, scoped: bool = False, channel: bool = False) -> None:
         self.channel = channel
-        """Whether alerts are sent as messages to the client's model."""
+        """Send alerts to the client's model as messages, to a client that has channels."""
         self.scoped = scoped
         """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
         super().__init__(
