@@ -408,6 +408,35 @@ async def test_a_job_can_not_hide_the_others_by_what_it_puts_into_its_folder(das
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("output", ["/etc", "/work/../etc/x", "{root}/../private", "{root}"])
+async def test_an_absolute_output_is_on_the_shared_path(dashboard: Dashboard, output: str) -> None:
+    spec = JOB.model_copy(update={"outputs": (output.format(root=dashboard.place.run_root),)})
+    dashboard.jobs()
+    with pytest.raises(BadRequest):
+        await dashboard.backend.submit(spec, dashboard.place, "t", secrets={})
+    assert not [asked for asked in dashboard.asked if asked.startswith("POST")]
+
+
+@pytest.mark.anyio
+@pytest.mark.attack("files", "turns an output into a link to the files of the machine that copies it")
+async def test_an_output_that_became_a_link_copies_no_file_of_this_machine(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    handle = await dashboard.backend.handle_of(dashboard.place, "t")
+    shared, private = tmp_path / "runs/shared", tmp_path / "private"
+    for folder in (Path(handle.run_dir), shared, private):
+        folder.mkdir(parents=True)
+        (folder / "model.bin").write_bytes(b"here")
+    good = await dashboard.backend.list_files(handle, [str(shared)])
+    assert [file.path for file in good.files] == [f"{shared}/model.bin"]
+    (shared / "model.bin").unlink()
+    shared.rmdir()
+    shared.symlink_to(private)
+    found = await dashboard.backend.list_files(handle, [str(shared)])
+    assert not found.files and len(found.skipped) == 1
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("kill", [False, True])
 async def test_an_entrypoint_takes_its_secrets_and_leaves_no_command_when_it_is_killed(
     dashboard: Dashboard, kill: bool

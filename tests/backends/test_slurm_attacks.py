@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.backends._slurm_rows import queue_rows
 from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Known, Place, Unknown
@@ -98,6 +99,60 @@ def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> No
     request = {"folders": {"gw-j1": str(played.run_dir)}}
     found = slurm_agent.jobs(request, slurm_agent.environment(played.env))
     assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["said"] == {"gw-j1": ""}
+
+
+@pytest.mark.parametrize("forged", ["gw-j1-a0", "gw-j1-a01", "gw-j1-a", "gw-j1-a99999", "gw-j1-a\u0661"])
+@pytest.mark.attack("ending", "starts a job of its own under a name that breaks the reading of the list of all jobs")
+def test_a_job_cant_blind_the_look_at_all_jobs_with_a_name(played: Played, forged: str) -> None:
+    (played.run_dir / f"{forged}.submitted").write_text("{}")
+    (played.run_dir / f"{forged}.array").write_text("{}")
+    rows = [played.row, {**played.row, "job_id": 8, "name": forged}]
+    played.play("squeue", f"echo '{json.dumps({'jobs': rows})}'")
+    found = slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))
+    assert [row.attempt for row in queue_rows(found["queue"])] == [1]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"folder": "{own}", "name": "gw-all-a1"},
+        {"folder": "{own}"},
+        {"name": ["gw-all-a1"]},
+        {"folder": 7, "name": "x"},
+    ],
+)
+@pytest.mark.attack("ending", "names another job's array in its own folder, so that the other job is not found")
+def test_a_job_cant_hide_anothers_array(played: Played, forged: dict[str, Any]) -> None:
+    runs = played.run_dir.parent
+    home, task = runs / "gw-all", runs / "gw-k1"
+    home.mkdir(), task.mkdir()
+    (home / "gw-all-a1.table").write_text(json.dumps({"gw-k1-a1": 0}))
+    (task / "gw-k1-a1.array").write_text(json.dumps({"folder": str(home), "name": "gw-all-a1"}))
+    (played.run_dir / "gw-all-a1.table").write_text(json.dumps({"gw-j1-a1": 0}))
+    own = {k: v.format(own=played.run_dir) if isinstance(v, str) else v for k, v in forged.items()}
+    (played.run_dir / "gw-j1-a1.array").write_text(json.dumps(own))
+    array = {**played.row, "name": "gw-all-a1", "job_id": 12, "array_job_id": 12, "array_task_id": 0}
+    array["current_working_directory"] = str(home)
+    played.play("squeue", f"echo '{json.dumps({'jobs': [array]})}'")
+    folders = {"gw-k1": str(task), "gw-j1": str(played.run_dir)}  # the forger comes last
+    found = slurm_agent.jobs({"folders": folders}, slurm_agent.environment(played.env))
+    assert [row["name"] for row in found["queue"]["rows"]] == ["gw-k1-a1"]
+
+
+def test_the_table_of_an_array_is_read_once(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = played.run_dir.parent
+    home, names = runs / "gw-all", [f"gw-k{n}-a1" for n in range(20)]
+    home.mkdir()
+    (home / "gw-all-a1.table").write_text(json.dumps({name: n for n, name in enumerate(names)}))
+    for name in names:
+        (runs / name[:-3]).mkdir()
+        (runs / name[:-3] / f"{name}.array").write_text(json.dumps({"folder": str(home), "name": "gw-all-a1"}))
+    opened: list[str] = []
+    read_end = slurm_agent.read_end
+    monkeypatch.setattr(slurm_agent, "read_end", lambda path, most: opened.append(path) or read_end(path, most))
+    found = slurm_agent.tasks_of({name[:-3]: str(runs / name[:-3]) for name in names})
+    assert {name: task["index"] for name, task in found.items()} == {name: n for n, name in enumerate(names)}
+    assert [Path(path).suffix for path in opened].count(".table") == 1
 
 
 @pytest.mark.slow

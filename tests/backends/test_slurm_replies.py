@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ def test_an_exit_code_is_read_in_every_form(value: object, code: int | None, sig
         ("soon", None),
         (None, None),
         ([1], None),
+        (10**400, None),
+        (float("nan"), None),
+        (float("-inf"), None),
+        (-1, None),
+        (10**15, None),
     ],
 )
 def test_a_number_that_is_not_set_is_none(value: object, read: float | None) -> None:
@@ -128,6 +134,20 @@ def test_a_number_that_is_not_set_is_none(value: object, read: float | None) -> 
 def test_a_list_that_is_not_understood_is_refused(rows: object) -> None:
     with pytest.raises(BadReply):
         queue_rows({"rows": rows})
+
+
+FIELDS = ["submit_time", "start_time", "end_time", "restart_cnt", "time_limit", "exit_code", "job_id"]
+
+
+@given(st.sampled_from(FIELDS), st.one_of(st.integers(), st.floats(), st.just("9" * 400 + ":1"), st.just(10**400)))
+def test_no_number_breaks_the_list(field: str, number: object) -> None:
+    for changed in (old(**{field: number}), new(**{field: num(number)})):  # type: ignore[arg-type]
+        try:
+            [found] = queue_rows({"rows": [changed]})
+        except BadReply:
+            assert field == "job_id"
+        else:
+            assert datetime.fromtimestamp(max(found.ended_at or 0, found.allocation.ends_at or 0), UTC)
 
 
 def test_the_last_attempt_counts_and_of_it_the_job_that_lives() -> None:

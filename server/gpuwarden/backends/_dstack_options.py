@@ -6,9 +6,10 @@ import hashlib
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from gpuwarden.backends._dstack_api import ATTEMPT, JOB, LEASE
+from gpuwarden.core.engine import Image, engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, JobSpec, Place, Resources
 from gpuwarden.core.sanitize import line
@@ -24,7 +25,7 @@ _Words = Annotated[tuple[_Word, ...], Field(max_length=32)]
 class DstackOptions(Frozen):
     """dstack's own options. Every field is optional."""
 
-    image: str | None = Field(default=None, max_length=300)
+    image: Image | None = None
     python: str | None = Field(default=None, pattern=r"^3\.\d{1,2}$")
     backends: _Words = ()
     regions: _Words = ()
@@ -45,14 +46,7 @@ def read_options(options: object) -> DstackOptions:
     """Return a job's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
     if isinstance(options, dict) and "region" in options:  # the name of this option on other platforms
         options = {"regions": options["region"], **{k: v for k, v in options.items() if k != "region"}}
-    try:
-        return DstackOptions.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("options", *map(str, first["loc"])))
-        raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"dstack accepts {', '.join(DstackOptions.model_fields)}."
-        ) from None
+    return engine_options(DstackOptions, options, "dstack")
 
 
 def run_name(token: str) -> str:

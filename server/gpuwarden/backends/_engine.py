@@ -30,6 +30,10 @@ class EngineBackend(RunnerBackend):
         """Return whether the engine lists the job, or Unknown if that can't be determined now."""
         raise NotImplementedError
 
+    def mapping(self, place: Place) -> dict[str, object]:
+        """Return the path mapping of the host that has the files."""
+        return self.files(place).mapping(place)
+
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle for a token."""
         return await self.files(place).handle_of(place, token)

@@ -6,8 +6,9 @@ import re
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gpuwarden.core.engine import engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
@@ -113,15 +114,7 @@ class HfJobsOptions(Frozen):
 
 def read_options(spec: JobSpec) -> HfJobsOptions:
     """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
-    try:
-        return HfJobsOptions.model_validate(spec.options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("options", *map(str, first["loc"])))
-        message = first["msg"].removeprefix("Value error, ")
-        raise BadRequest(
-            f"{line(where, 80)}: {message}", f"Hugging Face Jobs accept {', '.join(HfJobsOptions.model_fields)}."
-        ) from None
+    return engine_options(HfJobsOptions, spec.options, "Hugging Face Jobs")
 
 
 def settle(spec: JobSpec) -> JobSpec:

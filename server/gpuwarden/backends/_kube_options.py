@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from gpuwarden.core.engine import Asked
-from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.engine import Asked, Image, engine_options
 from gpuwarden.core.models import Frozen, JobSpec
-from gpuwarden.core.sanitize import line
 
 IMAGE: Final = "python:3.12-slim"
 """The image of the file access pod, unless the claim specifies another image."""
@@ -18,7 +16,6 @@ ROOM_S: Final = 240
 """Seconds by which the pod's time limit exceeds the job's: the time to start and to save."""
 
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-_Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}$")]
 _Resource = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,200}/[A-Za-z0-9._-]{1,63}$")]
 _Pair = Annotated[str, Field(pattern=r"^[A-Za-z0-9./_-]{1,253}=[A-Za-z0-9._-]{0,63}$")]
 _Taint = Annotated[
@@ -29,7 +26,7 @@ _Taint = Annotated[
 class KubernetesOptions(Frozen):
     """Kubernetes' own options. Only `image` is required."""
 
-    image: _Image
+    image: Image
     cpus: int | None = Field(default=None, ge=1, le=1_000)
     memory_gb: int | None = Field(default=None, ge=1, le=100_000)
     shm_gb: int | None = Field(default=None, ge=1, le=10_000)
@@ -49,14 +46,7 @@ class KubernetesOptions(Frozen):
 
 def read_options(spec: JobSpec) -> KubernetesOptions:
     """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
-    try:
-        return KubernetesOptions.model_validate(spec.options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("options", *map(str, first["loc"])))
-        raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Kubernetes accepts {', '.join(KubernetesOptions.model_fields)}."
-        ) from None
+    return engine_options(KubernetesOptions, spec.options, "Kubernetes")
 
 
 def asked_of(spec: JobSpec, namespace: str) -> Asked:

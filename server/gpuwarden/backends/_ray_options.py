@@ -6,13 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from gpuwarden.backends._ray_api import ATTEMPT, FOLDER, MARK, submission_id
-from gpuwarden.core.engine import Asked
-from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.engine import Asked, engine_options
 from gpuwarden.core.models import Frozen, JobSpec
-from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
 from gpuwarden.static_analysis.script import read_header
 
@@ -39,14 +37,7 @@ class RayOptions(Frozen):
 
 def read_options(spec: JobSpec) -> RayOptions:
     """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
-    try:
-        return RayOptions.model_validate(spec.options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("options", *map(str, first["loc"])))
-        raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Ray accepts {', '.join(RayOptions.model_fields)}."
-        ) from None
+    return engine_options(RayOptions, spec.options, "Ray")
 
 
 def asked_of(spec: JobSpec) -> Asked:

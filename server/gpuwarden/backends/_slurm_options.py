@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from gpuwarden.core.engine import Asked
+from gpuwarden.core.engine import Asked, engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
@@ -58,14 +58,7 @@ class SlurmOptions(Frozen):
 
 def read_options(spec: JobSpec) -> SlurmOptions:
     """Return a spec's options. Raises BadRequest if one is invalid; the fix lists the valid options."""
-    try:
-        return SlurmOptions.model_validate(spec.options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("options", *map(str, first["loc"])))
-        raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Slurm accepts {', '.join(SlurmOptions.model_fields)}."
-        ) from None
+    return engine_options(SlurmOptions, spec.options, "Slurm")
 
 
 def asked_of(spec: JobSpec) -> Asked:
@@ -95,6 +88,8 @@ def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
         return "", 0
     if spec.gpu is None:
         return "", 0
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", spec.gpu, re.ASCII) is None:  # "a100:1,license:x" would request more
+        raise BadRequest(f"{line(spec.gpu, 80)} is not a GPU type in Slurm", "Specify a type, such as a100, or `any`.")
     return ("" if spec.gpu.lower() in ANY_GPU else spec.gpu), spec.gpu_count
 
 

@@ -18,6 +18,8 @@ from gpuwarden.core.sanitize import line
 
 NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
 """The values that older versions use for an unset or infinite number."""
+MOST: Final = 1e11
+"""Numbers above this are invalid: as a time in seconds, it is in the year 5138."""
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
@@ -155,7 +157,7 @@ def number(value: object) -> float | None:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value in NO_VALUE:
         return None
-    return float(value)
+    return float(value) if 0 <= value < MOST else None
 
 
 def when(value: object) -> float | None:
@@ -185,7 +187,7 @@ def exit_of(value: object) -> tuple[int | None, int | None]:
         signal = value.get("signal")
         named = signal.get("signal_id", signal.get("id")) if isinstance(signal, Mapping) else None
         return _ended(number(value.get("return_code")), number(named))
-    if isinstance(value, str) and (found := re.fullmatch(r"(\d+):(\d+)", value)):
+    if isinstance(value, str) and (found := re.fullmatch(r"(\d{1,9}):(\d{1,9})", value)):
         return _ended(float(found[1]), float(found[2]))
     status = number(value)
     return (None, None) if status is None else _ended(float(int(status) >> 8 & 0xFF), float(int(status) & 0x7F))

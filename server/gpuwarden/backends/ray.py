@@ -42,6 +42,7 @@ from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, P
 from gpuwarden.core.policy import Local
 from gpuwarden.core.readiness import Needs, Readiness, Uv
 from gpuwarden.core.rules import Finding
+from gpuwarden.core.sanitize import line
 from gpuwarden.private import write_private
 from gpuwarden.remote import launch
 from gpuwarden.static_analysis.script import Header, versions_allowed
@@ -68,8 +69,15 @@ class _SharedFolder(LocalBackend):
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the path mapping without the limits of the sandbox."""
-        return place.mapping
+        """Return the path mapping, limited to the shared path.
+
+        A job could replace an output with a link, which this machine would follow to its own files.
+        """
+        return {**place.mapping, "within": [os.path.realpath(self.run_root(place))]}
+
+    def run_root(self, place: Place) -> str:
+        """Return the shared path, which contains the run folders."""
+        return str(Path(self._handle(place, "any").run_dir).parent)
 
 
 class RayBackend(EngineBackend):
@@ -170,6 +178,8 @@ class RayBackend(EngineBackend):
         """
         handle, stem = await self.handle_of(place, token), launch.run_name(token)
         await self._allow(address(place)[0], handle.run_dir)
+        if not spec.artifact_store:
+            _check_outputs(spec, self._files.run_root(place))
         if _has(await self._rows([handle]), stem, attempt):
             return handle
         handle, ready = await self._files.stage(spec, place, token, inputs)
@@ -252,6 +262,19 @@ class RayBackend(EngineBackend):
         if status >= 500:
             raise Unreachable(f"Ray did not confirm the stop: {last_line(answer)}", do(Action.CHECK))
         raise BadReply("Ray's reply to the stop request has an unknown format", do(Action.CHECK))
+
+
+def _check_outputs(spec: JobSpec, shared: str) -> None:
+    """Raise BadRequest for an absolute output outside the shared path, where this machine can't read the job's files.
+
+    The folder may not exist yet, so links are not resolved.
+    """
+    for output in spec.outputs:
+        if output.startswith("/") and not os.path.normpath(output).startswith(f"{shared.rstrip('/')}/"):
+            raise BadRequest(
+                f"the output {line(output, 100)} is not on the cluster's shared path {line(shared, 100)}",
+                "Write into the working folder, or below the shared path.",
+            )
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:

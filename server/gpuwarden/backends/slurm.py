@@ -263,7 +263,7 @@ class SlurmBackend(EngineBackend):
             why = f"Slurm's accounting does not answer: {line(accounting.get('err') or 'no reason given')}"
             blind = dict.fromkeys(folders.keys() - rows, why)
         sending = reply.get("sending")
-        on_its_way = {stem for stem in sending if stem in folders} if isinstance(sending, list) else set()
+        on_its_way = {stem for stem in folders if stem in sending} if isinstance(sending, list) else set()
         blind |= dict.fromkeys(on_its_way - rows.keys(), "this job is being submitted")
         message = reply.get("said")
         words = {k: line(v, 300) for k, v in message.items() if v} if isinstance(message, dict) else {}

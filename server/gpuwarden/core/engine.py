@@ -6,12 +6,32 @@ the engine did not report is None. None never means "no limit"; a field without 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
+from pydantic import Field, ValidationError
+
+from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen
+from gpuwarden.core.sanitize import line
 
 UNLIMITED: Final = 2**31
 """The value of a limit that the engine reports as unlimited."""
+
+Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,499}$")]
+"""The name of a container image or a machine image. No engine can find a variable or a second field in it."""
+
+_Options = TypeVar("_Options", bound=Frozen)
+
+
+def engine_options(options: type[_Options], given: object, engine: str) -> _Options:
+    """Return a job's options for an engine. Raises BadRequest if one is invalid; the fix lists the valid options."""
+    try:
+        return options.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(("options", *map(str, first["loc"])))
+        message, valid = first["msg"].removeprefix("Value error, "), ", ".join(options.model_fields)
+        raise BadRequest(f"{line(where, 80)}: {message}", f"{engine} accepts {valid}.") from None
 
 
 class Queue(Frozen):

@@ -82,7 +82,10 @@ def run_name(token: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A prepared job, with the files for its run folder and the spec for the runner's `start`."""
+    """A prepared job, with the files for its run folder and the spec for the runner's `start`.
+
+    The spec has the digests of the files, because a later start, after a requeue or a restart, reads them again.
+    """
 
     files: dict[str, bytes]
     runner: str
@@ -124,6 +127,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             **place.mapping,
             **({"self_stop": place.self_stop_order.order} if place.self_stop_order else {}),
             "archive": pyz,
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != runner},
             **({"keep": vars(StoreAddress.parse(spec.artifact_store)), **marked(place)} if spec.artifact_store else {}),
         },
     )

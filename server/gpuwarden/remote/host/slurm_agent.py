@@ -51,6 +51,8 @@ PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
 # These would turn one job into an array, or make `sbatch` wait until the job ends.
 NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
+NAME = re.compile(r"(gw-.+)-a[1-9][0-9]{0,3}")
+"""A job's name in Slurm: the name of its run folder and the attempt."""
 Json = Dict[str, Any]
 
 
@@ -97,8 +99,11 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
         said = str((answer or {}).get("errors") or "")[:500] if isinstance(answer, dict) else done["out"][:200]
         return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or said}
     mine, tasks = getpass_user(), tasks_of(folders)
-    of_arrays = {array["stem"]: array["folder"] for array in tasks.values()}
-    rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, folders, mine)]
+    of_arrays = {}  # type: Dict[str, Set[str]]
+    for task in tasks.values():  # a job can write the name of another job's array to its own folder
+        of_arrays.setdefault(task["stem"], set()).add(task["folder"])
+    own = {stem: {folder} for stem, folder in folders.items()}
+    rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, own, mine)]
     shared = [job for job in jobs if ours(job, of_arrays, mine)]
     try:
         rows += [row for job in shared for row in split(job, tasks)]
@@ -114,17 +119,17 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
     """
     found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
     for stem, folder in folders.items():
-        for file in in_folder(folder):
-            name = file[: -len(".array")]
-            array = read_json(folder + "/" + file) if file.endswith(".array") and name.startswith(stem + "-a") else None
-            if array is None:
+        for name in named_files(stem, folder, ".array"):
+            array = read_json("{}/{}.array".format(folder, name)) or {}
+            there, home = str(array.get("name")), str(array.get("folder"))
+            if not NAME.fullmatch(there):
                 continue
-            table = "{}/{}.table".format(array.get("folder"), array.get("name"))
-            index = tables.setdefault(table, read_json(table, MAX_TABLE) or {}).get(name)
+            table = "{}/{}.table".format(home, there)
+            if table not in tables:
+                tables[table] = read_json(table, MAX_TABLE) or {}
+            index = tables[table].get(name)
             if isinstance(index, int):
-                there = str(array["name"])
-                found[name] = {"name": there, "stem": there.rpartition("-a")[0], "folder": str(array["folder"]),
-                               "index": index, "at": folder}  # fmt: skip
+                found[name] = {"name": there, "stem": stem_of(there), "folder": home, "index": index, "at": folder}
     return found
 
 
@@ -137,7 +142,8 @@ def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
     about = indices(str(waiting)) if waiting else indices(str(number)) if number is not None else set()
     found = []
     for name, task in tasks.items():
-        if task["name"] == row.get("name") and task["index"] in about:
+        at = row.get("current_working_directory") or task["folder"]
+        if (task["name"], task["folder"]) == (row.get("name"), at) and task["index"] in about:
             array = row.get("array_job_id")
             while isinstance(array, dict):
                 array = array.get("number")
@@ -171,12 +177,23 @@ def ranges(numbers: List[int]) -> str:
     return ",".join(str(first) if first == last else "{}-{}".format(first, last) for first, last in parts)
 
 
-def in_folder(folder: str) -> List[str]:
-    """Return the names of the files in a folder; an empty list if it can't be read."""
+def named_files(stem: str, folder: str, suffix: str) -> List[str]:
+    """Return the names of a job's attempts for which its folder has a file with this suffix.
+
+    The job can write to its folder, so other names are ignored.
+    """
     try:
-        return os.listdir(folder)
+        files = os.listdir(folder)
     except OSError:
         return []
+    names = [file[: -len(suffix)] for file in files if file.endswith(suffix)]
+    return [name for name in names if stem_of(name) == stem]
+
+
+def stem_of(name: object) -> str:
+    """Return the part of a job's name that all of its attempts share; "" if gpuwarden never gives such a name."""
+    match = NAME.fullmatch(str(name))
+    return match[1] if match else ""
 
 
 def spelled(job: Json) -> Json:
@@ -193,14 +210,14 @@ def is_row(job: Any) -> bool:
     return isinstance(job, dict) and isinstance(job.get("name"), str) and job.get("job_id") is not None
 
 
-def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
+def ours(job: Json, folders: Dict[str, Set[str]], mine: str) -> bool:
     """Return whether a row belongs to a job in `folders`: its name, run folder and user (`mine`) must match.
 
     The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
     """
-    stem, _, number = str(job.get("name")).rpartition("-a")
-    at = job.get("current_working_directory") or folders.get(stem)
-    return number.isdigit() and stem in folders and at == folders[stem] and job.get("user_name") in (mine, None, "")
+    there = folders.get(stem_of(job.get("name")), set())
+    at = job.get("current_working_directory")
+    return bool(there) and (not at or at in there) and job.get("user_name") in (mine, None, "")
 
 
 def getpass_user() -> str:
@@ -284,10 +301,7 @@ def last_words(folder: str, log: Optional[str] = None) -> str:
 
 def submitted(stem: str, folder: str) -> List[str]:
     """Return the names under which a job was submitted; the first attempt is always included."""
-    names = {
-        f[: -len(".submitted")] for f in in_folder(folder) if f.startswith(stem + "-a") and f.endswith(".submitted")
-    }
-    return sorted(names | {stem + "-a1"})
+    return sorted({*named_files(stem, folder, ".submitted"), stem + "-a1"})
 
 
 def limits(request: Json, env: Json) -> Json:

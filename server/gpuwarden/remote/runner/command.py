@@ -6,13 +6,18 @@ import os
 import signal
 from typing import Any, Mapping
 
-from gpuwarden.remote.runner.files import write_all
+from gpuwarden.remote.runner.files import read_small, write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
 from gpuwarden.remote.runner.protocol import Json
 
 RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and the exit code of a wrapper whose child received SIGTERM
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+CHANGED_FILE = 94
+"""The exit code of a job that was not started, because a file was changed after the submission."""
+MOST_FILE = 64 << 20
 
 
 class Reason:
@@ -45,6 +50,22 @@ def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) 
     if spec.get("timeout_s"):
         ours["GPUWARDEN_DEADLINE"] = "%.0f" % (status["started_at"] + spec["timeout_s"])
     return {**os.environ, **(spec.get("env") or {}), **secrets, **ours}
+
+
+def changed_file(folder: str, spec: Json) -> str:
+    """Return the name of a file in the run folder that no longer has its digest in the spec; "" if there is none.
+
+    A job can change its own files, and other jobs of the user can too. Its order is not checked.
+    """
+    import hashlib
+
+    for name, digest in (spec.get("files") or {}).items():
+        try:
+            if hashlib.sha256(read_small(f"{folder}/{name}", MOST_FILE)).hexdigest() != digest:
+                return str(name)
+        except OSError:
+            return str(name)
+    return ""
 
 
 def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:

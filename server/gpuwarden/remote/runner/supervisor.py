@@ -8,7 +8,18 @@ import signal
 import time
 from typing import Any, Callable
 
-from gpuwarden.remote.runner.command import OF_INTENT, Reason, ended, environment, exited, meaning, remain, spawn
+from gpuwarden.remote.runner.command import (
+    CHANGED_FILE,
+    OF_INTENT,
+    Reason,
+    changed_file,
+    ended,
+    environment,
+    exited,
+    meaning,
+    remain,
+    spawn,
+)
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
 from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_keeper, take_keys
@@ -106,6 +117,10 @@ class Supervisor:
         """Start the command. If that fails, write the error to the status and return False."""
         import subprocess
 
+        if changed := changed_file(self.folder, self.spec):
+            why = f"{changed} was changed or removed after the submission, so the command was not started"
+            self.status.update(exit_code=CHANGED_FILE, why=why)
+            return False
         reader, writer = os.pipe()
         try:
             env = environment(self.folder, self.spec, self.secrets, self.status)

@@ -6,8 +6,9 @@ import math
 import re
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from gpuwarden.core.engine import Image, engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, Resources
 from gpuwarden.core.sanitize import line
@@ -163,22 +164,17 @@ class SkyOptions(Frozen):
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
-    instance_type: str | None = Field(default=None, max_length=100)
+    instance_type: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$")
     cpus: str | None = Field(default=None, pattern=r"^\d{1,4}\+?$")
     memory: str | None = Field(default=None, pattern=r"^\d{1,5}\+?$")
-    image: str | None = Field(default=None, max_length=300)
+    image: Image | None = None
     managed: bool = False
     """True if SkyPilot's jobs controller rents the machine and replaces it after a preemption: `sky-jobs/INFRA`."""
 
 
 def read_options(options: dict[str, Any]) -> SkyOptions:
     """Return a job's options. Raises BadRequest for an unknown or invalid option."""
-    try:
-        return SkyOptions.model_validate(options)
-    except ValidationError as error:
-        at = ", ".join(line(".".join(map(str, e["loc"])), 60) for e in error.errors())
-        known = ", ".join(SkyOptions.model_fields)
-        raise BadRequest(f"invalid options for SkyPilot: {at}", f"The options are {known}.") from error
+    return engine_options(SkyOptions, options, "SkyPilot")
 
 
 def cluster_name(token: str) -> str:
