@@ -359,6 +359,19 @@ async def test_a_job_without_posted_points_shows_what_its_runner_keeps(tmp_path:
     assert curve["x"][0] == 0 and curve["x"][-1] == 120 and not curve["odd"]
 
 
+async def test_the_lists_of_jobs_and_of_costs_can_be_followed(world: World) -> None:
+    async with reader(world) as http:
+        for path, live in (("/jobs?platform=runpod", "/jobs.json?"), ("/money?days=7", "/money.json?days=7")):
+            tags = Read((await http.get(path)).text).tags
+            address = next(attrs["data-live"] or "" for tag, attrs in tags if tag == "body")
+            assert address.startswith(live)
+            lists = (await http.get(address)).json()["lists"]
+            keys = {row["key"] for rows in lists.values() for row in rows}
+            assert keys and keys <= {attrs.get("data-key") for _, attrs in tags}
+        for wrong in ("/jobs.json?state=refused", "/jobs.events?state=refused", "/money.json?days=0"):
+            assert (await http.get(wrong)).status_code == 422
+
+
 @pytest.mark.prove
 async def test_ten_thousand_jobs_come_a_page_at_a_time(tmp_path: Path) -> None:
     house = House(tmp_path / "house", "vastai")

@@ -331,7 +331,7 @@ async def test_a_page_follows_one_stream_which_ends_when_nobody_sees_it(tmp_path
             )
             await window.server.holds(streams)
         await window.settle()
-        await window.go("/money")
+        await window.go("/platforms")
         await window.server.holds(0)
         assert not window.wrong, window.wrong
 
@@ -361,3 +361,22 @@ async def test_a_job_that_ends_is_seen_to_end(tmp_path: Path) -> None:
         world.run("jend", 10, 10, state=Job.SUCCEEDED, why="the command ended with exit code 0", exit_code=0)
         await window.page.wait_for_selector("[data-state-of][data-state=succeeded]", timeout=120_000)
         await window.page.wait_for_selector("code:text('gpuwarden pull jend')", timeout=120_000)
+
+
+async def test_the_lists_of_jobs_and_of_costs_follow_what_happens(tmp_path: Path) -> None:
+    world = busy_world(tmp_path / "home")
+    async with opened(world) as window:
+        await window.go("/jobs?platform=runpod")
+        await window.page.evaluate("window.rows = [...document.querySelectorAll('li[data-key]')]")
+        world.rent("jnew", "just-begun", hours=0.01)
+        await window.page.wait_for_selector("li[data-key=jnew]", timeout=120_000)
+        assert await window.page.evaluate("window.rows.every((row) => row.isConnected)"), "the others stayed"
+        await window.go("/money?days=7")
+        total = await window.page.inner_text("[data-text=total]")
+        heights = "[...document.querySelectorAll('[data-column]')].map((one) => one.getAttribute('height'))"
+        before = await window.page.evaluate(heights)
+        world.rent("jdear", "an-expensive-hour", hours=3.0)
+        await window.page.wait_for_selector("[data-list=job] li[data-key=jdear]", timeout=120_000)
+        assert await window.page.inner_text("[data-text=total]") != total
+        assert len(before) == 7 and await window.page.evaluate(heights) != before
+        assert not window.wrong, window.wrong

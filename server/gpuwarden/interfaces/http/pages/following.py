@@ -95,13 +95,14 @@ class Following:
         who = principal_of(request).id
         if self._full(who):
             raise NoCapacity("too many pages are open", "Close some of them, then reload.")
-        return StreamingResponse(self.lines(request.url.path, who, make), media_type="text/event-stream")
+        name = f"{request.url.path}?{request.url.query}"
+        return StreamingResponse(self.lines(name, who, make), media_type="text/event-stream")
 
-    async def lines(self, path: str, who: str, make: Callable[[], Awaitable[View]]) -> AsyncIterator[str]:
+    async def lines(self, name: str, who: str, make: Callable[[], Awaitable[View]]) -> AsyncIterator[str]:
         """Yield each new view as a server-sent event. JSON escapes line breaks, so text can't start another event."""
         if self._full(who):  # other streams may have been admitted in the meantime
             return
-        with self._reading(path, who, make) as board:
+        with self._reading(name, who, make) as board:
             yield "retry: 2000\n\n"
             sent = 0
             while True:
@@ -116,8 +117,8 @@ class Following:
         return self._readers[who] >= MAX_EACH or self._readers.total() >= MAX_STREAMS
 
     @contextmanager
-    def _reading(self, path: str, who: str, make: Callable[[], Awaitable[View]]) -> Iterator[Board]:
-        board = self._boards.setdefault(path, Board(make))
+    def _reading(self, name: str, who: str, make: Callable[[], Awaitable[View]]) -> Iterator[Board]:
+        board = self._boards.setdefault(name, Board(make))
         board.readers += 1
         self._readers[who] += 1
         self._wanted.set()
@@ -126,7 +127,7 @@ class Following:
         finally:
             board.readers -= 1
             if not board.readers:
-                self._boards.pop(path, None)
+                self._boards.pop(name, None)
             self._readers[who] -= 1
             self._readers += Counter()  # removes the entries without streams
 

@@ -31,17 +31,23 @@ def money_view(ctx: Context, days: int) -> View:
     }
     unknown = sum(row.unknown for row in by["job"].rows)
     jobs = sorted(by["job"].rows, key=lambda row: row.usd, reverse=True)
+    columns = _columns(by["day"], since, days)
     return {
         "days": days,
         "spans": SPANS,
         "texts": {
             "total": usd(by["day"].total_usd),
-            "since": local(since, "%Y-%m-%d"),
+            "first": local(since, "%Y-%m-%d"),
+            "last": local(ctx.clock.now(), "%Y-%m-%d"),
             "unknown": f"the cost of {counted(unknown, 'job')} is unknown and not included" if unknown else "",
             "more": f"and {len(jobs) - JOBS:,} more" if len(jobs) > JOBS else "",
         },
-        "chart": _columns(by["day"], since, days),
+        "chart": [
+            {"title": f"{row['key']} {row['cost']}", "y": f"{100 - float(row['height']):.2f}", "height": row["height"]}
+            for row in columns
+        ],
         "lists": {
+            "day": [{"key": row["key"], "cost": row["cost"]} for row in reversed(columns)],
             "platform": _bars(by["platform"].rows),
             "project": _bars(by["project"].rows),
             "person": _bars(by["person"].rows),
@@ -84,9 +90,8 @@ def _columns(costs: CostsReply, since: float, days: int) -> list[Row]:
     return [
         {
             "key": name,
-            "x": f"{n}",
             "height": f"{100 * spent[name].usd / most:.2f}" if name in spent else "0",
             "cost": usd(spent[name].usd) if name in spent else usd(0.0),
         }
-        for n, name in enumerate(names)
+        for name in names
     ]

@@ -60,12 +60,16 @@ def reading_routes(serving: Serving) -> list[BaseRoute]:
         "/now.json": pages.now_json,
         "/now.events": pages.now_events,
         "/jobs": pages.jobs,
+        "/jobs.json": pages.jobs_json,
+        "/jobs.events": pages.jobs_events,
         "/jobs/{job_id}.json": pages.job_json,
         "/jobs/{job_id}.events": pages.job_events,
         "/jobs/{job_id}/curve.json": pages.curve,
         "/jobs/{job_id}/log.json": pages.log,
         "/jobs/{job_id}": pages.job,
         "/money": pages.money,
+        "/money.json": pages.money_json,
+        "/money.events": pages.money_events,
         "/platforms": pages.platforms,
         "/knowledge": pages.knowledge,
         "/knowledge/{key}": pages.entry,
@@ -107,6 +111,41 @@ def _number(request: Request, name: str) -> float | None:
     return value
 
 
+def _days(request: Request) -> int:
+    """Return the period of the page Money. Raises BadRequest."""
+    asked = _number(request, "days")
+    days = SPANS[1] if asked is None else int(asked)
+    if not 1 <= days <= 366:
+        raise BadRequest("days is out of range", "Choose a number from 1 to 366.")
+    return days
+
+
+def _filters(request: Request) -> dict[str, str]:
+    """Return the filters of the list of jobs, and the job after which it starts. Raises BadRequest."""
+    asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
+    if asked["state"] and asked["state"] not in STATES:
+        raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
+    return asked
+
+
+class Reused:
+    """A view that is reused for `SHARE` times as long as it took to build, because many windows may request it."""
+
+    def __init__(self, make: Callable[[], Awaitable[View]]) -> None:
+        self._make = make
+        self._last: View = {}
+        self._until = 0.0
+
+    async def __call__(self) -> View:
+        """Return the view."""
+        begun = time.perf_counter()
+        if begun >= self._until:
+            self._last = await self._make()
+            done = time.perf_counter()
+            self._until = done + SHARE * (done - begun)
+        return self._last
+
+
 class Pages:
     """One server's pages. Machines are polled in the background while a page is open."""
 
@@ -115,8 +154,8 @@ class Pages:
         self.looks = Looks(ctx)
         self.curves = Curves(self.looks)
         self.following = Following(ctx)
-        self._last: View = {}
-        self._until = 0.0
+        self._now = Reused(self._look_now)
+        self._money: dict[int, Reused] = {}
 
     async def now(self, _request: Request) -> Response:
         """GET /: running jobs, open approvals and billing."""
@@ -129,18 +168,6 @@ class Pages:
     async def now_events(self, request: Request) -> Response:
         """GET the view of the start page as a stream of updates."""
         return self.following.stream(request, self._now)
-
-    async def _now(self) -> View:
-        """Return the view of the start page.
-
-        A view that is slow to build is reused for a while, because many windows may request it.
-        """
-        begun = time.perf_counter()
-        if begun >= self._until:
-            self._last = await self._look_now()
-            done = time.perf_counter()
-            self._until = done + SHARE * (done - begun)
-        return self._last
 
     async def _look_now(self) -> View:
         everything = self.looks.everything
@@ -155,9 +182,28 @@ class Pages:
 
     async def jobs(self, request: Request) -> Response:
         """GET /jobs: all jobs, one page at a time."""
-        asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
-        if asked["state"] and asked["state"] not in STATES:
-            raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
+        asked = _filters(request)
+        view = self._jobs(asked)
+        kept = {name: value for name, value in asked.items() if value and name != "after"}
+        older = f"/jobs?{urlencode({**kept, 'after': view['after']})}" if view["after"] else ""
+        first = f"/jobs?{urlencode(kept)}"
+        live = f"/jobs.json?{urlencode(asked)}"
+        return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first, live=live)
+
+    async def jobs_json(self, request: Request) -> Response:
+        """GET the view of the list of jobs as JSON."""
+        return JSONResponse(self._jobs(_filters(request)))
+
+    async def jobs_events(self, request: Request) -> Response:
+        """GET the view of the list of jobs as a stream of updates."""
+        asked = _filters(request)
+
+        async def make() -> View:
+            return self._jobs(asked)
+
+        return self.following.stream(request, make)
+
+    def _jobs(self, asked: dict[str, str]) -> View:
         found = job_page(
             self.ctx,
             states=(Job(asked["state"]),) if asked["state"] else (),
@@ -166,11 +212,7 @@ class Pages:
             limit=PAGE,
             after=asked["after"],
         )
-        view = clean(self.ctx, jobs_view(results.jobs_of(found)))
-        kept = {name: value for name, value in asked.items() if value and name != "after"}
-        older = f"/jobs?{urlencode({**kept, 'after': view['after']})}" if view["after"] else ""
-        first = f"/jobs?{urlencode(kept)}"
-        return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first)
+        return clean(self.ctx, jobs_view(results.jobs_of(found)))
 
     async def job(self, request: Request) -> Response:
         """GET /jobs/ID: one job, and other runs whose curves can be compared with it."""
@@ -236,11 +278,21 @@ class Pages:
 
     async def money(self, request: Request) -> Response:
         """GET /money: machine costs."""
-        asked = _number(request, "days")
-        days = SPANS[1] if asked is None else int(asked)
-        if not 1 <= days <= 366:
-            raise BadRequest("days is out of range", "Choose a number from 1 to 366.")
-        return page("money.html", clean(self.ctx, money_view(self.ctx, days)), here="Money")
+        return page("money.html", await self._costs(_days(request))(), here="Money")
+
+    async def money_json(self, request: Request) -> Response:
+        """GET the view of machine costs as JSON."""
+        return JSONResponse(await self._costs(_days(request))())
+
+    async def money_events(self, request: Request) -> Response:
+        """GET the view of machine costs as a stream of updates."""
+        return self.following.stream(request, self._costs(_days(request)))
+
+    def _costs(self, days: int) -> Reused:
+        async def make() -> View:
+            return clean(self.ctx, money_view(self.ctx, days))
+
+        return self._money.setdefault(days, Reused(make))
 
     async def platforms(self, _request: Request) -> Response:
         """GET /platforms: which storage persists on each platform, and the platforms' deadlines."""

@@ -37,7 +37,7 @@ function follow() {
 }
 
 function open() {
-  const opened = new EventSource(address.replace(/\.json$/, ".events"));
+  const opened = new EventSource(address.replace(/\.json(?=$|\?)/, ".events"));
   stream = opened;
   opened.addEventListener("view", (event) => { if (stream === opened) received(JSON.parse(event.data)); });
   opened.addEventListener("error", () => {

@@ -79,6 +79,12 @@ export function apply(view) {
     const steps = view.lines?.[path.dataset.drawn];
     if (steps !== undefined) trace(path, steps);
   }
+  for (const [n, column] of [...document.querySelectorAll("[data-column]")].entries()) {
+    const day = view.chart?.[n];
+    if (!day) continue;
+    for (const name of ["y", "height"]) if (column.getAttribute(name) !== day[name]) column.setAttribute(name, day[name]);
+    write(column.firstElementChild, day.title);
+  }
   for (const [name, rows] of Object.entries(view.lists ?? {})) {
     const list = document.querySelector(`[data-list="${name}"]`);
     if (list) {
