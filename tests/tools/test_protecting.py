@@ -1,6 +1,8 @@
-"""A renamed module keeps its protection: `.ci/run` runs its proofs and never runs a failed one again."""
+"""What the whole suite keeps: a renamed module its protection in `.ci/run`, and every test its distance from clocks."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -17,3 +19,10 @@ def test_every_name_among_those_that_protect_matches_a_test(pytestconfig: pytest
     assert [start for start, _, _ in named if not any(module.startswith(start) for module in modules)] == []
     tests = {file: (TESTS / file).read_text("utf-8") for file, _, test in named if test}
     assert [test for file, _, test in named if test and f"def {test}" not in tests[file]] == []
+
+
+def test_no_test_reads_a_running_clock() -> None:
+    clocks = re.compile(r"perf_" r"counter|process_" r"time|time\.time\(\)|mono" r"tonic\(")
+    allowed = (TESTS / "kits/waiting.py", TESTS / "corpus")
+    found = [path for path in TESTS.rglob("*.py") if clocks.search(path.read_text("utf-8", "replace"))]
+    assert [path for path in found if not any(path.is_relative_to(one) for one in allowed)] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +25,7 @@ from gpuwarden.core.policy import Http
 from gpuwarden.lifecycle.context import Context
 from http_kit import JSON, bearer, call, client, listening, opened, serving, transport
 from talk_kit import ERAS, TOOLS
+from waiting import real_time
 
 pytestmark = pytest.mark.anyio
 METADATA = "/.well-known/oauth-protected-resource/mcp"
@@ -56,7 +56,7 @@ class Issuer(ThreadingHTTPServer):
     def token(self, *, kid: str = "one", headers: dict[str, Any] | None = None, **changes: Any) -> str:
         """Return a token, with some claims changed; None removes a claim."""
         claims = {"iss": self.address, "aud": RESOURCE, "sub": "alice", "client_id": "laptop", "scope": "read openid",
-                  "iat": int(time.time()), "exp": int(time.time()) + 600} | changes  # fmt: skip
+                  "iat": int(real_time()), "exp": int(real_time()) + 600} | changes  # fmt: skip
         kept = {name: value for name, value in claims.items() if value is not None}
         return jwt.encode(kept, self.keys[kid], "RS256", headers={"kid": kid} if headers is None else headers)
 
@@ -252,7 +252,7 @@ async def test_a_session_ends_when_its_token_expires(
         assert parts.issuer is not None
         found = await parts.issuer.principal(Connection(issuer.token()))  # type: ignore[arg-type]
         assert found is not None and parts.issuer.valid_ids() == {found.id}
-        monkeypatch.setattr(ctx.clock, "now", lambda: time.time() + 700)
+        monkeypatch.setattr(ctx.clock, "now", lambda: real_time() + 700)
         assert parts.issuer.valid_ids() == frozenset()
 
 
