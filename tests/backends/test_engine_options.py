@@ -8,6 +8,7 @@ import pytest
 
 from gpuwarden.backends import _slurm_options
 from gpuwarden.backends.base import load_backend
+from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import JobSpec
@@ -43,13 +44,20 @@ def test_the_names_of_registries_and_clouds_are_accepted(platform: str, image: s
     assert settled(platform, image=image).options["image"] == image
 
 
+def test_the_images_of_azure_and_oracle_are_accepted() -> None:
+    for image in ("/CommunityGalleries/AzureHPC/Images/ubuntu-hpc", "ocid1.image.oc1.iad.a|ubuntu"):
+        assert settled("sky/azure", image=image).options["image"] == image
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_instance_type_of_skypilot_is_one_plain_name(name: str) -> None:
     with pytest.raises(BadRequest, match=r"options\.instance_type"):
         settled("sky/gcp", instance_type=name)
 
 
-@pytest.mark.parametrize("name", ["1x_A100-80GB_SECURE", "4CPU--16GB--A100:1", "gpu_1x_a100", "1x-RTX_4090-32-65536"])
+@pytest.mark.parametrize(
+    "name", ["1x_A100-80GB_SECURE", "4CPU--16GB--A100:1", "VM.Standard.E4.Flex$_4_16", "1x-RTX_4090-32-65536"]
+)
 def test_the_instance_types_of_skypilots_clouds_are_accepted(name: str) -> None:
     assert settled("sky/gcp", instance_type=name).options["instance_type"] == name
 
@@ -58,7 +66,7 @@ def test_the_instance_types_of_skypilots_clouds_are_accepted(name: str) -> None:
 @pytest.mark.attack("spending", "requests a license from Slurm under the name of a GPU")
 def test_a_gpu_type_of_slurm_requests_nothing_else(gpu: str) -> None:
     with pytest.raises(BadRequest):
-        _slurm_options.arguments(JobSpec(platform="slurm/x", command=("true",), gpu=gpu))
+        SlurmBackend(SystemClock()).settle(JobSpec(platform="slurm/x", command=("true",), gpu=gpu))
 
 
 @pytest.mark.parametrize("gpu", ["a100", "A100-SXM4-80GB", "nvidia_a100", "3090", "any"])

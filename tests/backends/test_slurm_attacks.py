@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.backends._slurm_rows import queue_rows
+from gpuwarden.backends._slurm_rows import accounting_rows, queue_rows
 from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Known, Place, Unknown
@@ -137,6 +137,56 @@ def test_a_job_cant_hide_anothers_array(played: Played, forged: dict[str, Any]) 
     folders = {"gw-k1": str(task), "gw-j1": str(played.run_dir)}  # the forger comes last
     found = slurm_agent.jobs({"folders": folders}, slurm_agent.environment(played.env))
     assert [row["name"] for row in found["queue"]["rows"]] == ["gw-k1-a1"]
+
+
+@pytest.mark.parametrize(
+    "folder", ["/tmp/a\u2028b", "/tmp/a\x0bb", "/tmp/a\x85b", "/tmp/a\nb", "/tmp/a\nx|gw-j1-a1|", "/a|b"]
+)
+@pytest.mark.attack("ending", "starts a job in a folder whose name breaks the lines of the accounting")
+def test_a_job_cant_blind_the_accounting_with_a_folder(played: Played, folder: str) -> None:
+    other = played.run_dir.parent / "gw-j2"
+    other.mkdir()
+    rest = "COMPLETED|0:0|1700000000|1700000001|1700000002|1|p|x|n"
+    lines = [f"8|gw-j2-a1|{rest}|{other}", f"9|gw-j1-a1|{rest}|{folder}"]
+    (played.run_dir.parent / "lines").write_text("\n".join([*lines, ""]))
+    played.play("squeue", """echo '{"jobs": []}'""")
+    played.play("sacct", f"cat {played.run_dir.parent}/lines")
+    folders = {"gw-j1": str(played.run_dir), "gw-j2": str(other)}
+    found = slurm_agent.jobs({"folders": folders}, slurm_agent.environment(played.env))
+    assert [row.stem for row in accounting_rows(found["accounting"]["out"], folders)] == ["gw-j2"]
+
+
+@pytest.mark.parametrize("name", ["a|b|c|d|e|f|g|h|i-j", "a\u2028b", "a\nb", "x|x|x|x|x|x|x|x|x|x|x|1-2-x"])
+@pytest.mark.attack("ending", "starts a job under a name that breaks the list of a Slurm without JSON")
+def test_a_name_cant_blind_the_list_as_text(played: Played, name: str) -> None:
+    row = f"7|7|N/A|gw-j1-a1|RUNNING|None|p|n|1|2|3|1:00|{slurm_agent.getpass_user()}|{played.run_dir}"
+    lines = played.run_dir.parent / "lines"
+    lines.write_text(f"8|8|N/A|{name}|RUNNING|None|p|n|1|2|3|1:00|me|/tmp\n{row}\n")
+    played.play("squeue", f'case "$1" in --json) exit 1;; *) cat {lines};; esac')
+    found = slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))
+    assert [row.id for row in queue_rows(found["queue"])] == [7]
+
+
+@pytest.mark.parametrize("folder", [{"set": True}, ["/x"], 7])
+def test_a_folder_of_another_type_is_another_job(played: Played, folder: object) -> None:
+    rows = [played.row, {**played.row, "job_id": 8, "current_working_directory": folder}]
+    played.play("squeue", f"echo '{json.dumps({'jobs': rows})}'")
+    found = slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))
+    assert [row["job_id"] for row in found["queue"]["rows"]] == [7]
+
+
+@pytest.mark.attack("ending", "names thousands of arrays, so that looking for its tasks takes minutes")
+def test_a_job_is_looked_up_in_its_last_arrays_only(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(1, 300):
+        forged = {"folder": f"{played.run_dir}{'/.' * n}", "name": "gw-all-a1"}
+        (played.run_dir / f"gw-j1-a{n}.array").write_text(json.dumps(forged))
+    opened: list[str] = []
+    read_end = slurm_agent.read_end
+    monkeypatch.setattr(slurm_agent, "read_end", lambda path, most: opened.append(path) or read_end(path, most))
+    assert slurm_agent.tasks_of({"gw-j1": str(played.run_dir)}) == {}
+    assert sorted({Path(path).name for path in opened if path.endswith(".array")}) == [
+        f"gw-j1-a{n}.array" for n in range(295, 300)
+    ]
 
 
 def test_the_table_of_an_array_is_read_once(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +313,7 @@ def test_each_task_gets_the_row_that_is_about_it(states: dict[int, str], objects
         unset: Any = {"set": False, "infinite": False, "number": 0} if objects else None
         rows.append({"name": "gw-r-a1", "array_job_id": 12, "array_task_id": unset, "array_task_string": text,
                      "job_state": "PENDING"})  # fmt: skip
-    found = [row for each in rows for row in slurm_agent.split(each, tasks)]
+    found = [row for each in rows for row in slurm_agent.split(each, tasks, slurm_agent.by_array(tasks))]
     assert {row["name"]: row["job_state"] for row in found} == {f"gw-j{n}-a1": state for n, state in states.items()}
     assert {row["task"] for row in found} == {f"12_{n}" for n in states}
     assert {row["current_working_directory"] for row in found} == {f"/j{n}" for n in states}

@@ -103,7 +103,7 @@ def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
     `folders` contains the run folder of each job. The folder must match, because other jobs may have the same name.
     """
     rows = []
-    for text_line in filter(None, text.splitlines()):
+    for text_line in filter(None, text.split("\n")):
         fields = text_line.split("|", 11)
         if len(fields) != 12:
             raise BadReply(f"sacct printed a line with {len(fields)} fields", "The list was ignored; try again.")

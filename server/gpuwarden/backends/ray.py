@@ -178,10 +178,10 @@ class RayBackend(EngineBackend):
         """
         handle, stem = await self.handle_of(place, token), launch.run_name(token)
         await self._allow(address(place)[0], handle.run_dir)
-        if not spec.artifact_store:
-            _check_outputs(spec, self._files.run_root(place))
         if _has(await self._rows([handle]), stem, attempt):
             return handle
+        if not spec.artifact_store:
+            _check_outputs(spec, self._files.run_root(place))
         handle, ready = await self._files.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}
         await self.put_file(handle, f"order.{attempt}.json", json.dumps(order).encode())
@@ -269,8 +269,9 @@ def _check_outputs(spec: JobSpec, shared: str) -> None:
 
     The folder may not exist yet, so links are not resolved.
     """
+    tops = tuple(f"{top.rstrip('/')}/" for top in (shared, os.path.realpath(shared)))
     for output in spec.outputs:
-        if output.startswith("/") and not os.path.normpath(output).startswith(f"{shared.rstrip('/')}/"):
+        if output.startswith("/") and not os.path.normpath(output).startswith(tops):
             raise BadRequest(
                 f"the output {line(output, 100)} is not on the cluster's shared path {line(shared, 100)}",
                 "Write into the working folder, or below the shared path.",

@@ -13,7 +13,6 @@ of its tasks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -118,7 +117,7 @@ class SlurmBackend(EngineBackend):
 
     def settle(self, spec: JobSpec) -> JobSpec:
         """Return the spec unchanged. Raises BadRequest for an option that Slurm does not support."""
-        options.read_options(spec)
+        options.asked_of(spec)
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
@@ -164,7 +163,7 @@ class SlurmBackend(EngineBackend):
         """Submit the attempt, or adopt the job with its name. Secrets are passed in `sbatch`'s environment."""
         near = self.files(place)
         handle, ready = await near.stage(spec, place, token, inputs)
-        order = {"spec": ready.spec, "token": token, "attempt": attempt}
+        order = _order(ready, spec, token, attempt)
         await near.put_file(handle, f"order.{attempt}.json", json.dumps(order).encode())
         for name, content in options.node_files(spec).items():
             await near.put_file(handle, name, content)
@@ -193,13 +192,13 @@ class SlurmBackend(EngineBackend):
             handle, ready = await near.prepare(task.spec, home.place, task.token)
             if task.inputs:
                 await near.bring(handle, task.inputs)
-            order = {"spec": ready.spec, "token": task.token, "attempt": task.attempt}
+            order = _order(ready, task.spec, task.token, task.attempt)
             files = {
                 **ready.files,
                 **options.node_files(task.spec),
                 f"order.{task.attempt}.json": json.dumps(order).encode(),
             }
-            named = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            named = launch.digests(files)
             pool |= {named[n]: b64encode(files[n]).decode() for n in files if named[n] not in pool}
             name, runner = f"{launch.run_name(task.token)}-a{task.attempt}", ready.runner
             rows.append((handle, {"name": name, "folder": handle.run_dir, "index": index, "files": named}))
@@ -331,6 +330,12 @@ class SlurmBackend(EngineBackend):
                 f"Slurm's commands failed: {error}", "The request may have been carried out; try again."
             ) from error
         return output
+
+
+def _order(ready: launch.Launch, spec: JobSpec, token: str, attempt: int) -> dict[str, Any]:
+    """Return the content of an attempt's order file."""
+    files = {**ready.spec["files"], **launch.digests(options.node_files(spec))}
+    return {"spec": {**ready.spec, "files": files}, "token": token, "attempt": attempt}
 
 
 TOO_OLD: Final = "Check that slurmctld is up. `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."

@@ -127,10 +127,15 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             **place.mapping,
             **({"self_stop": place.self_stop_order.order} if place.self_stop_order else {}),
             "archive": pyz,
-            "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != runner},
+            "files": digests({name: data for name, data in files.items() if name not in (runner, pyz)}),
             **({"keep": vars(StoreAddress.parse(spec.artifact_store)), **marked(place)} if spec.artifact_store else {}),
         },
     )
+
+
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of each file, which the runner compares before each start."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:

@@ -87,6 +87,11 @@ def test_a_day_may_have_23_hours_or_25(house: House, zone: str, day: str) -> Non
     assert round(total(mine), 6) == 48.0 and len({c.day for c in mine}) == len(mine)
     assert mine[0].day == day and 23 <= round(mine[0].usd or 0, 6) <= 25
     assert month_start(begun) <= day_start(begun) == begun
+    for hour in range(23):
+        assert day_start(begun + hour * HOUR) == begun, "also after the clocks were changed"
+    for before in range(1, 40):
+        earlier = datetime.fromisoformat(f"{day}T00:00") - timedelta(days=before)
+        assert day_start(begun + HOUR / 2, before) == earlier.astimezone().timestamp()
 
 
 def test_an_unknown_cost_is_counted_and_never_zero(house: House, run: Cli) -> None:

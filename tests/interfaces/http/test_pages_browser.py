@@ -366,7 +366,7 @@ async def test_a_job_that_ends_is_seen_to_end(tmp_path: Path) -> None:
 async def test_the_lists_of_jobs_and_of_costs_follow_what_happens(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
-        await window.go("/jobs?platform=runpod")
+        await window.go("/jobs?state=running")
         await window.page.evaluate("window.rows = [...document.querySelectorAll('li[data-key]')]")
         world.rent("jnew", "just-begun", hours=0.01)
         await window.page.wait_for_selector("li[data-key=jnew]", timeout=120_000)
@@ -376,7 +376,7 @@ async def test_the_lists_of_jobs_and_of_costs_follow_what_happens(tmp_path: Path
         heights = "[...document.querySelectorAll('[data-column]')].map((one) => one.getAttribute('height'))"
         before = await window.page.evaluate(heights)
         world.rent("jdear", "an-expensive-hour", hours=3.0)
-        await window.page.wait_for_selector("[data-list=job] li[data-key=jdear]", timeout=120_000)
+        await window.page.wait_for_selector("[data-list=job] a[href='/jobs/jdear']", timeout=120_000)
         assert await window.page.inner_text("[data-text=total]") != total
         assert len(before) == 7 and await window.page.evaluate(heights) != before
         assert not window.wrong, window.wrong

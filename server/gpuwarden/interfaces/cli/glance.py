@@ -66,7 +66,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.spending import charges, day_start
 
     ctx = open_context()
-    since = day_start(ctx.clock.now() - (days - 1) * 86_400)
+    since = day_start(ctx.clock.now(), days - 1)
     reply = warned(results.costs_of(charges(ctx, since), since, by, ctx.policy.team), ctx)
     if as_csv and not as_json:
         from gpuwarden.interfaces.cli.screen import costs_csv

@@ -63,9 +63,10 @@ def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 
-def day_start(at: float) -> float:
-    """Return the start of the local day that contains a time."""
-    return datetime.fromtimestamp(at).astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+def day_start(at: float, days_before: int = 0) -> float:
+    """Return the start of the local day that contains a time, or of an earlier day. Days may have 23 or 25 hours."""
+    day = datetime.fromtimestamp(at).astimezone().date() - timedelta(days=days_before)
+    return datetime(day.year, day.month, day.day).astimezone().timestamp()
 
 
 def month_start(at: float) -> float:

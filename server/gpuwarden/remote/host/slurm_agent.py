@@ -23,12 +23,13 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 QUESTION_S = 40.0
 MAX_LIST = 512 << 20
 MAX_TABLE = 64 << 20
 MAX_NAMES = 2_000  # maximum number of job names in one argument
+MAX_ARRAYS = 5  # maximum number of arrays, the newest, in which a job is looked up
 MAX_TASKS = 4_000_001  # Slurm's own limit for one array
 KEPT = (
     "job_id", "name", "comment", "job_state", "state_reason", "partition", "nodes", "restart_cnt", "submit_time",
@@ -86,9 +87,9 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
     done = run(["squeue", "--json", "--me", "--states=all"], env)
     if done["rc"] not in (0, None):
         plain = run(["squeue", "-h", "-r", "--me", "--states=all", "-o", TEXT], env)
-        lines = [line.split("|", len(TEXT_KEYS) - 1) for line in plain["out"].splitlines() if line.strip()]
-        if plain["rc"] == 0 and all(len(fields) == len(TEXT_KEYS) for fields in lines):
-            found = [dict(zip(TEXT_KEYS, fields)) for fields in lines]
+        lines = [line.split("|", len(TEXT_KEYS) - 1) for line in plain["out"].split("\n")]
+        if plain["rc"] == 0:  # a shorter line is part of a job's name
+            found = [dict(zip(TEXT_KEYS, fields)) for fields in lines if len(fields) == len(TEXT_KEYS)]
             done = {"rc": 0, "out": json.dumps({"jobs": [spelled(job) for job in found]}), "err": ""}
     try:
         answer = json.loads(done["out"]) if done["rc"] == 0 else None
@@ -104,9 +105,9 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
         of_arrays.setdefault(task["stem"], set()).add(task["folder"])
     own = {stem: {folder} for stem, folder in folders.items()}
     rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, own, mine)]
-    shared = [job for job in jobs if ours(job, of_arrays, mine)]
+    shared, arrays = [job for job in jobs if ours(job, of_arrays, mine)], by_array(tasks)
     try:
-        rows += [row for job in shared for row in split(job, tasks)]
+        rows += [row for job in shared for row in split(job, tasks, arrays)]
     except ValueError as error:
         return {"rows": None, "rc": 0, "err": str(error)}
     return {"rows": rows, "rc": 0, "err": "", "meta": answer.get("meta"), "tasks": tasks}
@@ -119,7 +120,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
     """
     found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
     for stem, folder in folders.items():
-        for name in named_files(stem, folder, ".array"):
+        for name in named_files(stem, folder, ".array")[-MAX_ARRAYS:]:
             array = read_json("{}/{}.array".format(folder, name)) or {}
             there, home = str(array.get("name")), str(array.get("folder"))
             if not NAME.fullmatch(there):
@@ -133,21 +134,31 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
     return found
 
 
-def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
+def by_array(tasks: Dict[str, Json]) -> Dict[Tuple[str, str], Dict[int, str]]:
+    """Return the tasks of each array, which its name and folder identify, by their indices."""
+    found = {}  # type: Dict[Tuple[str, str], Dict[int, str]]
+    for name, task in tasks.items():
+        found.setdefault((task["name"], task["folder"]), {})[task["index"]] = name
+    return found
+
+
+def split(row: Json, tasks: Dict[str, Json], arrays: Dict[Tuple[str, str], Dict[int, str]]) -> List[Json]:
     """Split an array's row into one row per task. Slurm lists all pending tasks of an array in a single row."""
     number = row.get("array_task_id")
     while isinstance(number, dict):
         number = number.get("number") if number.get("set") is not False else None
     waiting = row.get("array_task_string")
     about = indices(str(waiting)) if waiting else indices(str(number)) if number is not None else set()
+    array = row.get("array_job_id")
+    while isinstance(array, dict):
+        array = array.get("number")
+    at = row.get("current_working_directory")
     found = []
-    for name, task in tasks.items():
-        at = row.get("current_working_directory") or task["folder"]
-        if (task["name"], task["folder"]) == (row.get("name"), at) and task["index"] in about:
-            array = row.get("array_job_id")
-            while isinstance(array, dict):
-                array = array.get("number")
-            own = {"name": name, "current_working_directory": task["at"], "task": "{}_{}".format(array, task["index"])}
+    for name, folder in arrays if not at else [(row.get("name"), at)]:
+        members = arrays.get((name, folder), {}) if name == row.get("name") else {}
+        for index in sorted(about & members.keys()):
+            task = members[index]
+            own = {"name": task, "current_working_directory": tasks[task]["at"], "task": "{}_{}".format(array, index)}
             found.append({**{key: row.get(key) for key in KEPT}, **own})
     return found
 
@@ -178,7 +189,7 @@ def ranges(numbers: List[int]) -> str:
 
 
 def named_files(stem: str, folder: str, suffix: str) -> List[str]:
-    """Return the names of a job's attempts for which its folder has a file with this suffix.
+    """Return the names of a job's attempts for which its folder has a file with this suffix, the last attempt last.
 
     The job can write to its folder, so other names are ignored.
     """
@@ -187,7 +198,7 @@ def named_files(stem: str, folder: str, suffix: str) -> List[str]:
     except OSError:
         return []
     names = [file[: -len(suffix)] for file in files if file.endswith(suffix)]
-    return [name for name in names if stem_of(name) == stem]
+    return sorted((name for name in names if stem_of(name) == stem), key=lambda name: int(name.rpartition("-a")[2]))
 
 
 def stem_of(name: object) -> str:
@@ -200,8 +211,9 @@ def spelled(job: Json) -> Json:
     """Convert a row of Slurm's text output to the JSON format, without unset values and with its limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
-    parts = [int(p) for p in rest.split(":") if p.isdigit()]
-    minutes = sum(p * f for p, f in zip(reversed(parts), (1 / 60, 1, 60))) + 1440 * int(days.rpartition("-")[2])
+    parts = [int(p) for p in rest.split(":") if p.isdecimal()]
+    days = days.rpartition("-")[2]
+    minutes = sum(p * f for p, f in zip(reversed(parts), (1 / 60, 1, 60))) + 1440 * int(days if days.isdecimal() else 0)
     return {**known, **({"time_limit": minutes} if parts else {})}
 
 
@@ -217,7 +229,8 @@ def ours(job: Json, folders: Dict[str, Set[str]], mine: str) -> bool:
     """
     there = folders.get(stem_of(job.get("name")), set())
     at = job.get("current_working_directory")
-    return bool(there) and (not at or at in there) and job.get("user_name") in (mine, None, "")
+    here = not at or (isinstance(at, str) and at in there)
+    return bool(there) and here and job.get("user_name") in (mine, None, "")
 
 
 def getpass_user() -> str:
@@ -268,19 +281,19 @@ def is_sending(stem: str, folder: str, tasks: Dict[str, Json]) -> bool:
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
     """Return the `sacct` lines with these names. A line for an array becomes one line per task in `tasks`."""
-    found = []
-    for line in text.splitlines():
-        fields = line.split("|")
-        job, of_array, index = fields[0].partition("_")
-        if fields[1:2] and fields[1] not in names:
+    found, arrays = [], by_array(tasks)
+    for line in text.split("\n"):
+        fields = line.split("|", SACCT.count(","))
+        if len(fields) <= SACCT.count(",") or fields[1] not in names:  # a shorter line is part of a job's folder
             continue
+        job, of_array, index = fields[0].partition("_")
         if not of_array:
             found.append(line)
             continue
-        for name, task in tasks.items():
-            if fields[1:2] == [task["name"]] and fields[-1] == task["folder"] and task["index"] in indices(index):
-                own = "{}_{}".format(job, task["index"])
-                found.append("|".join([own, name, *fields[2:-1], task["at"]]))
+        members = arrays.get((fields[1], fields[-1]), {})
+        for number in sorted(indices(index) & members.keys()) if members else ():
+            name = members[number]
+            found.append("|".join(["{}_{}".format(job, number), name, *fields[2:-1], tasks[name]["at"]]))
     return found
 
 

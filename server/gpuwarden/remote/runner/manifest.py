@@ -50,7 +50,8 @@ class Listing:
         if not os.path.lexists(real):
             self.missing.append(declared)
         elif not inside(real, bound) or (declared.startswith("/") and real == bound):
-            self.skip(declared, "a link that points outside its folder")
+            link = real != os.path.normpath(top)
+            self.skip(declared, "a link that points outside its folder" if link else "outside the shared folders")
         elif os.path.isdir(real):
             self.walk(self.shown(declared, real), real)
         else:

@@ -119,7 +119,7 @@ class Supervisor:
 
         if changed := changed_file(self.folder, self.spec):
             why = f"{changed} was changed or removed after the submission, so the command was not started"
-            self.status.update(exit_code=CHANGED_FILE, why=why)
+            self.status.update(exit_code=CHANGED_FILE, signal=None, why=why)
             return False
         reader, writer = os.pipe()
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gpuwarden.core.engine import Image, engine_options
+from gpuwarden.core.engine import engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, Resources
 from gpuwarden.core.sanitize import line
@@ -159,15 +159,19 @@ class Done(Frozen):
     done: bool
 
 
+_CloudName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z0-9/]([A-Za-z0-9._:/@+|-]|\$_)*$")]
+"""The name of an image or a machine type in any cloud: Azure's images begin with `/`, Oracle's types contain `$_`."""
+
+
 class SkyOptions(Frozen):
     """The options that only SkyPilot has. `region` and `zone` become the second and third parts of its `infra`."""
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
-    instance_type: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$")
+    instance_type: _CloudName | None = None
     cpus: str | None = Field(default=None, pattern=r"^\d{1,4}\+?$")
     memory: str | None = Field(default=None, pattern=r"^\d{1,5}\+?$")
-    image: Image | None = None
+    image: _CloudName | None = None
     managed: bool = False
     """True if SkyPilot's jobs controller rents the machine and replaces it after a preemption: `sky-jobs/INFRA`."""
 

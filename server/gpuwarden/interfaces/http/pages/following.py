@@ -90,13 +90,13 @@ class Following:
         self._seen = (-1, -1)
         """The ledger's last event and the metric store's version at the last check."""
 
-    def stream(self, request: Request, make: Callable[[], Awaitable[View]]) -> Response:
-        """Return the stream of the requested page. Raises NoCapacity if too many are open."""
+    def stream(self, request: Request, make: Callable[[], Awaitable[View]], part: str = "") -> Response:
+        """Return the stream of the requested page, or of a part of it. Raises NoCapacity if too many are open."""
         who = principal_of(request).id
         if self._full(who):
             raise NoCapacity("too many pages are open", "Close some of them, then reload.")
-        name = f"{request.url.path}?{request.url.query}"
-        return StreamingResponse(self.lines(name, who, make), media_type="text/event-stream")
+        lines = self.lines(f"{request.url.path}?{part}", who, make)
+        return StreamingResponse(lines, media_type="text/event-stream")
 
     async def lines(self, name: str, who: str, make: Callable[[], Awaitable[View]]) -> AsyncIterator[str]:
         """Yield each new view as a server-sent event. JSON escapes line breaks, so text can't start another event."""

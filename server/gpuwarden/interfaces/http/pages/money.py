@@ -8,7 +8,6 @@ from typing import Final
 from gpuwarden.core.money import usd
 from gpuwarden.core.plural import counted
 from gpuwarden.interfaces import results
-from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.http.pages.rendering import Row, View, shown
 from gpuwarden.interfaces.results.overview import CostReply, CostsReply
 from gpuwarden.lifecycle.context import Context
@@ -23,7 +22,7 @@ JOBS: Final = 50
 
 def money_view(ctx: Context, days: int) -> View:
     """Return the machine costs of the last `days` days. Simulated costs are shown but not added to the total."""
-    since = day_start(ctx.clock.now() - (days - 1) * 86_400)
+    since = day_start(ctx.clock.now(), days - 1)
     found = charges(ctx, since)
     by = {
         key: results.costs_of(found, since, key, ctx.policy.team)
@@ -37,8 +36,8 @@ def money_view(ctx: Context, days: int) -> View:
         "spans": SPANS,
         "texts": {
             "total": usd(by["day"].total_usd),
-            "first": local(since, "%Y-%m-%d"),
-            "last": local(ctx.clock.now(), "%Y-%m-%d"),
+            "first": columns[0]["key"],
+            "last": columns[-1]["key"],
             "unknown": f"the cost of {counted(unknown, 'job')} is unknown and not included" if unknown else "",
             "more": f"and {len(jobs) - JOBS:,} more" if len(jobs) > JOBS else "",
         },

@@ -128,6 +128,11 @@ def _filters(request: Request) -> dict[str, str]:
     return asked
 
 
+def _kept(asked: dict[str, str]) -> dict[str, str]:
+    """Return the filters that are set."""
+    return {name: value for name, value in asked.items() if value and name != "after"}
+
+
 class Reused:
     """A view that is reused for `SHARE` times as long as it took to build, because many windows may request it."""
 
@@ -183,25 +188,24 @@ class Pages:
     async def jobs(self, request: Request) -> Response:
         """GET /jobs: all jobs, one page at a time."""
         asked = _filters(request)
-        view = self._jobs(asked)
-        kept = {name: value for name, value in asked.items() if value and name != "after"}
-        older = f"/jobs?{urlencode({**kept, 'after': view['after']})}" if view["after"] else ""
-        first = f"/jobs?{urlencode(kept)}"
-        live = f"/jobs.json?{urlencode(asked)}"
-        return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first, live=live)
+        first = f"/jobs?{urlencode(_kept(asked))}"
+        # A filter on other fields than the state reads each job, which takes too long to be repeated.
+        live = f"/jobs.json?{urlencode({'state': asked['state']})}" if _kept(asked).keys() <= {"state"} else ""
+        live = "" if asked["after"] else live
+        return page("jobs.html", self._jobs(asked), here="Jobs", asked=asked, states=STATES, first=first, live=live)
 
     async def jobs_json(self, request: Request) -> Response:
         """GET the view of the list of jobs as JSON."""
         return JSONResponse(self._jobs(_filters(request)))
 
     async def jobs_events(self, request: Request) -> Response:
-        """GET the view of the list of jobs as a stream of updates."""
-        asked = _filters(request)
+        """GET the view of the newest jobs, or of those in one state, as a stream of updates."""
+        asked = {**dict.fromkeys(_filters(request), ""), "state": _filters(request)["state"]}
 
         async def make() -> View:
             return self._jobs(asked)
 
-        return self.following.stream(request, make)
+        return self.following.stream(request, make, asked["state"])
 
     def _jobs(self, asked: dict[str, str]) -> View:
         found = job_page(
@@ -212,7 +216,10 @@ class Pages:
             limit=PAGE,
             after=asked["after"],
         )
-        return clean(self.ctx, jobs_view(results.jobs_of(found)))
+        view = jobs_view(results.jobs_of(found))
+        older = f"/jobs?{urlencode({**_kept(asked), 'after': view['after']})}"
+        view["lists"]["older"] = [{"key": "older", "name": "Older jobs", "href": older}] if view["after"] else []
+        return clean(self.ctx, view)
 
     async def job(self, request: Request) -> Response:
         """GET /jobs/ID: one job, and other runs whose curves can be compared with it."""
@@ -286,7 +293,8 @@ class Pages:
 
     async def money_events(self, request: Request) -> Response:
         """GET the view of machine costs as a stream of updates."""
-        return self.following.stream(request, self._costs(_days(request)))
+        days = _days(request)
+        return self.following.stream(request, self._costs(days), str(days))
 
     def _costs(self, days: int) -> Reused:
         async def make() -> View:
