@@ -152,10 +152,10 @@ def split(row: Json, tasks: Dict[str, Json], arrays: Dict[Tuple[str, str], Dict[
     array = row.get("array_job_id")
     while isinstance(array, dict):
         array = array.get("number")
-    at = row.get("current_working_directory")
+    named, at = str(row.get("name")), str(row.get("current_working_directory") or "")
     found = []
-    for name, folder in arrays if not at else [(row.get("name"), at)]:
-        members = arrays.get((name, folder), {}) if name == row.get("name") else {}
+    for name, folder in [(named, at)] if at else arrays:
+        members = arrays.get((name, folder), {}) if name == named else {}
         for index in sorted(about & members.keys()):
             task = members[index]
             own = {"name": task, "current_working_directory": tasks[task]["at"], "task": "{}_{}".format(array, index)}
