@@ -141,7 +141,7 @@ class PretendQueue(SlurmBackend):
         return EngineLimits(engine="slurm", version="24.05.3", asked=Asked(), queues=(LOW,))
 
     async def stage(self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None) -> Any:
-        return await self.handle_of(place, token), SimpleNamespace(spec={}, runner="runner.py")
+        return await self.handle_of(place, token), SimpleNamespace(spec={"files": {}}, runner="runner.py")
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         run_dir = f"{place.run_root}/{launch.run_name(token)}"

@@ -334,7 +334,7 @@ class SlurmBackend(EngineBackend):
 
 def _order(ready: launch.Launch, spec: JobSpec, token: str, attempt: int) -> dict[str, Any]:
     """Return the content of an attempt's order file."""
-    files = {**ready.spec.get("files", {}), **launch.digests(options.node_files(spec))}
+    files = {**ready.spec["files"], **launch.digests(options.node_files(spec))}
     return {"spec": {**ready.spec, "files": files}, "token": token, "attempt": attempt}
 
 

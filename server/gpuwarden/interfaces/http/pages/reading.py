@@ -190,8 +190,8 @@ class Pages:
         asked = _filters(request)
         first = f"/jobs?{urlencode(_kept(asked))}"
         # A filter on other fields than the state reads each job, which takes too long to be repeated.
-        live = f"/jobs.json?{urlencode({'state': asked['state']})}" if _kept(asked).keys() <= {"state"} else ""
-        live = "" if asked["after"] else live
+        follows = _kept(asked).keys() <= {"state"} and not asked["after"]
+        live = f"/jobs.json?{urlencode({'state': asked['state']})}" if follows else ""
         return page("jobs.html", self._jobs(asked), here="Jobs", asked=asked, states=STATES, first=first, live=live)
 
     async def jobs_json(self, request: Request) -> Response:
@@ -200,7 +200,7 @@ class Pages:
 
     async def jobs_events(self, request: Request) -> Response:
         """GET the view of the newest jobs, or of those in one state, as a stream of updates."""
-        asked = {**dict.fromkeys(_filters(request), ""), "state": _filters(request)["state"]}
+        asked = {name: value if name == "state" else "" for name, value in _filters(request).items()}
 
         async def make() -> View:
             return self._jobs(asked)
