@@ -126,6 +126,9 @@ async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2
     ):
         assert text in page.text, text
     assert "pod-81c2" in page.text, "a machine that no job here runs on"
+    assert "gpuwarden watch --install" in page.texts and "`" not in page.text, (
+        "a command in a sentence is marked as code"
+    )
     amounts = [a for _, a in page.tags if a.get("data-meter") == "today"]
     # Of today: little in the first hours of a day.
     assert float(amounts[0]["data-rate"] or 0) == 8.41 and 0 < float(amounts[0]["data-amount"] or 0) < 40
@@ -346,6 +349,8 @@ async def test_a_curve_has_gaps_and_marks_where_it_is_not_finite(http: httpx2.As
     assert len(curve["x"]) <= 2_001 and curve["x"] == sorted(curve["x"])
     part = (await http.get("/jobs/jlive/curve.json?metric=loss&from=100&to=120")).json()
     assert part["x"] == list(range(100, 121)) and part["total"] == 21
+    few = (await http.get("/jobs/jlive/curve.json?metric=loss&points=50")).json()
+    assert few["total"] == 2_310 and 40 < len(few["x"]) < 60
     assert (await http.get("/jobs/jpast0/curve.json?metric=loss")).json()["x"] == []
 
 
@@ -357,6 +362,14 @@ async def test_a_job_without_posted_points_shows_what_its_runner_keeps(tmp_path:
         assert (await seen(http, "/jobs/jplain.json"))["metrics"] == ["loss"]
         curve = (await http.get("/jobs/jplain/curve.json?metric=loss")).json()
     assert curve["x"][0] == 0 and curve["x"][-1] == 120 and not curve["odd"]
+
+
+async def test_a_job_is_found_by_a_part_of_its_name(http: httpx2.AsyncClient) -> None:
+    for path, wanted in (("name=LLAMA-8b-lora", ["jtwin", "jlive"]), ("name=-b&platform=runpod", ["jtwin"])):
+        found = (await http.get(f"/jobs.json?{path}")).json()["lists"]["jobs"]
+        assert sorted(row["key"] for row in found) == sorted(wanted)
+        page = Read((await http.get(f"/jobs?{path}")).text)
+        assert any(tag == "input" and attrs.get("value") == path[5:].split("&")[0] for tag, attrs in page.tags)
 
 
 async def test_the_lists_of_jobs_and_of_costs_can_be_followed(world: World) -> None:

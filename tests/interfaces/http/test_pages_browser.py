@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
 LOOKS = [("light", 1200), ("dark", 360)]
 OTHER_LOOKS = [pytest.param(look, marks=pytest.mark.prove) for look in (("dark", 1200), ("light", 360))]
+BROKEN = """[...document.querySelectorAll(".facts dd > :first-child")]
+    .filter((figure) => figure.getClientRects().length > 1).map((figure) => figure.textContent)"""
 PATHS = (
     "/", "/jobs", "/jobs/jlive?with=jtwin", "/jobs/jfail", "/money", "/platforms", "/knowledge?q=out+of+memory",
     "/approve/r7mixt", "/passkeys",
@@ -55,6 +57,7 @@ async def test_each_page_fits_its_window_and_is_accessible(tmp_path: Path, look:
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             found += [f"{path} is {over} px too wide"] if over > 0 else []
+            found += [f"{path} breaks the figure {text}" for text in await window.page.evaluate(BROKEN)]
             found += [f"{path} {problem}" for problem in await audited(window.page)]
         assert not found, "\n".join(found)
         assert not window.wrong, window.wrong
@@ -116,6 +119,7 @@ async def test_the_meter_ticks_and_an_update_touches_only_what_changed(tmp_path:
         await window.settle(2)
         assert await window.page.inner_text("[data-meter=today] [data-digits]") > first
         assert await window.page.evaluate("window.moved") == [], "no row was made again"
+        assert await window.page.inner_text("[data-list=warnings] code") == "gpuwarden watch --install"
         world.rent("jnew", "just-begun", hours=0.01)
         ask = ev.ReceiptIssued(
             spec_digest="f" * 71, facts_digest="f" * 71, expires_at=world.clock.now() + HOUR, name="more",
@@ -224,6 +228,23 @@ async def test_a_smoothed_curve_shows_its_average_and_its_points(tmp_path: Path)
         shown = await window.page.inner_text("[data-legend] .value")
         assert abs(float(shown.split()[0]) - 0.5) < 0.02, "the average of a wave between 0 and 1"
         assert await pixels(window.page, "run0") < spread / 3, "the points themselves are faint"
+
+
+async def test_each_metric_has_a_small_curve_and_the_keyboard_chooses_one(tmp_path: Path) -> None:
+    chosen = "document.querySelector('.tile[aria-pressed=true]').textContent"
+    async with opened(busy_world(tmp_path / "home")) as window:
+        page = window.page
+        await window.go("/jobs/jlive?with=jtwin")
+        await until(page, "document.querySelectorAll('.tile path.run1').length === 3")
+        assert (await page.evaluate(chosen)).startswith("loss")
+        await page.focus("li:nth-child(3) > .tile")
+        await page.keyboard.press("Enter")
+        await until(
+            page, "document.querySelector('[data-plot]').getAttribute('aria-label').startsWith('learning_rate')"
+        )
+        assert (await page.evaluate(chosen)).startswith("learning_rate")
+        assert await page.evaluate("document.activeElement.className") == "tile"
+        assert await page.input_value("[data-metric]") == "learning_rate" and not window.wrong, window.wrong
 
 
 async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(tmp_path: Path) -> None:

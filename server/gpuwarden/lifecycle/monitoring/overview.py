@@ -164,10 +164,14 @@ def job_page(
     states: tuple[Job, ...] = (),
     platform: str = "",
     project: str = "",
+    name: str = "",
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, including ended ones. `after` is the id of the previous page's last job."""
+    """Return a page of jobs, including ended ones. `name` is a part of their names, in any case.
+
+    `after` is the id of the previous page's last job.
+    """
     before, found, scanned = None, list[JobLine](), 0
     if after:
         before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises NotFound for an unknown job
@@ -179,7 +183,7 @@ def job_page(
             if platform and row.platform != platform:
                 continue
             job = read_job(ctx.ledger, row.subject.removeprefix("job/"))
-            if project and job.spec.project != project:
+            if (project and job.spec.project != project) or name.casefold() not in job.spec.name.casefold():
                 continue
             found.append(line_of(ctx, job))
             if len(found) == limit:

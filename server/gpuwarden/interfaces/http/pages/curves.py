@@ -38,10 +38,17 @@ class Curves:
         return names_of(self.store, job_id, self.looks.job(job_id).value)
 
     def view(
-        self, job_id: str, name: str, metric: str, between: tuple[float, float] | None, *, timed: bool = False
+        self,
+        job_id: str,
+        name: str,
+        metric: str,
+        between: tuple[float, float] | None,
+        *,
+        timed: bool = False,
+        limit: int = POINTS,
     ) -> View:
         """Return one curve, or a part of it. A non-finite value is a gap. `timed` adds the time of each point."""
-        curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, between=between)
+        curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, points=limit, between=between)
         times = curve.times or (None,) * len(curve.x)
         points: list[tuple[float, float | None, float | None]] = [*zip(curve.x, curve.values, times, strict=True)]
         points += [(mark.x, None, mark.at) for mark in curve.markers]

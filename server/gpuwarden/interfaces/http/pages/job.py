@@ -135,7 +135,13 @@ def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def _texts(job: JobRecord, reply: CheckReply) -> Row:
-    whole = f" of {reply.total_steps:,}" if reply.total_steps else ""
+    whole = f"of {reply.total_steps:,}" if reply.total_steps and reply.step is not None else ""
+    source = {
+        "metrics": "from its metrics",
+        "output": "from its output",
+        "files": "from saved files",
+        "posted": "from its posted metrics",
+    }.get(reply.progress_from, "")
     return {
         "state": reply.state,
         "why": shown(reply.why) if reply.why != reply.state else "",
@@ -143,13 +149,8 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
         "name": shown(job.spec.name),
         "platform": shown(job.spec.platform),
         "project": shown(job.spec.project),
-        "step": f"{reply.step:,}{whole}" if reply.step is not None else "-",
-        "source": {
-            "metrics": "from its metrics",
-            "output": "from its output",
-            "files": "from saved files",
-            "posted": "from its posted metrics",
-        }.get(reply.progress_from, ""),
+        "step": f"{reply.step:,}" if reply.step is not None else "-",
+        "source": ", ".join(filter(None, (whole, source))),
         "started": local(reply.started_at, "%Y-%m-%d %H:%M"),
         "accepted": local(job.accepted_at, "%Y-%m-%d %H:%M"),
         "elapsed": span(reply.elapsed_s),

@@ -22,7 +22,7 @@ from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.http.access import Protected
 from gpuwarden.interfaces.http.answers import STATUS
-from gpuwarden.interfaces.http.pages.curves import Curves
+from gpuwarden.interfaces.http.pages.curves import POINTS, Curves
 from gpuwarden.interfaces.http.pages.following import Following
 from gpuwarden.interfaces.http.pages.job import job_view
 from gpuwarden.interfaces.http.pages.looks import LOG_BYTES, Looks
@@ -122,7 +122,7 @@ def _days(request: Request) -> int:
 
 def _filters(request: Request) -> dict[str, str]:
     """Return the filters of the list of jobs, and the job after which it starts. Raises BadRequest."""
-    asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
+    asked = {name: request.query_params.get(name, "") for name in ("name", "state", "platform", "project", "after")}
     if asked["state"] and asked["state"] not in STATES:
         raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
     return asked
@@ -213,6 +213,7 @@ class Pages:
             states=(Job(asked["state"]),) if asked["state"] else (),
             platform=asked["platform"],
             project=asked["project"],
+            name=asked["name"],
             limit=PAGE,
             after=asked["after"],
         )
@@ -259,7 +260,10 @@ class Pages:
         return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
 
     async def curve(self, request: Request) -> Response:
-        """GET one curve, or the part of it between two steps or times. `x=time` adds the time of each point."""
+        """GET one curve, or the part of it between two steps or times, with at most about `points` points.
+
+        `x=time` adds the time of each point.
+        """
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)
         await self.looks.job(job_id).newest()
@@ -267,7 +271,8 @@ class Pages:
         between = (low, high) if low is not None and high is not None else None
         metric = request.query_params.get("metric", "")
         # Run in a thread, because a million points take 0.2 s.
-        view = partial(self.curves.view, timed=request.query_params.get("x") == "time")
+        limit = min(POINTS, max(2, int(_number(request, "points") or POINTS)))
+        view = partial(self.curves.view, timed=request.query_params.get("x") == "time", limit=limit)
         found = await to_thread.run_sync(view, job_id, job.spec.name, metric, between)
         return JSONResponse(clean(self.ctx, found))
 

@@ -262,6 +262,54 @@ function nearest(steps, wanted) {
   return low;
 }
 
+const overview = section.querySelector("[data-overview]");
+const tiles = overview.querySelector("ul");
+const TILES = 12;
+const FEW = 200;
+let due = 0; // earliest time for another overview, because a long run's curves take the server a while
+
+async function survey() {
+  const names = [...choice.options].map((option) => option.value);
+  overview.hidden = names.length < 2;
+  if (overview.hidden || performance.now() < due) return;
+  due = Infinity;
+  const begun = performance.now();
+  for (const [n, metric] of names.slice(0, TILES).entries()) {
+    const query = new URLSearchParams({ metric, points: String(FEW) });
+    const found = (await Promise.all(runs.map((run) => asked(run, query).catch(() => null)))).map((curve, k) => ({ x: [], y: [], ...curve, k }));
+    if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
+    miniature(tiles.children[n].firstElementChild, metric, found);
+  }
+  while (tiles.children.length > Math.min(names.length, TILES)) tiles.lastElementChild.remove();
+  overview.querySelector("[data-more]").textContent = names.length > TILES ? `the first ${TILES} of ${names.length}` : "";
+  due = performance.now() + Math.max(15_000, 20 * (performance.now() - begun));
+}
+
+function miniature(tile, metric, found) {
+  const drawn = found.filter((curve) => curve.x.length && curve.by_time === found.find((one) => one.x.length).by_time);
+  const [name, value, picture] = tile.children;
+  name.textContent = metric;
+  value.textContent = number(last(found[0]));
+  tile.setAttribute("aria-pressed", String(metric === choice.value));
+  const finite = drawn.flatMap((curve) => curve.y.filter((y) => y !== null));
+  const [left, right] = [Math.min(...drawn.map((curve) => curve.x[0])), Math.max(...drawn.map((curve) => curve.x.at(-1)))];
+  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  picture.replaceChildren(...drawn.toReversed().map((curve) => { // this job's own curve is on top
+    const place = (n) => `${(100 * (curve.x[n] - left) / (right - left || 1)).toFixed(1)} ${(39 - 38 * (curve.y[n] - low) / (high - low || 1)).toFixed(1)}`;
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    path.setAttribute("class", `run${curve.k}`);
+    path.setAttribute("d", curve.y.map((y, n) => (y === null ? "" : `${n && curve.y[n - 1] !== null ? "L" : "M"}${place(n)}`)).join(""));
+    return path;
+  }));
+}
+
+tiles.addEventListener("click", (event) => {
+  const tile = event.target.closest("button");
+  if (!tile) return;
+  choice.value = tile.firstElementChild.textContent;
+  choice.dispatchEvent(new Event("change"));
+});
+
 let turn = 0;
 async function refresh() {
   if (!choice.value) { curves = []; draw(); return; }
@@ -317,7 +365,10 @@ holder.addEventListener("keydown", (event) => {
 });
 holder.addEventListener("dblclick", () => zoom(null));
 reset.addEventListener("click", () => { zoom(null); holder.focus(); });
-choice.addEventListener("change", restart);
+choice.addEventListener("change", () => {
+  for (const { firstElementChild: tile } of tiles.children) tile.setAttribute("aria-pressed", String(tile.firstElementChild.textContent === choice.value));
+  restart();
+});
 across.addEventListener("change", () => {
   hours = across.value === "time";
   const url = new URL(location.href);
@@ -337,7 +388,9 @@ document.addEventListener("view", (event) => {
     const chosen = choice.value;
     choice.replaceChildren(...names.map((name) => { const option = document.createElement("option"); option.textContent = name; return option; }));
     if (names.includes(chosen)) choice.value = chosen;
+    due = Math.min(due, performance.now());
   }
-  if (event.detail.flags.active || curves.length === 0) refresh();
+  if (event.detail.flags.active || curves.length === 0) { refresh(); survey(); }
 });
 refresh();
+survey();

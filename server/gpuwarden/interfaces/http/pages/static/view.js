@@ -3,8 +3,17 @@
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  if ("prose" in element.dataset) tell(element, text);
+  else if (element.textContent !== text) element.textContent = text;
   if (element.hidden !== (text === "")) element.hidden = text === "";
+}
+
+function tell(element, text) {
+  // Text between two backticks is code. An odd number of backticks is shown as it is.
+  const pieces = text.split("`");
+  const parts = pieces.length % 2 ? pieces : [text];
+  if (element.textContent === parts.join("")) return;
+  element.replaceChildren(...parts.map((part, n) => (n % 2 ? Object.assign(document.createElement("code"), { textContent: part }) : part)));
 }
 
 function trace(path, steps) {
