@@ -63,6 +63,27 @@ async def test_each_page_fits_its_window_and_is_accessible(tmp_path: Path, look:
         assert not window.wrong, window.wrong
 
 
+async def test_two_pages_are_pictured_for_the_documentation(tmp_path: Path) -> None:
+    """Taken again by `GPUWARDEN_PICTURES=docs/pictures pytest -m prove -k pictured`."""
+    pictures = Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
+    stepping = "document.querySelector('[data-list=running]').innerText.match(/step /g)?.length === 2"
+    drawn = "document.querySelectorAll('.tile path.run1').length === 3"
+    async with opened(busy_world(tmp_path / "home"), ("light", 1280)) as window:
+        for name, path, height, last, ready in (
+            ("now", "/", 1140, "[data-list=running] > li:last-child", stepping),
+            ("job", "/jobs/jlive?with=jtwin", 1250, "[data-overview]", drawn),
+        ):
+            await window.go(path)
+            if name == "job":
+                await window.page.select_option("[data-smoothing]", "0.9")
+            await until(window.page, ready)
+            box = await window.page.locator(last).bounding_box()
+            assert box and box["y"] + box["height"] < height, f"{last} ends at {box}"
+            await window.page.screenshot(
+                path=pictures / f"{name}.png", full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": height}
+            )
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_curve_can_be_seen_in_each_color_scheme(tmp_path: Path, scheme: str) -> None:
     async with opened(busy_world(tmp_path / "home"), (scheme, 1200)) as window:

@@ -274,15 +274,20 @@ async function survey() {
   if (overview.hidden || performance.now() < due) return;
   due = Infinity;
   const begun = performance.now();
-  for (const [n, metric] of names.slice(0, TILES).entries()) {
-    const query = new URLSearchParams({ metric, points: String(FEW) });
-    const found = (await Promise.all(runs.map((run) => asked(run, query).catch(() => null)))).map((curve, k) => ({ x: [], y: [], ...curve, k }));
-    if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
-    miniature(tiles.children[n].firstElementChild, metric, found);
+  try {
+    for (const [n, metric] of names.slice(0, TILES).entries()) {
+      const query = new URLSearchParams({ metric, points: String(FEW) });
+      const found = [];
+      // One request at a time, because a million points keep the server busy for half a second.
+      for (const [k, run] of runs.entries()) found.push({ x: [], y: [], ...await asked(run, query).catch(() => null), k });
+      if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
+      miniature(tiles.children[n].firstElementChild, metric, found);
+    }
+    while (tiles.children.length > Math.min(names.length, TILES)) tiles.lastElementChild.remove();
+    overview.querySelector("[data-more]").textContent = names.length > TILES ? `the first ${TILES} of ${names.length}` : "";
+  } finally {
+    due = performance.now() + Math.max(15_000, 20 * (performance.now() - begun));
   }
-  while (tiles.children.length > Math.min(names.length, TILES)) tiles.lastElementChild.remove();
-  overview.querySelector("[data-more]").textContent = names.length > TILES ? `the first ${TILES} of ${names.length}` : "";
-  due = performance.now() + Math.max(15_000, 20 * (performance.now() - begun));
 }
 
 function miniature(tile, metric, found) {
@@ -390,7 +395,6 @@ document.addEventListener("view", (event) => {
     if (names.includes(chosen)) choice.value = chosen;
     due = Math.min(due, performance.now());
   }
-  if (event.detail.flags.active || curves.length === 0) { refresh(); survey(); }
+  if (event.detail.flags.active || curves.length === 0) refresh().then(survey);
 });
-refresh();
-survey();
+refresh().then(survey); // the chosen curve first
