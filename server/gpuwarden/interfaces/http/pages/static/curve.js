@@ -303,7 +303,8 @@ function miniature(tile, metric, found) {
     const place = (n) => `${(100 * (curve.x[n] - left) / (right - left || 1)).toFixed(1)} ${(39 - 38 * (curve.y[n] - low) / (high - low || 1)).toFixed(1)}`;
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     path.setAttribute("class", `run${curve.k}`);
-    path.setAttribute("d", curve.y.map((y, n) => (y === null ? "" : `${n && curve.y[n - 1] !== null ? "L" : "M"}${place(n)}`)).join(""));
+    // "h0" draws a point that has no neighbor as a dot.
+    path.setAttribute("d", curve.y.map((y, n) => (y === null ? "" : n && curve.y[n - 1] !== null ? `L${place(n)}` : `M${place(n)}h0`)).join(""));
     return path;
   }));
 }
