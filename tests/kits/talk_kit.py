@@ -9,7 +9,8 @@ from typing import Any
 
 import jsonschema
 from mcp.client.client import Client
-from mcp_types import ElicitResult
+from mcp_types import ElicitResult, Request, RequestParams
+from pydantic import ConfigDict, TypeAdapter
 
 from doors import JOB, PLATFORM
 from gpuwarden.interfaces.mcp.server import make_server
@@ -99,6 +100,18 @@ class Talk:
 async def talking(ctx: Context, person: Person | None = None, mode: str = "2026-07-28") -> AsyncIterator[Talk]:
     async with Client(make_server(ctx), mode=mode, elicitation_callback=person) as client:
         yield Talk(client)
+
+
+class Params(RequestParams):
+    """The parameters of any request."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
+    """Send a request that the SDK does not know, and return the raw result."""
+    request = Request[Params, str](method=method, params=Params(**params))
+    return await client.session.send_request(request, TypeAdapter(dict[str, Any]))
 
 
 def truth(ctx: Context) -> list[Any]:

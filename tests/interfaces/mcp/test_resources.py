@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, Request, RequestParams
-from pydantic import TypeAdapter
+from mcp_types import INVALID_PARAMS
 
 from doors import quick_warden
 from gpuwarden.data import data_dir
@@ -26,13 +25,13 @@ from gpuwarden.knowledge import shipped
 from gpuwarden.lifecycle.context import Context
 from hubserver import hub_server
 from rulefacts import HF_TOKEN
+from talk_kit import ask
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
 ERAS = ["legacy", "2026-07-28"]
 EXTENSION = "io.modelcontextprotocol/skills"
-ANY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 @pytest.fixture
@@ -44,17 +43,6 @@ def ctx(tmp_path: Path) -> Context:
 async def client_of(ctx: Context, mode: str) -> AsyncIterator[Client]:
     async with Client(make_server(ctx), mode=mode) as client:
         yield client
-
-
-class Params(RequestParams):
-    uri: str | None = None
-    cursor: str | None = None
-
-
-async def ask(client: Client, method: str, **params: str) -> dict[str, Any]:
-    """Send a request that the SDK does not know, and return the raw result."""
-    request: Request[Params, str] = Request[Params, str](method=method, params=Params(**params))
-    return await client.session.send_request(request, ANY)
 
 
 async def look_up(client: Client, query: str, **more: Any) -> dict[str, Any]:

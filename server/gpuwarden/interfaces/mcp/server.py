@@ -40,6 +40,7 @@ from gpuwarden.interfaces.mcp.page_approvals import TOOLS as APPROVED_ON_PAGE
 from gpuwarden.interfaces.mcp.page_approvals import PageApprovals
 from gpuwarden.interfaces.mcp.resources import documents
 from gpuwarden.interfaces.mcp.skills_extension import SHIPPED, Skills, tell_legacy_clients
+from gpuwarden.interfaces.mcp.tasks import METHODS, Tasks
 from gpuwarden.interfaces.mcp.tools import artifacts, hub, jobs, knowledge, teardown
 from gpuwarden.interfaces.mcp.tools.base import ASK_OUTSIDE, cause, failure
 from gpuwarden.interfaces.mcp.wording import in_calls
@@ -64,7 +65,7 @@ MAX_ARGUMENTS = 4 << 20
 """Maximum size of a call's arguments in bytes. The largest allowed script is smaller."""
 READS = frozenset({
     "completion/complete", "logging/setLevel", "resources/list", "resources/read", "resources/subscribe",
-    "subscriptions/listen",
+    "subscriptions/listen", *METHODS,
 })  # fmt: skip
 """Methods whose results or notifications contain data of jobs."""
 MAX_LISTED = 100
@@ -86,7 +87,7 @@ class WardenServer(MCPServer[Any]):
             version=__version__,
             instructions=INSTRUCTIONS,
             log_level="WARNING",
-            extensions=[Skills(), cards()],
+            extensions=[Skills(), cards(), Tasks(ctx, self.check_job)],
             cache_hints={
                 "tools/list": SHIPPED,
                 "prompts/list": SHIPPED,
@@ -156,6 +157,12 @@ class WardenServer(MCPServer[Any]):
             if isinstance(error, MCPError) and error.error.code == MISSING_REQUIRED_CLIENT_CAPABILITY:
                 raise  # the client's library reads the required capabilities from this error
             return failure(self.warden, cause(error))
+
+    async def check_job(
+        self, ctx: ServerRequestContext[Any, Any], arguments: dict[str, Any]
+    ) -> CallToolResult | InputRequiredResult:
+        """Call check_job for a request that is not a tool call."""
+        return await self.call_tool("check_job", arguments, ClientContext(request_context=ctx, mcp_server=self))
 
     async def list_resources(self) -> list[Resource]:
         """Return every document with its size, and the jobs that have not ended or may still be billed."""

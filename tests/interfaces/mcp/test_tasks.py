@@ -1,0 +1,154 @@
+"""Waits for a job as tasks: who gets one, what ends it, and the protocol's own client for tasks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, Result
+from pydantic import ConfigDict, Field
+
+from gpuwarden.core.models import Observation, RunnerAlert
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.interfaces.mcp.tasks import TASKS
+from page_kit import World, busy_world
+from talk_kit import ask
+
+pytestmark = pytest.mark.anyio
+
+
+class Started(Result):
+    """A task that a call returned."""
+
+    model_config = ConfigDict(extra="allow")
+    result_type: Literal["task"] = Field(alias="resultType")
+    task_id: str = Field(alias="taskId")
+    status: str
+
+
+class Waits(ClientExtension):
+    """A client that has tasks, and records those that it gets."""
+
+    identifier = TASKS
+
+    def __init__(self) -> None:
+        self.started: list[Started] = []
+
+    def claims(self) -> list[ResultClaim[Any]]:
+        async def resolve(found: Started, _: ClaimContext) -> CallToolResult:
+            self.started.append(found)
+            return CallToolResult(content=[], is_error=True)  # no error has to fit the schema
+
+        return [ResultClaim(result_type="task", model=Started, resolve=resolve)]
+
+
+async def started(client: Client, waits: Waits, **arguments: Any) -> str:
+    """Call check_job, and return the id of the task that it starts."""
+    before = len(waits.started)
+    await client.call_tool("check_job", arguments)
+    (found,) = waits.started[before:]
+    assert (found.result_type, found.status) == ("task", "working")
+    return found.task_id
+
+
+def encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def client_of(world: World, *extensions: ClientExtension, mode: str = "auto") -> Client:
+    return Client(make_server(world.ctx), mode=mode, extensions=list(extensions))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return busy_world(tmp_path / "home")
+
+
+async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
+    waits = Waits()
+    async with client_of(world, waits) as client:
+        task = await started(client, waits, job_id="jlive", until="step", log_bytes=0)
+        found = await ask(client, "tasks/get", taskId=task)
+        assert (found["resultType"], found["status"], found["taskId"]) == ("complete", "working", task)
+        assert "2310" in found["statusMessage"] and found["pollIntervalMs"] >= 1_000 and found["ttlMs"] is None
+        assert "result" not in found and found["createdAt"].endswith("+00:00")
+        world.run("jlive", 2_311, 5_000)
+    async with client_of(world, Waits()) as client:  # another server of the same ledger
+        found = await ask(client, "tasks/get", taskId=task)
+        assert found["status"] == "completed" and found["result"]["structuredContent"]["step"] == 2_311
+        assert json.loads(found["result"]["content"][0]["text"])["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("until", "seen", "ends"),
+    [
+        ("step", {"step": 2_310}, False),
+        ("alert", {"step": 2_311}, False),
+        ("alert", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),
+        ("state", {"step": 2_311}, False),
+        ("state", {"state": Job.SUCCEEDED, "exit_code": 0}, True),
+        ("step", {"state": Job.FAILED, "exit_code": 1}, True),
+    ],
+)
+async def test_only_what_is_waited_for_ends_a_task(world: World, until: str, seen: dict[str, Any], ends: bool) -> None:
+    waits = Waits()
+    async with client_of(world, waits) as client:
+        task = await started(client, waits, job_id="jlive", until=until)
+        last = world.runs.seen["jlive"]
+        world.runs.seen["jlive"] = Observation(**{**last.__dict__, **seen})
+        found = await ask(client, "tasks/get", taskId=task)
+        assert found["status"] == ("completed" if ends else "working")
+        assert ("result" in found) is ends
+
+
+async def test_who_gets_no_task(world: World) -> None:
+    waits = Waits()
+    async with client_of(world, waits) as client:
+        for arguments in (
+            {"job_id": "jlive"},
+            {"job_id": "jfail", "until": "step"},  # it has ended
+            {"job_id": "jnone", "until": "step"},
+            {"job_id": "jlive", "until": "forever"},
+            {"job_id": "jlive", "until": "step", "unknown": 1},
+            {"job_id": "jlive", "until": "step", "log_bytes": 10**9},
+            {"job_id": ["jlive"], "until": "step"},
+        ):
+            result = await client.call_tool("check_job", arguments)
+            assert result.structured_content is not None and "code" in result.structured_content, arguments
+        assert not waits.started
+    world.run("jlive", 2_311, 5_000)
+    for mode, extensions in (("auto", []), ("legacy", [Waits()])):  # the older revision has other tasks
+        async with client_of(world, *extensions, mode=mode) as client:
+            if mode == "legacy":
+                with pytest.raises(MCPError) as error:
+                    await ask(client, "tasks/get", taskId=encoded("{}"))
+                assert error.value.error.code == METHOD_NOT_FOUND
+            result = await client.call_tool("check_job", {"job_id": "jfail", "until": "step"})
+            assert result.structured_content is not None and result.structured_content["state"] == "failed"
+
+
+async def test_an_unknown_task_is_an_error_and_a_cancelled_one_leaves_the_job_alone(world: World) -> None:
+    waits = Waits()
+    async with client_of(world, waits) as client:
+        task = await started(client, waits, job_id="jlive", until="state")
+        for method in ("tasks/cancel", "tasks/update"):
+            assert (await ask(client, method, taskId=task, inputResponses={}))["resultType"] == "complete"
+        body = json.loads(base64.urlsafe_b64decode(task + "=" * (-len(task) % 4)))
+        forged = {**body, "asked": {**body["asked"], "job_id": "../x"}}
+        late = {**body, "at": 1e300}
+        for wrong in ("", "x", "é", "A" * 5_000, task[:-9], encoded("[" * 2_000), encoded(json.dumps(late))):
+            for method in ("tasks/get", "tasks/cancel", "tasks/update"):
+                with pytest.raises(MCPError) as error:
+                    await ask(client, method, taskId=wrong)
+                assert error.value.error.code == INVALID_PARAMS, wrong
+        found = await ask(client, "tasks/get", taskId=encoded(json.dumps(forged)))
+        assert found["result"]["isError"] and found["result"]["structuredContent"]["ok"] is False
+        assert (await ask(client, "tasks/get", taskId=task))["status"] == "working"
+    assert not [e for e in world.ctx.ledger.events() if e.subject == "job/jlive" and "cancel" in e.kind]
