@@ -162,6 +162,17 @@ async def test_jobs_are_read_only_with_a_token_that_reads(server: Serving) -> No
                 body = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
                 found = await http.post("/mcp", json=body, headers=headers)
                 assert ("lacks the scope read" not in found.text) is seen, (method, found.text)
+            meta = {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
+            }
+            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+                headers = bearer(server, scope, name=f"{scope}-{method[6:]}")  # type: ignore[arg-type]
+                headers |= {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": method, "Mcp-Name": "x"}
+                body = {"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": "x", "_meta": meta}}
+                found = await http.post("/mcp", json=body, headers=headers)
+                assert ("unknown taskId" in found.text, "lacks the scope read" in found.text) == (seen, not seen)
 
 
 @pytest.mark.attack("http", "looks through this machine's files with a token that reads")
