@@ -11,13 +11,15 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, Result
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolResult, Result
 from pydantic import ConfigDict, Field
 
 from gpuwarden.core.models import Observation, RunnerAlert
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.mcp.tasks import TASKS
+from gpuwarden.ledger import events as ev
+from gpuwarden.lifecycle.records import read_job
 from page_kit import World, busy_world
 from talk_kit import ask
 
@@ -92,6 +94,7 @@ async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
         ("step", {"step": 2_310}, False),
         ("alert", {"step": 2_311}, False),
         ("alert", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),
+        ("step", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),  # no step will come
         ("state", {"step": 2_311}, False),
         ("state", {"state": Job.SUCCEEDED, "exit_code": 0}, True),
         ("step", {"state": Job.FAILED, "exit_code": 1}, True),
@@ -106,6 +109,24 @@ async def test_only_what_is_waited_for_ends_a_task(world: World, until: str, see
         found = await ask(client, "tasks/get", taskId=task)
         assert found["status"] == ("completed" if ends else "working")
         assert ("result" in found) is ends
+
+
+async def test_a_state_that_came_and_went_between_two_polls_ends_a_task(world: World) -> None:
+    waits = Waits()
+    async with client_of(world, waits) as client:
+        task = await started(client, waits, job_id="jlive", until="state")
+        handle = read_job(world.ctx.ledger, "jlive").handle
+        assert handle is not None and handle.place is not None
+        resumed = (
+            ev.JobSubmitting(place=handle.place),
+            ev.SubmitIntent(attempt=2),
+            ev.JobSubmitted(handle=handle, attempt=2),
+        )
+        for change in (ev.JobPaused(), *resumed):
+            world.clock.advance(1)
+            world.add("job/jlive", change)
+        found = await ask(client, "tasks/get", taskId=task)
+        assert found["status"] == "completed" and found["result"]["structuredContent"]["state"] == "running"
 
 
 async def test_who_gets_no_task(world: World) -> None:
@@ -123,13 +144,16 @@ async def test_who_gets_no_task(world: World) -> None:
             result = await client.call_tool("check_job", arguments)
             assert result.structured_content is not None and "code" in result.structured_content, arguments
         assert not waits.started
-    world.run("jlive", 2_311, 5_000)
-    for mode, extensions in (("auto", []), ("legacy", [Waits()])):  # the older revision has other tasks
+    undeclared: tuple[tuple[str, list[ClientExtension], int], ...] = (
+        ("auto", [], MISSING_REQUIRED_CLIENT_CAPABILITY),
+        ("legacy", [Waits()], METHOD_NOT_FOUND),  # the older revision has other tasks
+    )
+    for mode, extensions, code in undeclared:
         async with client_of(world, *extensions, mode=mode) as client:
-            if mode == "legacy":
+            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
                 with pytest.raises(MCPError) as error:
-                    await ask(client, "tasks/get", taskId=encoded("{}"))
-                assert error.value.error.code == METHOD_NOT_FOUND
+                    await ask(client, method, taskId=encoded("{}"))
+                assert error.value.error.code == code
             result = await client.call_tool("check_job", {"job_id": "jfail", "until": "step"})
             assert result.structured_content is not None and result.structured_content["state"] == "failed"
 
@@ -143,7 +167,9 @@ async def test_an_unknown_task_is_an_error_and_a_cancelled_one_leaves_the_job_al
         body = json.loads(base64.urlsafe_b64decode(task + "=" * (-len(task) % 4)))
         forged = {**body, "asked": {**body["asked"], "job_id": "../x"}}
         late = {**body, "at": 1e300}
-        for wrong in ("", "x", "é", "A" * 5_000, task[:-9], encoded("[" * 2_000), encoded(json.dumps(late))):
+        many = {**body, "asked": {**body["asked"], "job_id": "f0123456789"}}
+        bodies = [json.dumps(late), json.dumps(many), "[" * 2_000]
+        for wrong in ("", "x", "é", "A" * 5_000, task[:-9], *map(encoded, bodies)):
             for method in ("tasks/get", "tasks/cancel", "tasks/update"):
                 with pytest.raises(MCPError) as error:
                     await ask(client, method, taskId=wrong)

@@ -10,24 +10,28 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
+from mcp.server.mcpserver.server import require_client_extension
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolRequestParams, CallToolResult, InputRequiredResult, RequestParams
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gpuwarden.core.guidance import is_fan_out
 from gpuwarden.core.models import Until
+from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.wait import News, changed, news
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 REVISION: Final = "2026-07-28"
 """The revision whose tasks these are. The tasks of 2025-11-25 have other methods."""
 METHODS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
 POLL_MS: Final = 5_000
+FINAL: Final = frozenset({"bad_request", "not_found", "refused"})
+"""Codes of errors that end a task, because a later poll would return them too."""
 MAX_ID: Final = 4_096
 """Maximum length of an id. A job with so many alerts that its id would be longer gets no task."""
 
@@ -51,9 +55,26 @@ class Asked(BaseModel):
     log_cursor: int | None = Field(default=None, ge=0)
     log_bytes: int = Field(default=2_000, ge=0, le=16_000)
 
+    @field_validator("job_id")
+    @classmethod
+    def _is_a_job(cls, value: str) -> str:
+        if is_fan_out(value):
+            raise ValueError("a fan-out is not waited for")
+        return value
+
+
+class News(BaseModel):
+    """What a wait compares: the time of a job's last transition, its step, and digests of its alerts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    since: float
+    step: int | None
+    alerts: tuple[str, ...]
+
 
 class Wait(BaseModel):
-    """A wait: its arguments, the job's state at its beginning, and the time of that in seconds since 1970."""
+    """A wait: its arguments, the news at its beginning, and when it began, in seconds since 1970."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,6 +95,11 @@ class Wait(BaseModel):
         except ValueError as error:
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
+    def is_over(self, now: News) -> bool:
+        """Return whether what is waited for has happened. A new alert ends every wait: a stall brings no step."""
+        stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
+        return now.since != self.first.since or stepped or bool({*now.alerts} - {*self.first.alerts})
+
 
 class Tasks(Extension):
     """The MCP extension for tasks. `check` calls check_job for a client's request."""
@@ -85,10 +111,9 @@ class Tasks(Extension):
 
     def methods(self) -> Sequence[MethodBinding]:
         """Return the extension's methods."""
-        versions = frozenset({REVISION})
         handlers = (self._get, self._acknowledge, self._acknowledge)
         return [
-            MethodBinding(method, TaskParams, handler, versions)
+            MethodBinding(method, TaskParams, handler, frozenset({REVISION}))
             for method, handler in zip(METHODS, handlers, strict=True)
         ]
 
@@ -97,42 +122,53 @@ class Tasks(Extension):
     ) -> HandlerResult:
         """Return a task for a call of check_job that would wait, if the client's request declares the extension."""
         arguments = params.arguments or {}
-        if params.name != "check_job" or not arguments.get("until") or not _declared(ctx):
+        capabilities = ctx.session.client_capabilities
+        declared = ctx.protocol_version == REVISION and TASKS in ((capabilities and capabilities.extensions) or {})
+        if not declared or params.name != "check_job" or not arguments.get("until"):
             return await call_next(ctx)
         try:
             asked = Asked.model_validate(arguments)
         except ValidationError:
             return await call_next(ctx)  # the tool explains what is wrong
-        if is_fan_out(asked.job_id):
-            return await call_next(ctx)
-        result = await self._checked(ctx, asked)
-        if result.is_error:
+        result, body = await self._checked(ctx, asked)
+        if result.is_error or body["state"] in TERMINAL_JOBS:
             return result
-        first = news(self._ctx, asked.job_id)
-        wait = Wait(asked=asked, first=first, at=self._ctx.clock.now())
-        if changed(first, first, asked.until) or len(wait.task_id) > MAX_ID:
+        wait = Wait(asked=asked, first=self._news(body), at=self._ctx.clock.now())
+        if len(wait.task_id) > MAX_ID:
             return await call_next(ctx)
-        return {"resultType": "task", **self._task(wait), **_working(first)}
+        return {"resultType": "task", **self._task(wait), **_working(body)}
 
     async def _get(self, ctx: Request, params: TaskParams) -> dict[str, Any]:
+        """Check the job. An error that may pass leaves the task as it is."""
+        require_client_extension(ctx, TASKS)
         wait = Wait.read(params.task_id)
-        result = await self._checked(ctx, wait.asked)
-        now = wait.first if result.is_error else news(self._ctx, wait.asked.job_id)
-        over = result.is_error or changed(wait.first, now, wait.asked.until)
-        return {"resultType": "complete", **self._task(wait), **(_completed(result) if over else _working(now))}
+        result, body = await self._checked(ctx, wait.asked)
+        over = body["code"] in FINAL if result.is_error else wait.is_over(self._news(body))
+        ended = {"status": "completed", "result": result.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        return {"resultType": "complete", **self._task(wait), **(ended if over else _working(body))}
 
-    async def _acknowledge(self, _: Request, params: TaskParams) -> dict[str, Any]:
+    async def _acknowledge(self, ctx: Request, params: TaskParams) -> dict[str, Any]:
         """Acknowledge a cancellation or an update. No task asks for input, and a client that cancels stops polling.
 
         The job continues. Only `cancel_job` ends it.
         """
+        require_client_extension(ctx, TASKS)
         Wait.read(params.task_id)
         return {"resultType": "complete"}
 
-    async def _checked(self, ctx: Request, asked: Asked) -> CallToolResult:
+    async def _checked(self, ctx: Request, asked: Asked) -> tuple[CallToolResult, dict[str, Any]]:
         result = await self._check(ctx, asked.model_dump(exclude={"until"}, exclude_none=True))
-        assert isinstance(result, CallToolResult), "check_job asks the client nothing"
-        return result
+        assert isinstance(result, CallToolResult) and result.structured_content, "check_job asks the client nothing"
+        return result, result.structured_content
+
+    def _news(self, body: dict[str, Any]) -> News:
+        subject = f"job/{body['job_id']}"
+        row = self._ctx.ledger.row(subject)
+        assert row is not None, "the job was just checked"
+        raised = (event.data for event in self._ctx.ledger.standing_alerts() if event.subject == subject)
+        alerts = (*body["alerts"], *(f"{alert.condition} {alert.text}" for alert in raised))
+        digests = {sha256(alert.encode()).hexdigest()[:8] for alert in alerts}
+        return News(since=row.since, step=body["step"], alerts=tuple(sorted(digests)))
 
     def _task(self, wait: Wait) -> dict[str, Any]:
         return {
@@ -144,18 +180,9 @@ class Tasks(Extension):
         }
 
 
-def _working(now: News) -> dict[str, Any]:
-    step = "" if now.step is None else f", step {now.step}"
-    return {"status": "working", "statusMessage": f"{now.state}{step}"}
-
-
-def _completed(result: CallToolResult) -> dict[str, Any]:
-    return {"status": "completed", "result": result.model_dump(mode="json", by_alias=True, exclude_none=True)}
-
-
-def _declared(ctx: Request) -> bool:
-    capabilities = ctx.session.client_capabilities
-    return ctx.protocol_version == REVISION and TASKS in ((capabilities and capabilities.extensions) or {})
+def _working(body: dict[str, Any]) -> dict[str, Any]:
+    step = "" if body.get("step") is None else f", step {body['step']}"
+    return {"status": "working", "statusMessage": f"{body.get('state') or body['code']}{step}"}
 
 
 def _iso(seconds: float) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from hashlib import sha256
 from typing import Final
 
 from gpuwarden.core.errors import WardenError
@@ -18,14 +16,7 @@ MAX_WAIT_S: Final = 45.0
 """Longest wait in seconds for an MCP client, because some clients cancel a call after 60 seconds."""
 FIRST_S, MOST_S = 1.0, 15.0
 
-
-@dataclass(frozen=True)
-class News:
-    """What a wait compares: a job's state and step, and a digest of each of its alerts."""
-
-    state: str
-    step: int | None
-    alerts: tuple[str, ...]
+News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
@@ -34,36 +25,27 @@ async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
     The time limit is `seconds`. For an ended job, return True immediately. The intervals between polls become longer.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
-    first = now = await _advanced(ctx, job_id)
-    while not changed(first, now, until):
+    first = await _news(ctx, job_id)
+    while True:
+        state, step, alerts = await _news(ctx, job_id) if pause > FIRST_S else first
+        moved = state != first[0] or read_job(ctx.ledger, job_id).state in TERMINAL_JOBS
+        stepped = until == "step" and step is not None and step != first[1]
+        if moved or stepped or (until == "alert" and set(alerts) - set(first[2])):
+            return True
         left = end - ctx.clock.now()
         if left <= 0:
             return False
         await ctx.clock.sleep(min(pause, left))
         pause = min(pause * 1.5, MOST_S)
-        now = await _advanced(ctx, job_id)
-    return True
 
 
-def changed(first: News, now: News, until: Until) -> bool:
-    """Return whether a wait that began with `first` is over: the job has ended, or what `until` names has changed."""
-    stepped = until == "step" and now.step is not None and now.step != first.step
-    alerted = until == "alert" and not set(now.alerts) <= set(first.alerts)
-    return now.state in TERMINAL_JOBS or now.state != first.state or stepped or alerted
-
-
-async def _advanced(ctx: Context, job_id: str) -> News:
+async def _news(ctx: Context, job_id: str) -> News:
+    """Advance a job and return its state, step and alerts. Values that can't be read count as unchanged."""
     with contextlib.suppress(WardenError):
         await advance(ctx, job_id)
-    return news(ctx, job_id)
-
-
-def news(ctx: Context, job_id: str) -> News:
-    """Return a job's state, step and alerts as they were last seen. Values that can't be read count as unchanged."""
     job = read_job(ctx.ledger, job_id)
     seen = ctx.observed.get(job_id)
     mine = (event.data for event in ctx.ledger.standing_alerts() if event.subject == job.subject)
-    raised = [f"{alert.condition} {alert.text}" for alert in mine]
-    reported = [f"{alert.kind} {alert.step} {alert.text}" for alert in (seen.alerts if seen else ())]
-    digests = {sha256(text.encode()).hexdigest()[:8] for text in (*raised, *reported)}
-    return News(job.state, seen.step if seen else None, tuple(sorted(digests)))
+    raised = tuple((alert.condition, alert.text, None) for alert in mine)
+    alerts = tuple((a.kind, a.text, a.step) for a in seen.alerts) if seen else ()
+    return job.state, seen.step if seen else None, (*raised, *alerts)

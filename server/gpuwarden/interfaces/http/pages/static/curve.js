@@ -267,27 +267,30 @@ const tiles = overview.querySelector("ul");
 const TILES = 12;
 const FEW = 200;
 let due = 0; // earliest time for another overview, because a long run's curves take the server a while
+let renewed = false; // whether the metrics have changed, or the job has ended, since the last overview began
+let surveying = false;
 
 async function survey() {
   const names = [...choice.options].map((option) => option.value);
   overview.hidden = names.length < 2;
-  if (overview.hidden || performance.now() < due) return;
-  due = Infinity;
+  if (overview.hidden) renewed = false;
+  if (overview.hidden || surveying || !(renewed || performance.now() > due)) return;
+  surveying = true;
+  renewed = false;
   const begun = performance.now();
-  try {
-    for (const [n, metric] of names.slice(0, TILES).entries()) {
-      const query = new URLSearchParams({ metric, points: String(FEW) });
-      const found = [];
-      // One request at a time, because a million points keep the server busy for half a second.
-      for (const [k, run] of runs.entries()) found.push({ x: [], y: [], ...await asked(run, query).catch(() => null), k });
-      if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
-      miniature(tiles.children[n].firstElementChild, metric, found);
-    }
-    while (tiles.children.length > Math.min(names.length, TILES)) tiles.lastElementChild.remove();
-    overview.querySelector("[data-more]").textContent = names.length > TILES ? `the first ${TILES} of ${names.length}` : "";
-  } finally {
-    due = performance.now() + Math.max(15_000, 20 * (performance.now() - begun));
+  for (const [n, metric] of names.slice(0, TILES).entries()) {
+    const query = new URLSearchParams({ metric, points: String(FEW) });
+    const found = [];
+    // One request at a time, because a million points keep the server busy for half a second.
+    for (const [k, run] of runs.entries()) found.push({ x: [], y: [], missing: true, ...await asked(run, query).catch(() => null), k });
+    if (found[0].missing && tiles.children[n]) continue; // keep the last picture
+    if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
+    miniature(tiles.children[n].firstElementChild, metric, found);
   }
+  while (tiles.children.length > Math.min(names.length, TILES)) tiles.lastElementChild.remove();
+  overview.querySelector("[data-more]").textContent = names.length > TILES ? `(the first ${TILES} of ${names.length})` : "";
+  due = performance.now() + Math.max(15_000, 20 * (performance.now() - begun));
+  surveying = false;
 }
 
 function miniature(tile, metric, found) {
@@ -386,16 +389,20 @@ logScale.addEventListener("change", draw);
 smoothing.addEventListener("change", draw);
 document.addEventListener("themechange", draw);
 new ResizeObserver(() => { if (plot && holder.clientWidth > 0) plot.setSize({ width: Math.max(240, holder.clientWidth), height: HEIGHT }); }).observe(section);
+let running = true;
 document.addEventListener("view", (event) => {
   const names = event.detail.metrics;
   if (!names) return;
   const have = [...choice.options].map((option) => option.value);
   if (names.join("\n") !== have.join("\n")) {
     const chosen = choice.value;
-    choice.replaceChildren(...names.map((name) => { const option = document.createElement("option"); option.textContent = name; return option; }));
+    choice.replaceChildren(...names.map((name) => new Option(name, name))); // without a value, spaces would be trimmed
     if (names.includes(chosen)) choice.value = chosen;
-    due = Math.min(due, performance.now());
+    renewed = true;
   }
-  if (event.detail.flags.active || curves.length === 0) refresh().then(survey);
+  const { active } = event.detail.flags;
+  if (running && !active) renewed = true;
+  running = active;
+  if (active || renewed || curves.length === 0) refresh().then(survey);
 });
 refresh().then(survey); // the chosen curve first
