@@ -1,8 +1,8 @@
 """Let clients wait for a job without an open call, through the Tasks extension (io.modelcontextprotocol/tasks).
 
-`check_job` with `until` waits at most 45 s. A client that declares the extension gets a task instead, and polls it.
-The server stores nothing: a task's id contains the state in which the wait began, so tasks survive a restart, and any
-server of the ledger can answer. No id gives access to anything, because every poll is a call of `check_job`.
+`check_job` with `until` waits for a limited time. A client that declares the extension gets a task instead, and polls
+it. The server stores nothing: a task's id contains the state in which the wait began, so tasks survive a restart, and
+any server of the ledger can answer. No id gives access to anything, because every poll is a call of `check_job`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Asked(BaseModel):
 
 
 class News(BaseModel):
-    """What a wait compares: the time of a job's last transition, its step, and digests of its alerts."""
+    """The values that a wait compares: the time of a job's last transition, its step, and digests of its alerts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,7 +96,7 @@ class Wait(BaseModel):
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
     def is_over(self, now: News) -> bool:
-        """Return whether what is waited for has happened. A new alert ends every wait: a stall brings no step."""
+        """Return whether the awaited event has happened. A new alert ends every wait: a stall brings no step."""
         stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
         return now.since != self.first.since or stepped or bool({*now.alerts} - {*self.first.alerts})
 
@@ -129,7 +129,7 @@ class Tasks(Extension):
         try:
             asked = Asked.model_validate(arguments)
         except ValidationError:
-            return await call_next(ctx)  # the tool explains what is wrong
+            return await call_next(ctx)  # the tool explains the error
         result, body = await self._checked(ctx, asked)
         if result.is_error or body["state"] in TERMINAL_JOBS:
             return result

@@ -281,7 +281,7 @@ async function survey() {
   for (const [n, metric] of names.slice(0, TILES).entries()) {
     const query = new URLSearchParams({ metric, points: String(FEW) });
     const found = [];
-    // One request at a time, because a million points keep the server busy for half a second.
+    // One request at a time, because the curve of a long run keeps the server busy.
     for (const [k, run] of runs.entries()) found.push({ x: [], y: [], missing: true, ...await asked(run, query).catch(() => null), k });
     if (found[0].missing && tiles.children[n]) continue; // keep the last picture
     if (!tiles.children[n]) tiles.append(overview.querySelector("template").content.cloneNode(true));
