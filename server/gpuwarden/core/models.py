@@ -46,7 +46,7 @@ MAX_SETTING = 4_096
 CELLS = "cells"
 """The folder for a fan-out's cells, inside the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
-Until: TypeAlias = Literal["step", "state", "alert"]
+Until: TypeAlias = Literal["end", "step", "state", "alert"]
 """The events for which a caller can wait."""
 Where: TypeAlias = Literal["auto", "here", "instance"]
 """The machine on which a checkpoint is verified: the local machine or the job's machine."""

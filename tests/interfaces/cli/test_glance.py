@@ -263,6 +263,7 @@ def seen(step: int, *alerts: str) -> Observation:
         ("alert", [seen(1), seen(2), seen(3, "stall")], True),
         ("alert", [seen(1, "stall"), seen(2, "stall")], False),
         ("state", [seen(1), seen(2, "stall")], False),
+        ("end", [seen(1), seen(2, "stall")], False),
     ],
 )
 async def test_a_wait_ends_with_its_news_or_its_time(
@@ -280,10 +281,28 @@ async def test_a_wait_ends_with_its_news_or_its_time(
     assert took <= 60 if came else 60 <= took <= 60 + MOST_S
 
 
-async def test_a_job_that_has_ended_is_not_waited_for(house: House) -> None:
+@pytest.mark.parametrize("until", ["step", "state", "alert", "end"])
+async def test_a_change_of_state_ends_each_wait_but_that_for_the_end(
+    house: House, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    looks = 0
+
+    async def advance(ctx: Context, job_id: str) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            ctx.ledger.add(f"job/{job_id}", ev.JobPaused())
+
+    monkeypatch.setattr("gpuwarden.lifecycle.monitoring.wait.advance", advance)
+    assert await wait(house.ctx, "jlive0", until, 60) is (until != "end")
+    assert looks > 3 if until == "end" else looks == 3
+
+
+@pytest.mark.parametrize("until", ["step", "end"])
+async def test_a_job_that_has_ended_is_not_waited_for(house: House, until: Any) -> None:
     house.end_one("jover")
     begun = house.clock.now()
-    assert await wait(house.ctx, "jover", "step", 500) and house.clock.now() == begun
+    assert await wait(house.ctx, "jover", until, 500) and house.clock.now() == begun
 
 
 @pytest.mark.slow

@@ -79,8 +79,8 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @cli.command()
 @click.argument("job_id")
 @click.option(
-    "--until", type=click.Choice(["step", "state", "alert"]), default="state", show_default=True,
-    help="Wait for a new step, a new state or a new alert. The job's end always ends the wait.",
+    "--until", type=click.Choice(["end", "step", "state", "alert"]), default="end", show_default=True,
+    help="Wait for the job's end, a new step, a new state or a new alert. The job's end always ends the wait.",
 )  # fmt: skip
 @click.option(
     "--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, metavar="SECONDS",
@@ -89,9 +89,9 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
-    """Wait for news about a job, until a timeout.
+    """Wait for the end of a job or other news about it, until a timeout.
 
-    Exit code 0: the job has news; 2: the wait timed out.
+    Exit code 0: it happened; 2: the wait timed out.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring import wait as use_case

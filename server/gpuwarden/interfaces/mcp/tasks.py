@@ -95,10 +95,11 @@ class Wait(BaseModel):
         except ValueError as error:
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
-    def is_over(self, now: News) -> bool:
+    def is_over(self, now: News, state: str) -> bool:
         """Return whether the awaited event has happened. A new alert ends every wait: a stall brings no step."""
+        moved = self.asked.until != "end" and now.since != self.first.since
         stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
-        return now.since != self.first.since or stepped or bool({*now.alerts} - {*self.first.alerts})
+        return moved or stepped or state in TERMINAL_JOBS or bool({*now.alerts} - {*self.first.alerts})
 
 
 class Tasks(Extension):
@@ -143,7 +144,7 @@ class Tasks(Extension):
         require_client_extension(ctx, TASKS)
         wait = Wait.read(params.task_id)
         result, body = await self._checked(ctx, wait.asked)
-        over = body["code"] in FINAL if result.is_error else wait.is_over(self._news(body))
+        over = body["code"] in FINAL if result.is_error else wait.is_over(self._news(body), body["state"])
         ended = {"status": "completed", "result": result.model_dump(mode="json", by_alias=True, exclude_none=True)}
         return {"resultType": "complete", **self._task(wait), **(ended if over else _working(body))}
 

@@ -20,17 +20,19 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Poll a job until its state or, as requested by `until`, its step or alerts change. Return whether they changed.
+    """Poll a job until it ends or, with `until`, its state, step or alerts change. Return whether that happened.
 
-    The time limit is `seconds`. For an ended job, return True immediately. The intervals between polls become longer.
+    A change of its state ends every wait except that for its end. The time limit is `seconds`. The intervals between
+    polls become longer.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)
     while True:
         state, step, alerts = await _news(ctx, job_id) if pause > FIRST_S else first
-        moved = state != first[0] or read_job(ctx.ledger, job_id).state in TERMINAL_JOBS
+        moved = until != "end" and state != first[0]
         stepped = until == "step" and step is not None and step != first[1]
-        if moved or stepped or (until == "alert" and set(alerts) - set(first[2])):
+        alerted = until == "alert" and set(alerts) - set(first[2])
+        if moved or stepped or alerted or read_job(ctx.ledger, job_id).state in TERMINAL_JOBS:
             return True
         left = end - ctx.clock.now()
         if left <= 0:
