@@ -89,7 +89,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
-    """Wait for the end of a job or other news about it, until a timeout.
+    """Wait for a job's end or other news, until a timeout.
 
     Exit code 0: it happened; 2: the wait timed out.
     """
