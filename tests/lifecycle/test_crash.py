@@ -38,12 +38,6 @@ def kill_often(folder: Path, kills: int) -> Tally:
     return tally
 
 
-@pytest.mark.prove
-def test_a_few_deaths_lose_and_doubles_nothing(tmp_path: Path) -> None:
-    tally = kill_often(tmp_path, 3)
-    assert sum(tally.kills.values()) >= 3
-
-
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
