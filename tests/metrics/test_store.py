@@ -315,7 +315,7 @@ def test_posts_are_answered_after_their_commit_and_one_commit_serves_many(store:
     commits: list[int] = []
 
     async def life() -> None:
-        async with Batches(store, every_s=0.01).running() as batches:
+        async with Batches(store).running() as batches:
             write = store.write
 
             def counted(batch: Batch) -> list[stores.Written]:
@@ -339,19 +339,23 @@ def test_posts_are_answered_after_their_commit_and_one_commit_serves_many(store:
 
 
 def test_what_waits_is_committed_when_the_server_leaves(store: MetricStore) -> None:
+    write, held = store.write, threading.Event()
+
+    def slow(batch: Batch) -> list[stores.Written]:
+        held.wait()
+        return write(batch)
+
+    store.write = slow  # type: ignore[method-assign]
+
     async def life() -> None:
-        done = []
-        async with anyio.create_task_group() as tasks, Batches(store, every_s=3600).running() as batches:
-
-            async def one() -> None:
-                done.append(await batches.add(posted()))
-
-            tasks.start_soon(one)
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-        assert done[0].stored == 3
+        async with anyio.create_task_group() as tasks, Batches(store).running() as batches:
+            for number in range(2):  # the second arrives while the first is being committed
+                tasks.start_soon(batches.add, PostedPoints(f"j{number}", (Row("loss", 1, 1, 1.0),)))
+                await anyio.wait_all_tasks_blocked()
+            held.set()
 
     anyio.run(life)
+    assert [len(store.points(f"j{number}", "loss").points) for number in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize("failure", [DiskError("full", ""), NameError("a bug")])
@@ -361,7 +365,7 @@ def test_a_failed_commit_is_an_answer_to_each_waiter(store: MetricStore, failure
             raise failure
 
         store.write = full  # type: ignore[method-assign]
-        async with Batches(store, every_s=0).running() as batches:
+        async with Batches(store).running() as batches:
             for _ in range(2):
                 with pytest.raises(WardenError):
                     await batches.add(posted())

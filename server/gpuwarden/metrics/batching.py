@@ -1,6 +1,6 @@
-"""Write metrics posts to the store in batches, with one commit for all posts that arrive within about 50 ms.
+"""Write metrics posts to the store in batches: all posts that arrive during a commit are in the next one.
 
-The response to a post is sent after the commit.
+The response to a post is sent after its commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from gpuwarden.core.errors import RateLimited, WardenError, as_warden_error
 from gpuwarden.metrics.points import PostedAlert, PostedPoints
 from gpuwarden.metrics.store import Batch, MetricStore, Written
 
-EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
 """The maximum number of posts that wait for a commit. Further posts are rejected, and the senders must try again."""
 
@@ -38,8 +37,8 @@ class Batches:
     Use the object inside a `running()` block, which commits the remaining posts when it ends.
     """
 
-    def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
-        self.store, self.every_s = store, every_s
+    def __init__(self, store: MetricStore) -> None:
+        self.store = store
         self.changed = anyio.Event()
         """An event that is set at each commit of this process and then replaced with a new event."""
         self._waiting: list[_Waiting] = []
@@ -72,7 +71,6 @@ class Batches:
     async def _work(self) -> None:
         while True:
             await self._some.wait()
-            await anyio.sleep(self.every_s)
             with anyio.CancelScope(shield=True):  # every waiting caller must get a result
                 await self.commit()
 
