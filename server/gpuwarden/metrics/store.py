@@ -324,9 +324,9 @@ def _point(step: int, at: int, value: float | None) -> Point:
 
 
 def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tuple[float, float] | None = None) -> Curve:
-    """Find the extremes of each bucket with SQLite's index. Reading a million rows in Python would be slower."""
-    total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
-    if not total:
+    """Read a curve with SQLite, because reading a million rows in Python would be slower."""
+    (last_step,) = db.execute("SELECT max(step) FROM points WHERE series = ?", (series,)).fetchone()
+    if last_step is None:
         return Curve((), (), (), 0, 0, False)
     # Points without a step, stored as NO_STEP, are shown only if no point has a step; the x axis is then the time.
     by_time = last_step == NO_STEP
@@ -336,18 +336,16 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
     low, high = (int(db.execute(ends % way, (series,)).fetchone()[0]) for way in ("ASC", "DESC"))
     if between is not None:
         low, high = (min(max(round(place * scale), low), high) for place in between)
-        part = f"SELECT count(*) FROM points WHERE {within} BETWEEN ? AND ?"  # noqa: S608
-        total = db.execute(part, (series, low, high)).fetchone()[0]
     odd = db.execute(
         f"SELECT {x}, value, at FROM points INDEXED BY odd_points WHERE series = ? AND ({_ODD}) ORDER BY step, at",  # noqa: S608
         (series,),
     ).fetchall()
-    odd = odd if between is None else [row for row in odd if low <= row[0] <= high]
-    if total <= points:
-        sql = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY step, at"  # noqa: S608
-        rows = db.execute(sql, (series, low, high)).fetchall()
-    else:
-        rows = _extremes(db, series, (low, high, (high - low) // max(points // 2, 1) + 1), within)
+    odd = [row for row in odd if low <= row[0] <= high]
+    sql = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY step, at LIMIT ?"  # noqa: S608
+    rows = db.execute(sql, (series, low, high, points + 1)).fetchall()
+    finite = len(rows)
+    if finite > points:
+        rows, finite = _extremes(db, series, (low, high, (high - low) // max(points // 2, 1) + 1), within)
     return Curve(
         x=tuple(place / scale for place, _, _ in rows),
         values=tuple(value for _, value, _ in rows),
@@ -355,7 +353,7 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
             Marker(place / scale, "nan" if value is None else "inf" if value > 0 else "-inf", at / 1e6 if at else None)
             for place, value, at in odd[:: len(odd) // MAX_MARKERS + 1]
         ),
-        total=int(total),
+        total=finite + len(odd),
         odd=len(odd),
         by_time=by_time,
         times=tuple(at / 1e6 if at else None for _, _, at in rows),
@@ -364,21 +362,25 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
 
 def _extremes(
     db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
-) -> list[tuple[int, float, int]]:
-    """Return the lowest and the highest finite point of each bucket in order, and the first and the last point.
+) -> tuple[list[tuple[int, float, int]], int]:
+    """Return the lowest and the highest finite point of each bucket and both ends, in order; count the finite points.
 
-    `bounds` is (first, last, width).
+    `bounds` is (first, last, width). To read both values at once and then to search for their points is faster than to
+    read the lowest and the highest point separately.
     """
     x, (low, high, width) = within.rpartition(" ")[2], bounds
-    finite = f"SELECT {x}, %s(value), at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
-    rows: list[tuple[int, float, int]] = []
+    finite = f"FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"
+    rows: set[tuple[int, float, int]] = set()
+    total = 0
     for begin in range(low, high + 1, width):
         piece = (series, begin, min(begin + width - 1, high))
-        found = {db.execute(finite % pick, piece).fetchone() for pick in ("min", "max")}
-        rows += sorted(row for row in found if row[1] is not None)
-    end = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY {x} %s LIMIT 1"  # noqa: S608
-    ends = [db.execute(end % way, (series, low, high)).fetchone() for way in ("ASC", "DESC")]
-    return sorted({*rows, *(row for row in ends if row is not None)})
+        found = db.execute(f"SELECT count(*), min(value), max(value) {finite}", piece).fetchone()
+        total += found[0]
+        sql = f"SELECT {x}, value, at FROM points WHERE {within} BETWEEN ? AND ? AND value = ? LIMIT 1"  # noqa: S608
+        rows |= {db.execute(sql, (*piece, value)).fetchone() for value in found[1:] if value is not None}
+    end = f"SELECT {x}, value, at {finite} ORDER BY {x} %s LIMIT 1"
+    ends = (db.execute(end % way, (series, low, high)).fetchone() for way in ("ASC", "DESC"))
+    return sorted(rows.union(row for row in ends if row is not None)), total
 
 
 __all__ = ["Batch", "Cursor", "Curve", "Marker", "MetricStore", "Page", "Point", "Row", "Series", "StoredAlert"]
