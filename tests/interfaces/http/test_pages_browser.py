@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from pathlib import Path
@@ -25,7 +26,7 @@ from gpuwarden.metrics.store import Batch, MetricStore
 from page_kit import EVIL, HOUR, busy_world, hostile_world, open_world
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page, Response
+    from playwright.async_api import Page, Response, Route
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
 LOOKS = [("light", 1200), ("dark", 360)]
@@ -297,6 +298,30 @@ async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(
         await page.click("button:text('Compare')")
         await until(page, f"{label}.includes('4999 at 49.99 h')")
         assert "x=time" in page.url and not window.wrong, (page.url, window.wrong)
+
+
+async def test_a_slow_curve_is_drawn_although_the_job_goes_on_and_is_requested_again_at_its_end(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jslow", "slow")
+    world.run("jslow", 5, 10)
+    MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jslow", (Row("loss", 1, 0, 1.0),))]))
+    view = """active => document.dispatchEvent(
+        new CustomEvent("view", {detail: {metrics: ["loss"], flags: {active}}}))"""
+    async with opened(world) as window:
+        page = window.page
+        held: asyncio.Queue[Route] = asyncio.Queue()
+        await page.route("**/jslow.*", lambda route: route.abort())  # only the views below
+        await page.route("**/curve.json*", held.put_nowait)
+        await page.goto(f"{window.base}/jobs/jslow")
+        first = await held.get()
+        for active in (True, True, False):
+            await page.evaluate(view, active)
+        assert held.empty()
+        await first.continue_()
+        await (await held.get()).continue_()
+        await page.wait_for_selector("canvas")
+        await page.evaluate(view, False)
+        assert held.empty()
 
 
 @pytest.mark.prove

@@ -389,6 +389,20 @@ logScale.addEventListener("change", draw);
 smoothing.addEventListener("change", draw);
 document.addEventListener("themechange", draw);
 new ResizeObserver(() => { if (plot && holder.clientWidth > 0) plot.setSize({ width: Math.max(240, holder.clientWidth), height: HEIGHT }); }).observe(section);
+let updating = false;
+let stale = false; // whether the job has ended since the last request
+async function update() {
+  // A second request would discard the answer to the first, and then a long run's curve would never be drawn.
+  if (updating) return;
+  updating = true;
+  do {
+    stale = false;
+    await refresh().catch(() => null);
+  } while (stale);
+  updating = false;
+  survey();
+}
+
 let running = true;
 document.addEventListener("view", (event) => {
   const names = event.detail.metrics;
@@ -401,8 +415,8 @@ document.addEventListener("view", (event) => {
     renewed = true;
   }
   const { active } = event.detail.flags;
-  if (running && !active) renewed = true;
+  if (running && !active) renewed = stale = true;
   running = active;
-  if (active || renewed || curves.length === 0) refresh().then(survey);
+  if (active || renewed || curves.length === 0) update();
 });
-refresh().then(survey); // the chosen curve first
+update(); // the chosen curve first
