@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpuwarden.backends.base import BACKENDS
 from gpuwarden.checkpoints import archive
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core import installing
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.contract import Contract, class_faults
 from gpuwarden.core.errors import NotFound, NotSupported
@@ -294,17 +296,20 @@ def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages
     wording(refused, "Mine.name", "'mine2'", "'mine'")
 
 
-def test_the_extra_that_brings_what_is_missing_is_named(packages: Packages) -> None:
+def test_the_command_that_installs_a_missing_package_is_named(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = {"gpuwarden.backends": {"slurp": "their_slurp", "slurp2": "their_slurp"}}
-    packages.add("acme", points, {"their_slurp.py": "import a_scheduler"}, extras=("slurp",))
+    packages.add("acme", points, {"their_slurp.py": "import a_scheduler"}, extras={"slurp": "a-scheduler>=2"})
     with pytest.raises(NotSupported) as with_extra:
         BACKENDS.load("slurp")
     with pytest.raises(NotSupported) as without:
         BACKENDS.load("slurp2")
-    assert (
-        manual_text(with_extra.value.next_steps) == "pip install 'acme[slurp]'"
-        and manual_text(without.value.next_steps) == "pip install a_scheduler"
-    )
+    python = shlex.quote(sys.executable)
+    assert manual_text(with_extra.value.next_steps) == f"Install it: {python} -m pip install 'a-scheduler>=2'"
+    assert manual_text(without.value.next_steps) == f"Install it: {python} -m pip install a_scheduler"
+    monkeypatch.setattr(installing, "find_spec", lambda name: None)  # uv makes environments without pip
+    assert installing.install_command("slurp", "acme") == f"uv pip install --python {python} 'a-scheduler>=2'"
 
 
 def test_a_plugin_that_nobody_has_is_not_found() -> None:

@@ -24,13 +24,15 @@ class Packages:
         entry_points: Mapping[str, Mapping[str, str]],
         files: Mapping[str, str],
         *,
-        extras: tuple[str, ...] = (),
+        extras: Mapping[str, str] | None = None,
     ) -> None:
-        """Install `package` 1.0: `entry_points` by group, source by the module's file name."""
+        """Install `package` 1.0: `entry_points` by group, source by the module's file name, requirement by extra."""
         folder = self.root / package
         info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
         info.mkdir(parents=True)
-        lines = ["Metadata-Version: 2.1", f"Name: {package}", "Version: 1.0", *(f"Provides-Extra: {e}" for e in extras)]
+        lines = ["Metadata-Version: 2.1", f"Name: {package}", "Version: 1.0"]
+        for extra, requirement in (extras or {}).items():
+            lines += [f"Provides-Extra: {extra}", f"Requires-Dist: {requirement}; extra == '{extra}'"]
         (info / "METADATA").write_text("\n".join(lines) + "\n")
         groups = [f"[{g}]\n" + "".join(f"{n} = {v}\n" for n, v in found.items()) for g, found in entry_points.items()]
         (info / "entry_points.txt").write_text("\n".join(groups))

@@ -27,6 +27,7 @@ from gpuwarden.core import processes
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
 from gpuwarden.core.guidance import Action, Hint, do, steps
+from gpuwarden.core.installing import install_command
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.policy import Local
 from gpuwarden.core.readiness import Needs, Readiness
@@ -81,7 +82,7 @@ class LocalBackend(MachineBackend):
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
         elif not self._policy().unsandboxed:
-            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so it can't run jobs", HOW_TO_ALLOW)
+            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so it can't run jobs", _how_to_allow())
         if rehearsed:  # outside a rehearsal, a rule reports a missing interpreter together with other findings
             self.interpreter(spec)
 
@@ -239,10 +240,11 @@ class LocalBackend(MachineBackend):
         return await parsed(b"".join(parts))
 
 
-HOW_TO_ALLOW: Hint = (
-    "Install bubblewrap (`apt install bubblewrap`, or `pip install 'gpuwarden[sandbox]'`).",
-    do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
-)
+def _how_to_allow() -> Hint:
+    return (
+        f"Install bubblewrap (`apt install bubblewrap`, or `{install_command('sandbox')}`).",
+        do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
+    )
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:

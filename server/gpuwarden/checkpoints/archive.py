@@ -37,7 +37,7 @@ from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_prior
 
 # Not in the archive: modules that need other packages, or that never run on the machine that stores the files.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
-_CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
+_CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "installing.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256
 _FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "causes", "sealed", "unread")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.installing import install_command
 
 _ROWS = 8
 _WHOLE = 4 << 20  # A source tensor of at most this many bytes is compared in full.
@@ -121,7 +122,9 @@ def tensors(
     """Compare tensor names and values. If at least half of the names are unknown, only add a warning."""
     converted = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
-        converted.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
+        converted.warnings.append(
+            f"the values were not compared, because gguf is not installed: {install_command('gguf')}"
+        )
         return converted
     kind = str(meta.get("general.architecture", ""))
     work = _Comparison(kind, config, new, converted)

@@ -200,16 +200,10 @@ def _brought_by(entry: EntryPoint) -> str:
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
     """Return the command that installs a missing package, through the extra with the plug-in's name if there is one."""
-    from importlib.metadata import PackageNotFoundError, metadata
+    from gpuwarden.core.installing import install_command
 
     package = entry.dist.name if entry and entry.dist else _OURS
-    try:
-        extras = metadata(package).get_all("Provides-Extra") or []
-    except PackageNotFoundError:
-        extras = []
-    if name.replace("_", "-") in {e.replace("_", "-") for e in extras}:
-        return f"pip install '{package}[{name}]'"
-    return f"pip install {missing.partition('.')[0]}"
+    return "Install it: " + install_command(name, package, otherwise=missing.partition(".")[0])
 
 
 def _to_mend(contract: Contract, entry: EntryPoint | None) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Final, TextIO
 
 from gpuwarden.checkpoints.values.crc32c import masked
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported
+from gpuwarden.core.installing import install_command
 from gpuwarden.metrics.store import Cursor, MetricStore, Point
 
 PIECE: Final = 10_000
@@ -91,7 +92,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
     try:
         trackio: Any = importlib.import_module("trackio")
     except ImportError as error:
-        raise NotSupported("trackio is not installed", "Install it: pip install trackio") from error
+        raise NotSupported("trackio is not installed", f"Install it: {install_command('trackio')}") from error
     with contextlib.suppress(ValueError):  # the project does not exist yet
         if any(run.name == job for run in trackio.Api().runs(project)):
             raise Conflict(

@@ -16,6 +16,7 @@ from anyio import get_cancelled_exc_class, to_thread
 
 from gpuwarden.core.credentials import credential, without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, Unreachable
+from gpuwarden.core.installing import install_command
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 
@@ -45,9 +46,7 @@ class S3Reader:
             import boto3  # type: ignore[import-untyped,unused-ignore]
             from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
-            raise NotSupported(
-                "boto3 is not installed on this machine", "Install gpuwarden with the extra `s3`: gpuwarden[s3]."
-            ) from error
+            raise NotSupported("boto3 is not installed", f"Install it: {install_command('s3')}") from error
         # Without keys or a region in the environment, boto3 uses the AWS configuration.
         self._client: Any = self._ask(lambda: boto3.client(
             "s3",

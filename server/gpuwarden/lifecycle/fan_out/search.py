@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.fan_out import FanOutPlan, Search, bounds, cells_of, drawn, grid
+from gpuwarden.core.installing import install_command
 from gpuwarden.core.models import Cell
 
 
@@ -25,7 +26,7 @@ def chosen(
     except ImportError as missing:
         raise NotSupported(
             "a search with Optuna needs the package optuna, which is not installed",
-            "Install gpuwarden[tune], or use --random or --grid, which do not need it.",
+            f"Install it: {install_command('tune')}. Or use --random or --grid, which do not need it.",
         ) from missing
     search = plan.search
     assert search is not None

