@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, RateLimited, Refused
+from gpuwarden.core.models import Answer, Instance, Resources
 from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -194,6 +195,27 @@ async def test_a_platform_without_a_free_machine_is_asked_again_later(house: All
     await house.rounds(40, 60)
     assert read_job(house.ctx.ledger, job).state is Job.RUNNING and house.rented() == 2
     assert house.cloud.store.state().calls["create"] == 3
+
+
+@pytest.mark.slow
+async def test_a_rate_limit_delays_a_relaunch_by_minutes_at_most(
+    house: Allowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await house.copied()
+    provider = house.ctx.provider(read_job(house.ctx.ledger, job).spec.platform)
+    create, refused = provider.create, 0
+
+    async def limited(wanted: Resources, token: str) -> Answer[Instance]:
+        nonlocal refused
+        if refused < 9:
+            refused += 1
+            raise RateLimited("asked too often", "Wait.")
+        return await create(wanted, token)
+
+    monkeypatch.setattr(provider, "create", limited)
+    house.takes()
+    await house.rounds(60)
+    assert (refused, read_job(house.ctx.ledger, job).state) == (9, Job.RUNNING), "31 minutes"
 
 
 @pytest.mark.slow

@@ -59,6 +59,14 @@ class ShiftedClock:
         await anyio.sleep(seconds)
 
 
+def doubled(first_s: float, failures: int, longest_s: float) -> float:
+    """Return the seconds to wait after a number of consecutive failures: 0, `first_s`, then twice as long each time.
+
+    A power of two above 2**1023 would raise OverflowError, which a failure that lasts for days can reach.
+    """
+    return min(first_s * 2.0 ** min(failures - 1, 64), longest_s) if failures > 0 else 0.0
+
+
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     """Return the number of seconds to wait according to the `Retry-After` header, which contains seconds or a date.
 

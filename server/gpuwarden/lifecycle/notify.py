@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from gpuwarden.core import processes
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
@@ -167,7 +168,7 @@ class Courier:
     def _failed(self, name: str, alert: Alert, why: str) -> None:
         self.trouble[name] = why
         n = self._tries[name, alert.seq] = self._tries[name, alert.seq] + 1
-        self._next[name] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+        self._next[name] = self.ctx.clock.now() + doubled(FIRST_RETRY_S, n, MOST_RETRY_S)
         if n == 1:
             self.ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
 

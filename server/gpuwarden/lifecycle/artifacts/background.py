@@ -13,6 +13,7 @@ from typing import Final
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import Conflict, DiskError, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.next_step import Copy
@@ -91,7 +92,7 @@ class Keeper:
                     continue
             # If the copy could not be verified, the delay before the next attempt grows.
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
-            due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+            due[job.id] = self.ctx.clock.now() + doubled(FIRST_RETRY_S, n, MOST_RETRY_S)
 
     def _lost(self) -> list[JobRecord]:
         """Return the jobs that can't be relaunched until the files in their artifact store have been copied."""
@@ -136,7 +137,7 @@ class Keeper:
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its machine stopped itself and has not been started again: {known.message}"
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
-                self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+                self._next[job.id] = self.ctx.clock.now() + doubled(FIRST_RETRY_S, n, MOST_RETRY_S)
 
     async def _kept_instead(self, job: JobRecord) -> bool:
         """Copy a job's outputs from its artifact store and verify them. Return False if the machine is needed."""

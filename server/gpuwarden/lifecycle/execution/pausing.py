@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.money import usd
@@ -103,8 +104,7 @@ def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     """Return whether a start may be requested now: the first at once, each further start after an increasing delay."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
-    wait_s = min(START_AGAIN_S * 2.0 ** min(len(tries) - 1, 16), LONGEST_START_S)
-    return not tries or ctx.clock.now() - tries[-1].at >= wait_s
+    return not tries or ctx.clock.now() - tries[-1].at >= doubled(START_AGAIN_S, len(tries), LONGEST_START_S)
 
 
 def stop_keeps(ctx: Context, job: JobRecord) -> bool:

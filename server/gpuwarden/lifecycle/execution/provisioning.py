@@ -11,6 +11,7 @@ from typing import Final
 
 import anyio
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
@@ -241,11 +242,11 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
         hurried = doubted is not None and doubted.data.code == RateLimited.code
         if _in_hurry(ctx, job):
             return False
-        if hurried and ctx.clock.now() - lease.since < min(HURRIED_WAIT_S * 2.0 ** min(tries - 1, 16), MOST_HURRIED_S):
+        if hurried and ctx.clock.now() - lease.since < doubled(HURRIED_WAIT_S, tries, MOST_HURRIED_S):
             return False
         if tries >= MAX_GENERATIONS and not hurried:
             return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
-        if again is not None and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
+        if again is not None and not hurried and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
             return False
         return await rent(ctx, job)
     if lease.instance_id is None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.ledger.events import FanOutAccepted, FanOutLimited, FanOutResumed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.holds import fan_out_conditions
@@ -13,7 +14,7 @@ from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S, Condition
 from gpuwarden.lifecycle.monitoring.inventory import what_went_wrong
 
-FIRST_WAIT_S: Final = 15.0
+FIRST_WAIT_S: Final = 30.0
 MOST_WAIT_S: Final = 600.0
 
 
@@ -54,7 +55,7 @@ class FanOuts:
             if self.ctx.clock.now() >= self._next.get(fan_id, 0.0):
                 waits = await self._advanced(fan_id)
                 n = self._misses[fan_id] = self._misses.get(fan_id, 0) + 1 if waits else 0
-                self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+                self._next[fan_id] = self.ctx.clock.now() + doubled(FIRST_WAIT_S, n, MOST_WAIT_S)
 
     def conditions(self) -> list[Condition]:
         """Return the alert conditions of fan-outs that are open or that finished in the last day."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Final
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import RateLimited, WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
@@ -81,7 +82,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         # Wait as long as the platform requests, but at least for a backoff that doubles with each consecutive refusal.
         earlier = reversed(ctx.ledger.events(lease.subject, kind=VerbSent))
         refused = sum(1 for _ in takewhile(lambda event: event.data.not_before is not None, earlier))
-        backoff_s = min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S)
+        backoff_s = doubled(FIRST_WAIT_S, refused + 1, MOST_WAIT_S)
         not_before = ctx.clock.now() + max(min(busy.after_s or 0.0, LONGEST_ASKED_S), backoff_s)
         sent = VerbSent(verb=step, taken=False, why=busy.message, not_before=not_before)
     except WardenError as error:

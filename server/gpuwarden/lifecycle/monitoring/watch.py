@@ -19,6 +19,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 from filelock import FileLock, Timeout
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertCleared, AlertRaised
@@ -57,9 +58,8 @@ LEAP_S: Final = 300.0
 SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, which reveal machines that exist although they are recorded as ended.
 """
-FIRST_SWEEP_S: Final = 15.0
-"""Half of the first delay, in seconds, before a list that could not be read is requested again. The delay doubles with
-each failure."""
+FIRST_SWEEP_S: Final = 30.0
+"""Seconds before a list that could not be read is requested again. The delay doubles with each failure."""
 GAP_S: Final = 3600.0
 """Maximum seconds between two observations of a continuous condition. If `same` is set and unchanged, no limit applies.
 """
@@ -179,7 +179,7 @@ class Watcher:
                 # An unreadable list is read again sooner, because it may contain a billed machine that is running
                 # again.
                 self._unread = self._unread + 1 if unread else 0
-                self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
+                self._next_sweep = now + (doubled(FIRST_SWEEP_S, self._unread, SWEEP_S) or SWEEP_S)
                 trouble |= unread
             awake_since = self._awake_since(now)
             trouble |= self.reports.trouble | self.fan_outs.trouble | self.keeper.trouble
@@ -228,7 +228,7 @@ class Watcher:
             unverified = any(read_lease(self.ctx.ledger, n).state is Lease.UNVERIFIED for n in leases_of(self.ctx, job))
             if job_id in trouble or job_id in self.ctx.blind or job.state is Job.UNKNOWN or unverified:
                 n = self._misses[job_id] = self._misses.get(job_id, 0) + 1
-                self._next[job_id] = self.ctx.clock.now() + min(self.every_s * 2 ** min(n, 20), MAX_WAIT_S)
+                self._next[job_id] = self.ctx.clock.now() + doubled(2 * self.every_s, n, MAX_WAIT_S)
             else:
                 self._misses.pop(job_id, None)
                 self._next.pop(job_id, None)

@@ -14,6 +14,7 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.clock import doubled
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.next_step import UNDER_WAY, Copy
@@ -35,7 +36,7 @@ from gpuwarden.lifecycle.leases.termination import call_sent, voided
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
 
-FIRST_WAIT_S: Final = 15.0
+FIRST_WAIT_S: Final = 30.0
 MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
 
@@ -121,7 +122,7 @@ class Orders:
             except WardenError as error:
                 trouble[job.id] = error.message
             n = self._misses[job.id] = 0 if on_its_way else self._misses.get(job.id, 0) + 1
-            self._next[job.id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+            self._next[job.id] = self.ctx.clock.now() + doubled(FIRST_WAIT_S, n, MOST_WAIT_S)
         return trouble
 
 
