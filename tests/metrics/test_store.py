@@ -15,6 +15,7 @@ from gpuwarden.core.errors import DiskError, WardenError
 from gpuwarden.metrics import store as stores
 from gpuwarden.metrics.batching import Batches
 from gpuwarden.metrics.points import (
+    NO_STEP,
     Malformed,
     PostedPoints,
     Problem,
@@ -295,6 +296,16 @@ def test_points_without_steps_are_drawn_over_time(store: MetricStore) -> None:
     curve = store.downsampled("j1", "loss")
     assert (curve.by_time, curve.x) == (True, (1_700_000_000.0, 1_700_000_001.0, 1_700_000_002.0))
     assert store.points("j1", "loss").points[0].step is None
+
+
+def test_points_without_a_step_are_omitted_if_others_have_one(store: MetricStore) -> None:
+    rows = [Row("loss", NO_STEP, n, math.nan if n % 2 else 1.0) for n in range(1, 9)]
+    rows += [Row("loss", n, 0, math.nan if n == 3 else 2.0) for n in range(6)]
+    store.write(Batch([PostedPoints("j1", tuple(rows))]))
+    for points in (4, 100):
+        curve = store.downsampled("j1", "loss", points)
+        assert (curve.by_time, curve.total, curve.odd) == (False, 6, 1)
+        assert set(curve.x) <= {0, 1, 2, 4, 5} and [mark.x for mark in curve.markers] == [3]
 
 
 @pytest.mark.prove

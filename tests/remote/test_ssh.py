@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh import link
 from gpuwarden.remote.ssh.config import Endpoint
 from gpuwarden.remote.ssh.connect import Connection
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
-from gpuwarden.remote.transfer.upload import push
 from ssh_kit import cut
 from sshd import keygen
 from waiting import eventually, soon
@@ -52,24 +50,6 @@ async def test_a_dead_transport_is_opened_again(box: Ssh) -> None:
     assert (await box.run(["echo", "back"])).out == b"back\n"
 
 
-async def test_an_early_login_is_the_one_that_is_used_and_its_failure_is_raised_once(
-    box: Ssh, closed_port: int
-) -> None:
-    box.link.begin()
-    assert (await box.run(["echo", "first"])).out == b"first\n"
-    first = box.link.opened
-    box.link.begin()
-    assert box.link.connection() is first
-    await box.aclose()
-    port, box.link.endpoint = box.endpoint.port, replace(box.endpoint, port=closed_port)
-    box.link.begin()
-    with box.link._opening:  # the attempt has ended
-        box.link.endpoint = replace(box.endpoint, port=port)
-    with pytest.raises(Unreachable):
-        box.link.connection()
-    assert (await box.run(["echo", "back"])).out == b"back\n"
-
-
 class SlowLogin:
     """A login that ends when the test lets it, and the connection that it opens."""
 
@@ -89,15 +69,19 @@ class SlowLogin:
         """Do something during the login; it has ended afterwards."""
         self.begun.clear()
         self.go_on.clear()
-        self.link.begin()
+        login = threading.Thread(target=self._login)
+        login.start()
         assert self.begun.wait(60)
         yield
         self.go_on.set()
-        with self.link._opening:
-            pass
+        login.join()
+
+    def _login(self) -> None:
+        with suppress(Unreachable):  # the login was closed
+            self.link.connection()
 
 
-async def test_a_close_during_an_early_login_leaves_no_connection(box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_close_during_a_login_leaves_no_connection(box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
     login = SlowLogin(box, monkeypatch)
     with login.under_way():
         await box.aclose()
@@ -105,7 +89,7 @@ async def test_a_close_during_an_early_login_leaves_no_connection(box: Ssh, monk
     assert (await box.run(["echo", "back"])).out == b"back\n"
 
 
-async def test_a_pin_that_is_set_during_an_early_login_stays(
+async def test_a_pin_that_is_set_during_a_login_stays(
     box: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     login = SlowLogin(box, monkeypatch)
@@ -124,47 +108,6 @@ async def test_a_repeated_pin_keeps_the_connection(box: Ssh) -> None:
     opened = box.link.opened
     await box.repin(key.line)
     assert box.link.opened is opened is not None and opened.alive
-
-
-@pytest.mark.parametrize("late", [True, False])
-async def test_an_early_failure_is_not_raised_after_a_close(
-    box: Ssh, monkeypatch: pytest.MonkeyPatch, closed_port: int, late: bool
-) -> None:
-    login, port = SlowLogin(box, monkeypatch), box.endpoint.port
-    box.link.endpoint = replace(box.endpoint, port=closed_port)
-    with login.under_way():
-        if late:
-            await box.aclose()
-    await box.aclose()
-    box.link.endpoint = replace(box.endpoint, port=port)
-    assert (await box.run(["echo", "fine"])).out == b"fine\n"
-
-
-@pytest.mark.parametrize("late", [True, False])
-async def test_a_push_that_refuses_its_manifest_leaves_no_failure_to_the_next_call(
-    box: Ssh, monkeypatch: pytest.MonkeyPatch, closed_port: int, tmp_path: Path, late: bool
-) -> None:
-    login, port = SlowLogin(box, monkeypatch), box.endpoint.port
-    box.link.endpoint = replace(box.endpoint, port=closed_port)
-    if not late:
-        login.go_on.set()
-    with pytest.raises(BadRequest):
-        await push(box, {"x": tmp_path / "none"}, str(tmp_path / "far"))
-    login.go_on.set()
-    with box.link._opening:  # the attempt has ended
-        box.link.endpoint = replace(box.endpoint, port=port)
-    assert (await box.run(["echo", "fine"])).out == b"fine\n"
-
-
-async def test_a_login_for_which_there_is_no_thread_happens_later(box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        box.link.begin()
-    assert not box.link._opening.locked()
-    assert (await box.run(["echo", "fine"])).out == b"fine\n"
 
 
 @pytest.mark.slow

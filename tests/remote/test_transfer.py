@@ -25,7 +25,7 @@ from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer import upload, upload_agent
-from gpuwarden.remote.transfer.shell_upload import put
+from gpuwarden.remote.transfer.small_file import put
 from gpuwarden.remote.transfer.upload import push
 from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Counts, Row, UploadStream, row
 from real_parts import amount, need
@@ -33,12 +33,6 @@ from sshd import Sshd
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=[sys.executable, None], ids=["stream", "shell"])
-def python(request: pytest.FixtureRequest) -> str | None:
-    """Each way that a push can go: a machine with Python, and one without."""
-    return cast("str | None", request.param)
 
 
 def some(folder: Path, **sizes: int) -> dict[str, Path]:
@@ -51,47 +45,47 @@ def some(folder: Path, **sizes: int) -> dict[str, Path]:
 HOSTILE = ["a b", "-rf", "$(touch canary)", "`touch canary`", "quote'\"s", "back\\slash", "*", "~", "ü", "deep/er/x"]
 
 
-async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, python: str | None, tmp_path: Path) -> None:
+async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=100_000, empty=0)
     listing = {"a": files["a"], "empty": files["empty"], **dict.fromkeys(HOSTILE, files["a"])}
     far = tmp_path / "far folder"
-    got = await push(box, listing, str(far), python=python)
+    got = await push(box, listing, str(far))
     assert got.bytes_sent == 100_000 * (len(HOSTILE) + 1)
     for name, path in listing.items():
         assert (far / name).read_bytes() == path.read_bytes()
     assert not [p for p in far.rglob("*") if p.name.endswith(".part")]
     assert not list(tmp_path.rglob("canary"))
-    again = await push(box, listing, str(far), python=python)
+    again = await push(box, listing, str(far))
     assert (again.bytes_sent, again.bytes_skipped) == (0, got.bytes_sent)
 
 
-async def test_a_changed_file_replaces_the_old_one(box: Ssh, python: str | None, tmp_path: Path) -> None:
+async def test_a_changed_file_replaces_the_old_one(box: Ssh, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=1000)
-    await push(box, files, str(tmp_path / "far"), python=python)
+    await push(box, files, str(tmp_path / "far"))
     files["a"].write_bytes(b"x" * 1000)
-    assert (await push(box, files, str(tmp_path / "far"), python=python)).bytes_sent == 1000
+    assert (await push(box, files, str(tmp_path / "far"))).bytes_sent == 1000
     assert (tmp_path / "far/a").read_bytes() == b"x" * 1000
 
 
 @pytest.mark.parametrize("name", ["../up", "/abs", "a/../../up", "nul\0", "new\nline", ""])
-async def test_a_name_that_leaves_is_refused(box: Ssh, python: str | None, tmp_path: Path, name: str) -> None:
+async def test_a_name_that_leaves_is_refused(box: Ssh, tmp_path: Path, name: str) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(WardenError):
-        await push(box, {name: files["a"]}, str(tmp_path / "in" / "far"), python=python)
+        await push(box, {name: files["a"]}, str(tmp_path / "in" / "far"))
     assert not (tmp_path / "in").exists()
 
 
-async def test_links_pipes_and_devices_are_never_sent(box: Ssh, python: str | None, tmp_path: Path) -> None:
+async def test_links_pipes_and_devices_are_never_sent(box: Ssh, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "link", tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "none"):
         with pytest.raises(BadRequest):
-            await push(box, {"x": path}, str(tmp_path / "far"), python=python)
+            await push(box, {"x": path}, str(tmp_path / "far"))
 
 
 @pytest.mark.parametrize("size", [100, SMALL_BYTES + 1])
 async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
-    box: Ssh, python: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wording: Wording
+    box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wording: Wording
 ) -> None:
     """The file there has the same name, size and time."""
     files, other = some(tmp_path / "here", x=size), some(tmp_path / "other", x=size)
@@ -106,41 +100,41 @@ async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
 
     monkeypatch.setattr(upload, "row", then_linked)
     with pytest.raises(BadRequest) as refused:
-        await push(box, {"x": files["x"]}, str(tmp_path / "far"), python=python)
+        await push(box, {"x": files["x"]}, str(tmp_path / "far"))
     wording(refused)
     assert not (tmp_path / "far/x").exists()
 
 
-async def test_a_part_that_lies_is_sent_anew(box: Ssh, python: str | None, tmp_path: Path) -> None:
+async def test_a_part_that_lies_is_sent_anew(box: Ssh, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=50_000)
-    await push(box, files, str(tmp_path / "far"), python=python)
-    key = row("a", files["a"]).key if python else hashlib.sha256(files["a"].read_bytes()).hexdigest()[:16]
+    await push(box, files, str(tmp_path / "far"))
+    key = row("a", files["a"]).key
     (tmp_path / "far/a").unlink()
     (tmp_path / f"far/.a.{key}.part").write_bytes(b"\0" * 20_000)
-    got = await push(box, files, str(tmp_path / "far"), python=python)
+    got = await push(box, files, str(tmp_path / "far"))
     assert (tmp_path / "far/a").read_bytes() == files["a"].read_bytes()
     assert got.bytes_sent == 80_000
 
 
 @pytest.mark.slow
-async def test_a_full_folder_is_said(box: Ssh, python: str | None, tmp_path: Path, wording: Wording) -> None:
+async def test_a_full_folder_is_said(box: Ssh, tmp_path: Path, wording: Wording) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(BadRequest) as refused:
-        await push(box, files, "/proc/nowhere", python=python)
+        await push(box, files, "/proc/nowhere")
     wording(str(refused.value).partition(":")[0], "/proc/nowhere")
     with pytest.raises(BadRequest) as refused:
         await put(box, "/proc/nowhere/x", b"x")
     wording(str(refused.value).partition(":")[0], "/proc/nowhere/x")
 
 
-async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None, cuts: int, size: int) -> None:
+async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, size: int) -> None:
     ssh = Ssh(resolve("127.0.0.1", port=proxy.port, config=sshd.config), config=sshd.config)
     files = some(tmp_path / "here", large=size, small=5000)
     await ssh.run(["true"])
     rng = random.Random(5)
     points = iter([rng.randrange(20_000, size // cuts) for _ in range(cuts)])
     proxy.arm(lambda: next(points, None))
-    got = await push(ssh, files, str(tmp_path / "far"), python=python, clock=NoWait(), tries=50)
+    got = await push(ssh, files, str(tmp_path / "far"), clock=NoWait(), tries=50)
     await ssh.aclose()
     for name, path in files.items():
         assert (tmp_path / "far" / name).read_bytes() == path.read_bytes()
@@ -151,17 +145,15 @@ async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str 
 
 @pytest.mark.prove
 @pytest.mark.usefixtures("client")
-async def test_a_push_goes_on_after_every_cut(
-    sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None
-) -> None:
-    await cut_push(sshd, proxy, tmp_path, python, 4, 20_000_000)
+async def test_a_push_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
+    await cut_push(sshd, proxy, tmp_path, 4, 20_000_000)
 
 
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
-async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None) -> None:
-    await cut_push(sshd, proxy, tmp_path, python, cuts := amount(20, 100), cuts * 2_000_000)
+async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
+    await cut_push(sshd, proxy, tmp_path, cuts := amount(20, 100), cuts * 2_000_000)
 
 
 # ------------------------------------------------------------------------------------------------------- small files

@@ -22,7 +22,7 @@ from gpuwarden.remote.host.host_info import HostInfo
 from gpuwarden.remote.host.interpreter import needs_of, readiness, request_of, uv_run
 from gpuwarden.remote.host.uv_wheel import WHEELS, name_of, uv_program
 from gpuwarden.remote.ssh.machine import Ssh
-from gpuwarden.remote.transfer.shell_upload import PUT_S
+from gpuwarden.remote.transfer.small_file import PUT_S
 from gpuwarden.remote.transfer.upload import push
 from gpuwarden.static_analysis.script import read_header, start_header
 

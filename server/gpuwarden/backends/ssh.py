@@ -38,7 +38,7 @@ from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
 from gpuwarden.remote.ssh.machine import Dialogue, Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed, NoShell
 from gpuwarden.remote.ssh.session import Take
-from gpuwarden.remote.transfer.shell_upload import PUT_S, put
+from gpuwarden.remote.transfer.small_file import PUT_S, put
 from gpuwarden.remote.transfer.stream_digest import Seal
 from gpuwarden.remote.transfer.upload import push
 

@@ -254,7 +254,8 @@ class MetricStore:
     ) -> Curve:
         """Return a curve with about `points` points: the lowest and the highest in each of `points / 2` buckets.
 
-        A curve with fewer points is returned unchanged. The x axis is the step, or the time if no point has a step.
+        A curve with fewer points is returned unchanged. The x axis is the step, or the time if no point has a step;
+        points without a step are omitted if another point has one.
         `between` selects a range of the x axis; `total` and `odd` then count only the points in this range.
         """
         with self._reading() as db:

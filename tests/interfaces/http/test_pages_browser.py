@@ -313,15 +313,25 @@ async def test_a_slow_curve_is_drawn_although_the_job_goes_on_and_is_requested_a
         await page.route("**/jslow.*", lambda route: route.abort())  # only the views below
         await page.route("**/curve.json*", held.put_nowait)
         await page.goto(f"{window.base}/jobs/jslow")
+
+        async def nothing_before() -> None:
+            """Make a request of the page's own, which the route reports after all earlier ones."""
+            await page.evaluate("void fetch('/curve.json?last')")
+            last = await held.get()
+            assert last.request.url.endswith("?last")
+            await last.fulfill(status=204)
+
         first = await held.get()
         for active in (True, True, False):
             await page.evaluate(view, active)
-        assert held.empty()
+        await nothing_before()
         await first.continue_()
-        await (await held.get()).continue_()
+        async with page.expect_response("**/curve.json?metric=*"):
+            await (await held.get()).continue_()
         await page.wait_for_selector("canvas")
         await page.evaluate(view, False)
-        assert held.empty()
+        await nothing_before()
+        assert all("Failed to load" in text for text in window.wrong), window.wrong
 
 
 @pytest.mark.prove

@@ -80,7 +80,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @click.argument("job_id")
 @click.option(
     "--until", type=click.Choice(["end", "step", "state", "alert"]), default="end", show_default=True,
-    help="Wait for the job's end, a new step, a new state or a new alert. The job's end always ends the wait.",
+    help="The event to wait for. The job's end or a new state also ends a wait for a step or an alert.",
 )  # fmt: skip
 @click.option(
     "--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, metavar="SECONDS",
@@ -91,8 +91,10 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     """Wait for a job's end or other news, until a timeout.
 
-    Exit code 0: it happened; 2: the wait timed out.
+    A pause, a preemption or an alert does not end the wait for the job's end. Exit code 0: the job ended, or the news
+    came; 2: the wait timed out.
     """
+    from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring import wait as use_case
     from gpuwarden.lifecycle.monitoring.check import check
@@ -101,6 +103,7 @@ async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     came = await use_case.wait(ctx, job_id, until, seconds)  # type: ignore[arg-type]  # click.Choice checked it
     found = await check(ctx, job_id, limit=0)
     reply = results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets))
-    if not came:
-        reply = reply.model_copy(update={"ok": False, "code": "unknown", "message": f"No news in {seconds:g} s."})
+    if not came and found.job.state not in TERMINAL_JOBS:
+        message = f"The job has not ended in {seconds:g} s." if until == "end" else f"No news in {seconds:g} s."
+        reply = reply.model_copy(update={"ok": False, "code": "unknown", "message": message})
     return answer(warned(reply, ctx), as_json, "checked")

@@ -37,61 +37,22 @@ class Link:
         self._state = threading.RLock()
         """Protects the fields `opened` and `pin`. Never held during a login, which may take a minute."""
         self._generation = 0
-        self._early: object = None
-        self._failed: Exception | None = None
-
-    def begin(self) -> None:
-        """Start connecting in another thread.
-
-        The next call to `connection` waits for this login and raises its error. A caller that does not call
-        `connection` must call `forget`.
-        """
-        if not self._opening.acquire(blocking=False):
-            return
-        attempt = self._early = object()
-
-        def early() -> None:
-            try:
-                self._connect()
-            except Exception as error:
-                with self._state:
-                    if self._early is attempt:
-                        self._failed = error
-            finally:
-                self._opening.release()
-
-        try:
-            threading.Thread(target=early, daemon=True).start()
-        except RuntimeError:  # if no thread can be started, `connection` will log in
-            self._opening.release()
-
-    def forget(self) -> None:
-        """Discard the error of a login started by `begin`, even if the login fails later."""
-        with self._state:
-            self._early = self._failed = None
 
     def connection(self) -> Connection:
         """Return the connection, and open it first if necessary. Blocks."""
         with self._opening:
             with self._state:
-                failed, self._failed = self._failed, None
-            if failed is not None:
-                raise failed
-            return self._connect()
-
-    def _connect(self) -> Connection:
-        with self._state:
-            if self.opened is not None and self.opened.alive:
-                return self.opened
-            dead, self.opened = self.opened, None
-            pin, generation = self.pin, self._generation
-        if dead is not None:
-            dead.close()
-        opened = self.dial(pin) if self.dial else connect(self.endpoint, pin=pin, config=self.config)
-        with self._state:
-            if generation == self._generation:
-                self.opened, self.pin = opened, opened.key.line
-                return opened
+                if self.opened is not None and self.opened.alive:
+                    return self.opened
+                dead, self.opened = self.opened, None
+                pin, generation = self.pin, self._generation
+            if dead is not None:
+                dead.close()
+            opened = self.dial(pin) if self.dial else connect(self.endpoint, pin=pin, config=self.config)
+            with self._state:
+                if generation == self._generation:
+                    self.opened, self.pin = opened, opened.key.line
+                    return opened
         # The link was closed or its pin was changed during this login.
         opened.close()
         raise Unreachable(f"the connection to {self.endpoint} was closed during the login", "Try again.")
@@ -127,7 +88,6 @@ class Link:
         """Close the connection. A login in progress is closed when it completes. The next call opens a new one."""
         with self._state:
             self._generation += 1
-            self.forget()
             opened, self.opened = self.opened, None
         if opened is not None:
             opened.close()

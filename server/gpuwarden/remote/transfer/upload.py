@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 from anyio import to_thread
 
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadRequest, Unreachable
-from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, python_command
+from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, no_python, python_command
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
-from gpuwarden.remote.transfer.receive import LOOK_S, Progress
-from gpuwarden.remote.transfer.shell_upload import ShellPush
 from gpuwarden.remote.transfer.upload_stream import SMALL_BYTES, Counts, Row, UploadStream, agent_source, row
 
 TRIES = 6
@@ -43,48 +39,23 @@ async def push(
     files: Mapping[str, Path],
     folder: str,
     *,
-    python: str | None = ANY_PYTHON,
-    progress: Callable[[Progress], None] | None = None,
+    python: str = ANY_PYTHON,
     stall_s: float = 30.0,
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Pushed:
     """Copy files to a machine and verify their digests there. `files` maps names in `folder` to local files.
 
-    Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, the
-    files are sent one by one through the machine's shell.
+    The files are sent as one stream to a `python` (3.8 or newer) on the machine.
 
-    Raises `BadRequest` if a name or file can't be sent or the machine has too little space, and `Unreachable` after
-    `tries` consecutive failures without progress. Bytes that arrived are kept, and the next call continues after them.
+    Raises `BadRequest` if a name or file can't be sent or the machine has too little space, `NotSupported` if it has no
+    Python, and `Unreachable` after `tries` consecutive failures without progress. Bytes that arrived are kept, and the
+    next call continues after them.
     """
-    machine.link.begin()
-    try:
-        entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
-    except BaseException:
-        machine.link.forget()
-        raise
+    entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
     job = _Push(machine, folder.rstrip("/"), stall_s, tries, clock or SystemClock(), sum(e.size for e in entries))
+    await job.stream(entries, python)
     counts = job.counts
-
-    async def watch() -> None:
-        seen = None
-        while True:
-            done = min(counts.sent + counts.resumed + counts.skipped + counts.holes, job.total)
-            now = Progress(counts.name, done, job.total, len(counts.landed), len(entries))
-            if progress is not None and now != seen:
-                seen = now
-                progress(now)
-            await anyio.sleep(LOOK_S)
-
-    with first_error():
-        async with anyio.create_task_group() as group:
-            if progress is not None:
-                group.start_soon(watch)
-            if python is None or not await job.stream(entries, python):
-                await job.shell(entries)
-            group.cancel_scope.cancel()
-    if progress is not None and entries:
-        progress(Progress(counts.name, job.total, job.total, len(entries), len(entries)))
     return Pushed(len(entries), counts.sent, counts.resumed, counts.skipped, counts.retries)
 
 
@@ -98,8 +69,8 @@ class _Push:
     total: int
     counts: Counts = field(default_factory=Counts)
 
-    async def stream(self, entries: Sequence[Row], python: str) -> bool:
-        """Send the missing files, and reconnect after a lost connection. Return False if the machine has no Python."""
+    async def stream(self, entries: Sequence[Row], python: str) -> None:
+        """Send the missing files, and reconnect after a lost connection."""
         # Send small files first, ordered by folder, then the others, ordered by size.
         rest, failures = sorted(entries, key=lambda e: (max(e.size, SMALL_BYTES), e.name)), 0
         first = True
@@ -122,16 +93,9 @@ class _Push:
                 failures = await self.lost(lost, name, failures)
             except CommandFailed as failed:
                 if failed.exit_code == NO_PYTHON:
-                    return False
+                    raise no_python() from failed
                 raise
             rest = [e for e in rest if e.name not in self.counts.landed]
-        return True
-
-    async def shell(self, entries: Sequence[Row]) -> None:
-        """Send files one by one through the shell."""
-        push = ShellPush(self.machine, self.folder, self.counts, self.stall_s, self.lost)
-        self._check_room(*await push.room(), files=len(entries))
-        await push.run(entries)
 
     async def lost(self, lost: Unreachable, name: str, failures: int) -> int:
         """Wait before the next try. Return the new number of failures. Raises `Unreachable` after `tries` failures."""

@@ -100,7 +100,6 @@ class Counts:
     skipped: int = 0
     holes: int = 0
     retries: int = 0
-    name: str = ""
     begun: set[str] = field(default_factory=set)
     landed: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
@@ -207,7 +206,6 @@ class UploadStream:
 
     def _send_small(self, rows: Sequence[Row]) -> None:
         """Send a batch of small files: first all names, sizes and digests, then the bytes."""
-        self.counts.name = rows[0].name
         self.counts.begun.update(entry.name for entry in rows)
         self._rows += rows
         contents = [self._read.pop(entry.name, b"") or read_small(entry) for entry in rows]
@@ -220,7 +218,6 @@ class UploadStream:
         self._count(sum(entry.size for entry in rows))
 
     def _send(self, entry: Row, offset: int) -> None:
-        self.counts.name = entry.name
         self._rows.append(entry)
         if entry.name not in self.counts.begun:
             self.counts.begun.add(entry.name)

@@ -46,7 +46,7 @@ async function load(run) {
 }
 
 async function asked(run, query) {
-  const answer = await fetch(`/jobs/${encodeURIComponent(run)}/curve.json?${query}`, { cache: "no-store" });
+  const answer = await fetch(`/jobs/${encodeURIComponent(run)}/curve.json?${query}`, { cache: "no-store", signal: AbortSignal.timeout(60_000) });
   return answer.ok ? answer.json() : null;
 }
 
@@ -390,16 +390,19 @@ smoothing.addEventListener("change", draw);
 document.addEventListener("themechange", draw);
 new ResizeObserver(() => { if (plot && holder.clientWidth > 0) plot.setSize({ width: Math.max(240, holder.clientWidth), height: HEIGHT }); }).observe(section);
 let updating = false;
-let stale = false; // whether the job has ended since the last request
+let stale = false; // whether the job has ended, or its metrics have changed, since the last request
 async function update() {
   // A second request would discard the answer to the first, and then a long run's curve would never be drawn.
   if (updating) return;
   updating = true;
-  do {
-    stale = false;
-    await refresh().catch(() => null);
-  } while (stale);
-  updating = false;
+  try {
+    do {
+      stale = false;
+      await refresh();
+    } while (stale);
+  } finally {
+    updating = false;
+  }
   survey();
 }
 
@@ -412,7 +415,7 @@ document.addEventListener("view", (event) => {
     const chosen = choice.value;
     choice.replaceChildren(...names.map((name) => new Option(name, name))); // without a value, spaces would be trimmed
     if (names.includes(chosen)) choice.value = chosen;
-    renewed = true;
+    renewed = stale = true;
   }
   const { active } = event.detail.flags;
   if (running && !active) renewed = stale = true;
