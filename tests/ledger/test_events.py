@@ -272,7 +272,7 @@ def modules() -> list[Path]:
 
 @pytest.mark.slow
 def test_every_event_type_can_be_read_back() -> None:
-    """A type that is not in the union would be written and come back as Unrecognized, without a word."""
+    """A type whose module is not imported by the package would be written and come back as Unrecognized."""
     for module in pkgutil.iter_modules(ledger_events.__path__, f"{ledger_events.__name__}."):
         importlib.import_module(module.name)
 

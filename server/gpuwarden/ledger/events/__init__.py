@@ -1,4 +1,4 @@
-"""All ledger events: a discriminated union of frozen models, each with a version.
+"""All ledger events: frozen models, each with a version.
 
 `decode` reads a stored body. A body of an older version is first converted to the current version. An event of an
 unknown kind is `Unrecognized` and changes no record.
@@ -6,10 +6,9 @@ unknown kind is `Unrecognized` and changes no record.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Final, get_args
-
-from pydantic import Field
+from typing import Any, Final
 
 from gpuwarden.ledger.events.approval_code import (
     ApprovalCodeMade,
@@ -139,109 +138,16 @@ from gpuwarden.ledger.events.watch import (
     AlertUnsent,
 )
 
-AnyEvent = Annotated[
-    ReceiptIssued
-    | JobAccepted
-    | JobRefused
-    | JobMovedOn
-    | JobProvisioning
-    | JobSubmitting
-    | SubmitIntent
-    | JobSubmitted
-    | JobQueued
-    | JobRunning
-    | JobUnknown
-    | JobPreempted
-    | JobPaused
-    | JobSucceeded
-    | JobFailed
-    | JobCanceled
-    | CancelRequested
-    | PauseRequested
-    | ResumeRequested
-    | MachineSeen
-    | FolderGone
-    | ProcessGone
-    | PriceAsk
-    | PriceAccepted
-    | OutputsDeclared
-    | RelaunchAllowed
-    | RelaunchIntent
-    | ArtifactsPulled
-    | ArtifactsVerified
-    | ArtifactsExaminedThere
-    | CreateIntent
-    | LeaseExtra
-    | LeaseAccount
-    | CreateDoubted
-    | CreateRefused
-    | CreateUnknown
-    | CreateAbsent
-    | LeaseNone
-    | LeaseCreated
-    | LeaseAdopted
-    | LeaseUnverified
-    | LeaseMetering
-    | LeaseCameBack
-    | LeaseObserved
-    | LeaseLook
-    | LeaseStopped
-    | LeaseGone
-    | LeaseStopping
-    | AbandonIntent
-    | VerbIntent
-    | VerbSent
-    | StartRefused
-    | ResumeIntent
-    | SelfStopArmed
-    | HostWaiting
-    | HostTrusted
-    | HostChecked
-    | TeardownRequested
-    | TeardownBlocked
-    | TeardownAwaitingHuman
-    | ApprovalGranted
-    | ApprovalDeclined
-    | ApprovalUnanswered
-    | ApprovalUsed
-    | TeardownVerifiedStopped
-    | TeardownWithdrawn
-    | TeardownNeedsHuman
-    | EndingOrdered
-    | SelfStopOrdered
-    | EndingAnnounced
-    | EndingObjected
-    | PinWrong
-    | PolicyAccepted
-    | PolicyAllowed
-    | RehearsalAsked
-    | RehearsalAllowed
-    | ScriptRehearsed
-    | PasskeyAllowed
-    | PasskeyRegistered
-    | PasskeyRemoved
-    | PasskeyUsed
-    | ApprovalCodeMade
-    | ApprovalCodeWrong
-    | ApprovalCodeUsed
-    | TokenMade
-    | TokenRevoked
-    | AlertRaised
-    | AlertCleared
-    | AlertSent
-    | AlertUnsent
-    | FanOutAccepted
-    | FanOutAsked
-    | QueueIntent
-    | QueueCollected
-    | ArrayIntent
-    | CellProven
-    | FanOutEnded
-    | FanOutResumed
-    | FanOutLimited,
-    Field(discriminator="event"),
-]
-BODIES: Final[dict[str, type[Body]]] = {body.kind(): body for body in get_args(get_args(AnyEvent)[0])}
+
+def _stored(body: type[Body]) -> Iterator[type[Body]]:
+    """Yield the models below a class that are stored, which have a field `event`."""
+    for model in body.__subclasses__():
+        if "event" in model.model_fields:
+            yield model
+        yield from _stored(model)
+
+
+BODIES: Final[dict[str, type[Body]]] = {model.kind(): model for model in _stored(Body)}
 """Maps each stored kind to its model."""
 
 
@@ -269,7 +175,6 @@ __all__ = [
     "AlertRaised",
     "AlertSent",
     "AlertUnsent",
-    "AnyEvent",
     "ApprovalCodeMade",
     "ApprovalCodeUsed",
     "ApprovalCodeWrong",
