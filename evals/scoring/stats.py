@@ -31,16 +31,6 @@ def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
     return Interval(rate, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
-    """Return Newcombe's hybrid-score interval for the difference of two rates, `passes/n - passes0/n0`."""
-    a, b = wilson(passes, n), wilson(passes0, n0)
-    if a is None or b is None:
-        return None
-    delta = a.value - b.value
-    low = delta - math.hypot(a.value - a.low, b.high - b.value)
-    return Interval(delta, low, delta + math.hypot(a.high - a.value, b.value - b.low))
-
-
 def pass_at_k(n: int, passes: int, k: int) -> float | None:
     """Return the unbiased estimate of the probability that at least one of `k` trials passes, or None with fewer than
     `k` trials.

@@ -9,7 +9,6 @@ import pytest
 from evals.scoring.stats import (
     cluster_bootstrap,
     kappa,
-    newcombe,
     normalized_gain,
     pass_at_k,
     pass_hat_k,
@@ -34,17 +33,6 @@ def test_wilson_of_the_textbook() -> None:
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(0.2553, abs=5e-5), pytest.approx(0.3662, abs=5e-5))
     assert wilson(0, 0) is None
-
-
-def test_newcombe_of_the_textbook() -> None:
-    # Newcombe 1998 (Statistics in Medicine 17:873), table II, method 10: 56/70 - 48/80 gives 0.0524 to 0.3339.
-    found = newcombe(56, 70, 48, 80)
-    assert found is not None
-    assert (found.value, found.low, found.high) == (
-        pytest.approx(0.2),
-        pytest.approx(0.0524, abs=5e-5),
-        pytest.approx(0.3339, abs=5e-5),
-    )
 
 
 @given(st.integers(1, 12), st.data())

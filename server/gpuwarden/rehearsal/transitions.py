@@ -59,10 +59,9 @@ class Engine:
         why = "it stopped by itself" if by_itself else "stop was requested"
         return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
-    def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after a termination by the user, or by the platform at the end date."""
-        why = "its end date was reached" if by_itself else "terminate was requested"
-        ended = record.but(by_itself=by_itself)
+    def terminate(self, record: Record, at: float) -> Record:
+        """Return the record after a termination by the user."""
+        ended, why = record.but(by_itself=False), "terminate was requested"
         return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
 
     def preempt(self, record: Record, at: float) -> Record:

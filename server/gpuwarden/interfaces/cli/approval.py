@@ -432,7 +432,7 @@ async def choose_pin(ctx: Context) -> Result:
     return Result(message=f"Every approval at a terminal now requires the PIN ({config.policy_file}).")
 
 
-async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
+async def allow_local(ctx: Context) -> Result:
     """Ask the user at a terminal whether jobs may run on this machine without a sandbox, and record the answer in the
     policy.
     """
@@ -441,7 +441,7 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
         return Result(message=f"Nothing to allow: jobs on this machine already run in a sandbox ({found.kind}).")
     check_approver(ctx)
     config = load_config()
-    with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
+    with open_terminal() as asked:
         asked.say(f"No sandbox works on this machine: {found.why}.")
         asked.say("Any job on `local` or in a rehearsal then runs with the rights of your account: it can read your")
         asked.say("keys and files, change gpuwarden's policy, and approve in your name.")

@@ -42,11 +42,11 @@ def span(seconds: float | None) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
 
 
-def sparkline(values: list[float], width: int = CURVE) -> str:
+def sparkline(values: list[float]) -> str:
     """Return a curve as a row of block characters. Each character represents the mean of several consecutive values."""
     if len(values) < 2:
         return ""
-    width = min(width, len(values))
+    width = min(CURVE, len(values))
     cuts = [round(n * len(values) / width) for n in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = min(means), max(means)

@@ -161,9 +161,8 @@ class Protected(Route):
         needs: Scope | Collection[Scope],
         kinds: Collection[Kind] = (),
         methods: Collection[str] | None = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(path, endpoint, methods=methods, name=name)
+        super().__init__(path, endpoint, methods=methods)
         self.needs = _Needs(needs, kinds)
 
     async def handle(self, scope: Asgi, receive: Receive, send: Send) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
@@ -110,10 +109,3 @@ def plot(rows: Sequence[Spread], title: str) -> str:
     ends = [(MARGIN, low, "start"), (right, high, "end")] if scale else [(WIDTH // 2, low, "middle")]
     parts += [text(x, y, f"{value:.4g}", anchor) for x, value, anchor in ends]
     return "\n".join([*parts, "</svg>", ""])
-
-
-def best(rows: Sequence[Spread], *, maximize: bool) -> Spread | None:
-    """Return the configuration with the best mean; None if no cell has an objective."""
-    told = [row for row in rows if row.mean is not None]
-    sign = -1.0 if maximize else 1.0
-    return min(told, key=lambda row: sign * (row.mean if row.mean is not None else math.inf), default=None)

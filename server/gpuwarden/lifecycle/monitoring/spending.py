@@ -47,9 +47,9 @@ class _Bill:
     person: str
 
 
-def charges(ctx: Context, since: float, until: float | None = None) -> list[Charge]:
-    """Return the costs between two times (in seconds since the epoch), oldest day first."""
-    until, days = ctx.clock.now() if until is None else until, _Days()
+def charges(ctx: Context, since: float) -> list[Charge]:
+    """Return the costs since a time (in seconds since the epoch), oldest day first."""
+    until, days = ctx.clock.now(), _Days()
     found = [
         charge
         for bill in bills_since(ctx, since)

@@ -28,7 +28,6 @@ from gpuwarden.static_analysis.script import ScriptFacts, read_script, with_gram
 
 if TYPE_CHECKING:
     from gpuwarden.remote.first_step.outcome import Outcome
-    from gpuwarden.remote.first_step.start import Limits
 
 SHOWN: Final = 12
 """Maximum number of script lines shown in the question to the user."""
@@ -90,7 +89,7 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
     return Permitted(script, inputs, asked)
 
 
-async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = None) -> Rehearsal:
+async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
     """Rehearse the script of a job, and record the outcome. A script that has been rehearsed before is run again.
 
     Raises the errors of `permit`, and NoSandbox if no sandbox is available.
@@ -129,7 +128,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
                 place.own,
             )
             hidden = tuple(str(path) for path in (ctx.home, *([ctx.notes_file.parent] if ctx.notes_file else [])))
-            outcome = await to_thread.run_sync(rehearse, order, place.python, hidden, limits)
+            outcome = await to_thread.run_sync(rehearse, order, place.python, hidden)
     ctx.ledger.add(f"script/{ticket_of(asked.digest)}", _recorded(ctx, asked.digest, place.packages, outcome))
     return Rehearsal(asked.digest, outcome, place.lacking)
 

@@ -106,15 +106,15 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
         store.save(llama)
 
 
-def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str = USER) -> None:
+def furnish(store: HubStore, repos: list[dict[str, Any]], token: str) -> None:
     """Fill a store with repos that are described by `{"repo", "kind", "columns", "writable", "gated", "access",
     "readme"}`.
 
     A dataset has a hundred rows, with conversations in the column `messages` and text in all others. A gated repo
-    grants `user` access if `access` is set; a writable repo belongs to one of this user's organizations.
+    grants the user access if `access` is set; a writable repo belongs to one of the user's organizations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
-    store.add_user(token, user, orgs=sorted(orgs))
+    store.add_user(token, USER, orgs=sorted(orgs))
     for row in repos:
         if row["kind"] == "dataset":
             lines = "\n".join(json.dumps({c: _cell(c, n) for c in row["columns"]}) for n in range(100))
@@ -123,7 +123,7 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str 
             _model(store, row["repo"], 1_235_814_400, "LlamaForCausalLM", chat=False, likes=1)
         repo = store.get(row["kind"], row["repo"])
         assert repo is not None
-        repo.gated, repo.grants = "manual" if row.get("gated") else False, [user] if row.get("access") else []
+        repo.gated, repo.grants = "manual" if row.get("gated") else False, [USER] if row.get("access") else []
         store.save(repo)
 
 
