@@ -309,7 +309,10 @@ def test_the_command_that_installs_a_missing_package_is_named(
     assert manual_text(with_extra.value.next_steps) == f"Install it: {python} -m pip install 'a-scheduler>=2'"
     assert manual_text(without.value.next_steps) == f"Install it: {python} -m pip install a_scheduler"
     monkeypatch.setattr(installing, "find_spec", lambda name: None)  # uv makes environments without pip
-    assert installing.install_command("slurp", "acme") == f"uv pip install --python {python} 'a-scheduler>=2'"
+    assert (
+        installing.install_command("a_scheduler", "slurp", "acme")
+        == f"uv pip install --python {python} 'a-scheduler>=2'"
+    )
 
 
 def test_a_plugin_that_nobody_has_is_not_found() -> None:

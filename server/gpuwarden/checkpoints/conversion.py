@@ -123,7 +123,7 @@ def tensors(
     converted = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
         converted.warnings.append(
-            f"the values were not compared, because gguf is not installed: {install_command('gguf')}"
+            f"the values were not compared, because gguf is not installed: {install_command('gguf', 'gguf')}"
         )
         return converted
     kind = str(meta.get("general.architecture", ""))

@@ -9,18 +9,18 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 
-def install_command(extra: str, package: str = "gpuwarden", otherwise: str = "") -> str:
-    """Return the command that installs an extra of `package`; the package `otherwise` (or `extra`) if there is none.
+def install_command(package: str, extra: str = "", of: str = "gpuwarden") -> str:
+    """Return the command that installs a package, or the requirements of the extra of `of` that includes it.
 
-    The command names the extra's requirements, because gpuwarden is on no index, and gpuwarden's interpreter, because
-    its environment may be that of a tool or a plugin. An environment that uv made has no pip.
+    The command does not name the extra, because gpuwarden is on no index. It names gpuwarden's interpreter, because its
+    environment may be that of a tool or a plugin. An environment that uv made has no pip.
     """
     try:
-        listed = requires(package) or []
+        listed = requires(of) or []
     except PackageNotFoundError:
         listed = []
     marked = re.compile(rf"\bextra\s*==\s*['\"]{re.escape(extra.replace('_', '-'))}['\"]")
     wanted = [text.partition(";")[0].strip() for text in listed if marked.search(text)]
     python = sys.executable
     tool = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
-    return shlex.join([*tool, *(wanted or [otherwise or extra])])
+    return shlex.join([*tool, *(wanted or [package])])

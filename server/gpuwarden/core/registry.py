@@ -202,8 +202,8 @@ def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
     """Return the command that installs a missing package, through the extra with the plug-in's name if there is one."""
     from gpuwarden.core.installing import install_command
 
-    package = entry.dist.name if entry and entry.dist else _OURS
-    return "Install it: " + install_command(name, package, otherwise=missing.partition(".")[0])
+    of = entry.dist.name if entry and entry.dist else _OURS
+    return "Install it: " + install_command(missing.partition(".")[0], name, of)
 
 
 def _to_mend(contract: Contract, entry: EntryPoint | None) -> str:

@@ -46,7 +46,7 @@ class S3Reader:
             import boto3  # type: ignore[import-untyped,unused-ignore]
             from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
-            raise NotSupported("boto3 is not installed", f"Install it: {install_command('s3')}") from error
+            raise NotSupported("boto3 is not installed", f"Install it: {install_command('boto3', 's3')}") from error
         # Without keys or a region in the environment, boto3 uses the AWS configuration.
         self._client: Any = self._ask(lambda: boto3.client(
             "s3",

@@ -26,7 +26,7 @@ def chosen(
     except ImportError as missing:
         raise NotSupported(
             "a search with Optuna needs the package optuna, which is not installed",
-            f"Install it: {install_command('tune')}. Or use --random or --grid, which do not need it.",
+            f"Install it: {install_command('optuna', 'tune')}. Or use --random or --grid, which do not need it.",
         ) from missing
     search = plan.search
     assert search is not None
