@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.fan_out import FanOutPlan, Search
+from gpuwarden.core.guidance import manual_text
+from gpuwarden.core.installing import install_command
 from gpuwarden.core.models import Cell, JobSpec
 from gpuwarden.lifecycle.fan_out.search import chosen
 from real_parts import need
@@ -59,9 +61,9 @@ def test_choices_are_used_up_without_a_collision(wording: Wording) -> None:
     wording(refused.value.errors()[0]["ctx"]["error"])
 
 
-def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_without_optuna_its_installation_is_named(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(NotSupported) as missing:
         chosen(_plan({"lr": "1e-5..1e0"}), (), {}, 1)
     wording(missing)
-    assert "gpuwarden[tune]" in str(missing.value.next_steps)
+    assert install_command("optuna", "tune") in manual_text(missing.value.next_steps)
