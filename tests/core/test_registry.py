@@ -299,6 +299,7 @@ def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages
 def test_the_command_that_installs_a_missing_package_is_named(
     packages: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(installing, "find_spec", lambda name: True)
     points = {"gpuwarden.backends": {"slurp": "their_slurp", "slurp2": "their_slurp"}}
     packages.add("acme", points, {"their_slurp.py": "import a_scheduler"}, extras={"slurp": "a-scheduler>=2"})
     with pytest.raises(NotSupported) as with_extra:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.core.errors import BadRequest, Conflict, RateLimited, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, RateLimited, Refused
 from gpuwarden.core.models import Answer, Instance, Resources
 from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.reasons import Code
@@ -198,8 +198,9 @@ async def test_a_platform_without_a_free_machine_is_asked_again_later(house: All
 
 
 @pytest.mark.slow
-async def test_a_rate_limit_delays_a_relaunch_by_minutes_at_most(
-    house: Allowed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("busy", [0, 2])
+async def test_a_rate_limit_delays_a_relaunch_by_minutes_and_is_no_attempt(
+    house: Allowed, monkeypatch: pytest.MonkeyPatch, busy: int
 ) -> None:
     job = await house.copied()
     provider = house.ctx.provider(read_job(house.ctx.ledger, job).spec.platform)
@@ -207,15 +208,17 @@ async def test_a_rate_limit_delays_a_relaunch_by_minutes_at_most(
 
     async def limited(wanted: Resources, token: str) -> Answer[Instance]:
         nonlocal refused
-        if refused < 9:
-            refused += 1
+        refused += 1
+        if refused <= 9:
             raise RateLimited("asked too often", "Wait.")
+        if refused <= 9 + busy:
+            raise NoCapacity("nothing is free")
         return await create(wanted, token)
 
     monkeypatch.setattr(provider, "create", limited)
     house.takes()
-    await house.rounds(60)
-    assert (refused, read_job(house.ctx.ledger, job).state) == (9, Job.RUNNING), "31 minutes"
+    await house.rounds(60 + 20 * busy)
+    assert (refused, read_job(house.ctx.ledger, job).state) == (10 + busy, Job.RUNNING), "31 minutes, and 5 and 10"
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def install_command(package: str, extra: str = "", of: str = "gpuwarden") -> str
         listed = requires(of) or []
     except PackageNotFoundError:
         listed = []
-    marked = re.compile(rf"\bextra\s*==\s*['\"]{re.escape(extra.replace('_', '-'))}['\"]")
+    marked = re.compile(rf"\bextra\s*==\s*['\"]{'[-_]'.join(map(re.escape, re.split('[-_]', extra)))}['\"]")
     wanted = [text.partition(";")[0].strip() for text in listed if marked.search(text)]
     python = sys.executable
     tool = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]

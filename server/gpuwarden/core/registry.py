@@ -199,7 +199,7 @@ def _brought_by(entry: EntryPoint) -> str:
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the command that installs a missing package, through the extra with the plug-in's name if there is one."""
+    """Return the step that installs a missing package, or the requirements of the extra with the plug-in's name."""
     from gpuwarden.core.installing import install_command
 
     of = entry.dist.name if entry and entry.dist else _OURS

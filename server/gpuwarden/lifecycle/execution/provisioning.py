@@ -176,13 +176,19 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     A rate-limited or lost request is repeated instead.
     """
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
-    if doubted is None or doubted.data.code == RateLimited.code or job.given_up == lease.id:
+    if doubted is None or _rate_limited(ctx, lease.subject) or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
         return False  # after an interruption of many machines, capacity may be free again later
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
+
+
+def _rate_limited(ctx: Context, lease: str) -> bool:
+    """Return whether the platform refused to create a lease's machine because of its rate limit."""
+    doubted = ctx.ledger.last(lease, CreateDoubted)
+    return doubted is not None and doubted.data.code == RateLimited.code
 
 
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
@@ -237,18 +243,18 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
         again = ctx.ledger.last(job.subject, RelaunchIntent)
         if again is None and recalled(ctx.ledger, job.id):
             return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
-        tries = job.generation - max(again.data.generation if again else 0, job.given_up_generation)
-        doubted = ctx.ledger.last(lease.subject, CreateDoubted)
-        hurried = doubted is not None and doubted.data.code == RateLimited.code
         if _in_hurry(ctx, job):
             return False
-        if hurried and ctx.clock.now() - lease.since < doubled(HURRIED_WAIT_S, tries, MOST_HURRIED_S):
-            return False
-        if tries >= MAX_GENERATIONS and not hurried:
+        begun = max(again.data.generation if again else 0, job.given_up_generation)
+        limited = [_rate_limited(ctx, f"lease/{job.id}-i{n}") for n in range(begun + 1, job.generation + 1)]
+        tries = limited.count(False)  # a rate limit says nothing about the platform's capacity
+        if limited and limited[-1]:
+            wait_s = doubled(HURRIED_WAIT_S, len(limited), MOST_HURRIED_S)
+        elif tries >= MAX_GENERATIONS:
             return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
-        if again is not None and not hurried and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
-            return False
-        return await rent(ctx, job)
+        else:
+            wait_s = RELAUNCH_WAIT_S * 2.0 ** (tries - 1) if again is not None else 0.0
+        return await rent(ctx, job) if ctx.clock.now() - lease.since >= wait_s else False
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
     if given_back(ctx, lease):

@@ -93,12 +93,11 @@ def agent_source() -> str:
 
 @dataclass
 class Counts:
-    """The progress of a push across all of its connections. Other threads may read it."""
+    """The progress of a push across all of its connections."""
 
     sent: int = 0
     resumed: int = 0
     skipped: int = 0
-    holes: int = 0
     retries: int = 0
     begun: set[str] = field(default_factory=set)
     landed: set[str] = field(default_factory=set)
@@ -241,7 +240,6 @@ class UploadStream:
                     if at >= offset:
                         self._write(b"Z %d\n" % count)
                         self._flush()
-                        self.counts.holes += count
                     at += count
                     continue
                 piece = buffer[: min(most, len(buffer), self._ahead // 2)]
