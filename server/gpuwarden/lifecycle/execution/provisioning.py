@@ -164,7 +164,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     with ctx.ledger.transaction():
         ctx.ledger.add(lease.subject, LeaseCreated(instance=answer.value))
         if answer.value.state is InstanceState.FAILED:
-            _intend_to_abandon(ctx, lease, answer.value.why)
+            intend_to_abandon(ctx, lease, answer.value.why)
     if answer.value.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, answer.value.why)
     return True
@@ -254,7 +254,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
             return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
         else:
             wait_s = RELAUNCH_WAIT_S * 2.0 ** (tries - 1) if again is not None else 0.0
-        return await rent(ctx, job) if ctx.clock.now() - lease.since >= wait_s else False
+        return False if 0 <= ctx.clock.now() - lease.since < wait_s else await rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
     if given_back(ctx, lease):
@@ -284,7 +284,7 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
                 record_extra(ctx, lease, extra)
         return True
     looked, settle_s = ctx.ledger.last(lease.subject, CreateAbsent), ctx.provider(lease.platform).settle_s
-    if looked is None:
+    if looked is None or ctx.clock.now() < looked.at:  # if the clock was set back, the wait starts again
         settles_at = ctx.clock.now() + settle_s
         ctx.ledger.add(
             lease.subject, CreateAbsent(why="no instance has the token; first search", settles_at=settles_at)
@@ -352,6 +352,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     late = {
         InstanceState.BOOTING: f"it did not boot within {limit} s",
         InstanceState.STOPPED: "it was stopped before the job was launched",
+        InstanceState.INTERRUPTED: "it was interrupted before the job was launched",
     }
     if instance.state in late and ctx.clock.now() - lease.opened_at > limit:
         return await _abandon(ctx, job, lease, late[instance.state])
@@ -388,13 +389,13 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Terminate an instance that did not become usable. It did not run a job, so no outputs can be lost."""
-    why = _intend_to_abandon(ctx, lease, why)
+    why = intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
     return move(ctx, job, JobFailed(), because(Code.GIVEN_BACK, cause=why, cost=usd(paid)))
 
 
-def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
+def intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
     """Record once that an instance will be terminated, and return the recorded reason."""
     intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
@@ -405,8 +406,12 @@ def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
 async def _give_back(ctx: Context, lease_id: str) -> None:
     """Request the termination of an abandoned instance in every call, because an earlier request may have been lost."""
     subject = f"lease/{lease_id}"
-    if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
-        await request_end(ctx, lease_id, "terminate")
+    intent, state = ctx.ledger.last(subject, AbandonIntent), ctx.ledger.state(subject)
+    if intent is None or state in {Lease.STOPPED, Lease.NONE}:
+        return
+    if state != Lease.STOPPING:  # it was confirmed gone, but the platform reports it again
+        ctx.ledger.add(subject, AbandonIntent(why=intent.data.why))
+    await request_end(ctx, lease_id, "terminate")
 
 
 async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:

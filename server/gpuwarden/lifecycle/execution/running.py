@@ -80,21 +80,21 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
         return await send_array(ctx, job.array)
     # Ending a fan-out does not cancel a job whose rented machine is already billed, or a second attempt.
     unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
-    if job.cancel_requested or unwanted:
+    capped = over_cap(ctx, job)
+    machine = await look(ctx, job.lease) if job.lease is not None else None
+    if _gone(machine):
+        return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
+    if job.cancel_requested or unwanted or capped:
         found: Answer[Handle | None] = Known(None)
-        if job.attempt >= attempt:  # the attempt may have been launched
+        if job.attempt >= attempt and not _off(machine):  # the attempt may have been launched
             found = await sent_before(ctx, job)
         if isinstance(found, Unknown):
             return False
         if found.value is None:
-            return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
-    if job.lease is not None:
-        answer = await look(ctx, job.lease)
-        machine = answer.value if isinstance(answer, Known) else None
-        if isinstance(answer, Known) and machine is None:
-            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
-        if machine is not None and machine.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-            return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
+            early = because(Code.COST_CAP_EARLY, cap=usd(job.spec.max_cost_usd))
+            return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY) if not capped else early)
+    if _off(machine):
+        return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
     return await _launch(ctx, job, job.place, attempt)
 
 
@@ -106,6 +106,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
     secrets = secrets_of(ctx, job, seals=backend.seals)
     repeated = ctx.ledger.used(SubmitIntent, token) is not None
+    ctx.blind.pop(job.id, None)
     if not repeated:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     try:
@@ -114,8 +115,11 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
             handle = await backend.submit(
                 task.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=task.inputs
             )
-    except (*MAYBE_DONE, TimeoutError):
+    except TimeoutError:
         return False  # submit is idempotent per token and attempt, so the next call repeats it
+    except MAYBE_DONE as lost:
+        ctx.blind[job.id] = lost
+        return False
     except WardenError as refusal:
         return await refused(ctx, job, refusal, attempt, repeated=repeated)
     return submitted(ctx, job, handle, attempt)

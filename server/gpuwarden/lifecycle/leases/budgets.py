@@ -159,14 +159,15 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """Return a machine's cost in US dollars since a time, computed from its price; 0 if it can't be billed.
+    """Return a machine's cost in US dollars since a time, computed from its price; 0 if the price is unknown.
 
     The price is the last price that the provider reported, or else the checked price.
     """
     price = lease.price or job.price
-    if lease.state not in LIVE_LEASES or price is None:
-        return 0.0
-    return price * (ctx.clock.now() - max(since, lease.opened_at)) / 3600
+    until = ctx.clock.now() if lease.state in LIVE_LEASES else lease.since
+    hours = max(0.0, until - max(since, lease.opened_at)) / 3600
+    cost = 0.0 if price is None else price * hours
+    return cost if lease.state in LIVE_LEASES or lease.cost is None else min(cost, lease.cost)
 
 
 TRUSTED: Final = frozenset({"terminal"})

@@ -190,7 +190,7 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
     if agrees and last and instance and saw == "stopped" and last.data.cost is not None and billed is not None:
         explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
         agrees = billed - last.data.cost <= explained * 1.05 + 1e-9
-    if last is None or not agrees:
+    if last is None or not agrees or now < last.at:  # if the clock was set back, the wait starts again
         _record(ctx, lease, LeaseLook(saw=saw, cost=billed), instance)
     elif now - last.at >= settle_s:
         why = f"{saw} in two polls, {now - last.at:.1f} s apart"

@@ -67,7 +67,8 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
     before = ctx.ledger.last(lease.subject, VerbSent)
     if before is not None:
         same = before.data.verb == step and before.data.taken
-        if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
+        until = before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0
+        if before.at <= ctx.clock.now() < until:  # if the clock was set back, the wait is unknown
             return
     with ctx.ledger.transaction():  # a hold that is recorded after this transaction is too late
         if by is not None and voided(ctx, by):

@@ -240,6 +240,10 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if job.state is Job.UNKNOWN and job.reason is not Code.SELF_STOPPED:
         text = f"the state of {job.id} is unknown: {why}. Its machine counts as billed."
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
+    if job.state is Job.SUBMITTING and job.lease is not None:
+        why = f" ({line(ctx.blind[job.id].message, 200)})" if job.id in ctx.blind else ""
+        text = f"the launch of {job.id} on its machine has not been confirmed{why}. The machine counts as billed."
+        yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _observed_conditions(ctx, job, seen, raised)
 
@@ -343,6 +347,15 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         limit = usd(job.spec.max_cost_usd)
         text = f"{job.id} reached its cost cap of {limit}: {process}, but {bills}. May it be torn down?"
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
+    if cost is None and job.spec.max_cost_usd is not None and job.state not in AT_REST:
+        text = (
+            f"{lease.platform} reports no price for the machine of {job.id}, so its cost cap of "
+            f"{usd(job.spec.max_cost_usd)} can't be enforced. May the job continue?"
+        )
+        hold_s, following_steps = watch.unknown_minutes * 60, (do(Action.CANCEL, job_id=job.id),)
+        yield Condition(
+            lease.subject, "cap_unenforced", text, hold_s, since=lease.opened_at, next_steps=following_steps
+        )
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     woken = ctx.ledger.last(lease.subject, ResumeIntent)
     asked = woken is not None and back is not None and woken.seq < back.seq and back.at - woken.at < DAY_S

@@ -305,6 +305,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
         if lease is None or instance.state is InstanceState.GONE:
             continue
         from gpuwarden.lifecycle.execution.provisioning import (
+            intend_to_abandon,
             record_extra,
             refresh_lease,
         )  # imported here, because it is rarely needed
@@ -318,6 +319,9 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
                     with ctx.ledger.transaction():
                         ctx.ledger.add(lease.subject, LeaseUnverified(instance=instance, why=why))
                         ctx.ledger.add(lease.subject, LeaseAdopted(instance=instance, why=why))
+                        job = read_job(ctx.ledger, lease.job_id)
+                        if job.lease != lease.id or job.state in TERMINAL_JOBS:  # it never ran a job and never will
+                            intend_to_abandon(ctx, lease, "it was listed after its job had stopped waiting for it")
                 elif lease.instance_id is None or lease.state is Lease.STOPPED:
                     await refresh_lease(ctx, lease.id)
         except Exception as error:

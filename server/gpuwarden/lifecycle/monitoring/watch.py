@@ -170,11 +170,12 @@ class Watcher:
         """Reconcile, find conditions, record the changes and deliver them. Failures are reported, not raised."""
         try:
             now = self.ctx.clock.now()
-            waiting = {job for job, at in self._next.items() if now < at and not self._at_cap(job)}
+            # If the clock was set back, a delay is longer than its limit and no longer applies.
+            waiting = {job for job, at in self._next.items() if 0 < at - now <= MAX_WAIT_S and not self._at_cap(job)}
             self.ctx.observed.clear()
             trouble = await reconcile(self.ctx, skip=waiting)
             await self._back_off(trouble, waiting)
-            if now >= self._next_sweep:
+            if not 0 < self._next_sweep - now <= SWEEP_S:
                 unread = (await sweep(self.ctx))[1]
                 # An unreadable list is read again sooner, because it may contain a billed machine that is running
                 # again.
