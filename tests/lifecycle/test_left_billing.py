@@ -15,6 +15,7 @@ from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import ApprovalGranted, VerbSent
 from gpuwarden.lifecycle.leases.budgets import spent_today
 from gpuwarden.lifecycle.leases.termination import ASK_AGAIN_S
+from gpuwarden.lifecycle.monitoring.check import cancel
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
@@ -73,6 +74,9 @@ def never_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_cost_cap_applies_before_the_launch(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     never_answers(house, monkeypatch)
     job = await launch(house.ctx, house.spec(max_cost_usd=2.0))
+    for _ in range(3):
+        await house.after(11, job)
+    assert read_job(house.ctx.ledger, job).state is Job.SUBMITTING
     await rounds(house, 3)
     seen = read_job(house.ctx.ledger, job)
     assert (seen.state, seen.reason) == (Job.CANCELED, Code.COST_CAP_EARLY)
@@ -94,7 +98,7 @@ async def test_a_canceled_job_whose_machine_is_gone_ends(house: House, monkeypat
     job = await launch(house.ctx, house.spec(max_cost_usd=2.0))
     for _ in range(3):
         await house.after(11, job)
-    await rounds(house, 3)
+    await cancel(house.ctx, job)
     assert read_job(house.ctx.ledger, job).state is Job.SUBMITTING
     house.cloud.terminate(read_lease(house.ctx.ledger, f"{job}-i1").instance_id or "")
     await rounds(house, 3)
