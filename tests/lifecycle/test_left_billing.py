@@ -138,7 +138,7 @@ async def test_a_call_without_effect_is_repeated_although_the_clock_was_set_back
     view = await house.asks(job)
     provider, sent = house.ctx.provider(house.platform), []
 
-    async def accepted(id: str) -> Answer[None]:  # noqa: A002
+    async def accepted(id: str) -> Answer[None]:
         sent.append(id)
         return Known(None)
 
