@@ -13,6 +13,7 @@ import pytest
 
 from doors import JOB, PLATFORM, at_terminal, policy_file, quick_warden
 from fakes import FakeClock
+from gpuwarden.core.clock import ShiftedClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
@@ -425,6 +426,17 @@ class TestSpending:
         assert "per_day_usd" in (await submit(other, spec.model_copy(update={"name": "next"}))).ask
 
 
+class Typed(Terminal):
+    """A terminal where one PIN is typed."""
+
+    def __init__(self, pin: str) -> None:
+        super().__init__(io.StringIO(), io.StringIO())
+        self.pin = pin
+
+    def secret(self, prompt: str) -> str:
+        return self.pin
+
+
 class Slow(Terminal):
     """A terminal where a PIN is typed while others are being tried elsewhere."""
 
@@ -447,6 +459,28 @@ async def test_many_terminals_at_once_try_no_more_pins_than_one(ctx: Context, wo
     with pytest.raises(Refused) as refused:
         await approval.ask(ctx, receipt, Slow(ctx, "2468"))
     wording(refused)
+
+
+@pytest.mark.attack("person", "shifts the clock of a rehearsal to try more PINs, or to lock the user out")
+@pytest.mark.parametrize("shift_s", [-9e8, -1000.0, 1000.0, 9e8])
+async def test_a_shifted_clock_neither_allows_more_pins_nor_locks_the_user_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift_s: float
+) -> None:
+    file = tmp_path / "shift"
+    clock, system = ShiftedClock(file), FakeClock()
+    monkeypatch.setattr("time.time", system.now)
+    ctx = open_house(tmp_path / "home", clock)
+    pinned = ctx.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
+    ctx.policy = ctx.policy.model_copy(update={"approval": pinned})
+    file.write_text(str(shift_s))
+    for _ in range(approval.PIN_TRIES):
+        with pytest.raises(Refused):
+            await approval.check_pin(ctx, Typed("0000"))
+    file.write_text("0")
+    with pytest.raises(Refused):
+        await approval.check_pin(ctx, Typed("2468"))
+    system.advance(approval.PIN_WINDOW_S)
+    await approval.check_pin(ctx, Typed("2468"))
 
 
 def wrong_pins(home: Path) -> int:

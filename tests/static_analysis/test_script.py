@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counting import lines_run
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.static_analysis import script
 from gpuwarden.static_analysis.script import Header, read_header, read_script
@@ -88,6 +89,13 @@ def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
     began = time.thread_time()
     read_script(text)
     assert time.thread_time() - began < 10  # of a processor; it was 26 to 48 s
+
+
+def test_the_work_for_calls_on_variables_grows_with_their_number() -> None:
+    def lines(pairs: int) -> int:
+        return lines_run(lambda: read_script("t = f()\nt.train()\n" * pairs))
+
+    assert lines(100) < 2.5 * lines(50)
 
 
 def test_a_byte_order_mark_is_ignored_as_python_does() -> None:

@@ -11,6 +11,7 @@ import ast
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gpuwarden.static_analysis.declared_options import Option, flags, given_value, names_a_file
@@ -121,6 +122,16 @@ class Program:
                 true = self.holds(node.test, scope)
                 if true is not None and not (true and isinstance(node, ast.While)):
                     yield id(node), true
+
+    @cached_property
+    def makers(self) -> Mapping[str, frozenset[str]]:
+        """Map each variable to the dotted names of the calls whose results are assigned to it."""
+        found: dict[str, set[str]] = {}
+        for node, _ in self.nodes:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)):
+                    found.setdefault(name, set()).add(self.dotted(func))
+        return {name: frozenset(names) for name, names in found.items()}
 
     # ---------------------------------------------------------------------------------------------------- values
 

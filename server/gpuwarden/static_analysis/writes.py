@@ -175,10 +175,7 @@ def makers_of(program: Program, call: Call) -> Iterator[str]:
     match call.node:
         case ast.Call(func=ast.Attribute(value=ast.Call(func=func))):
             yield program.dotted(func)
-    for node, _ in program.nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)) if name == call.base:
-                yield program.dotted(func)
+    yield from program.makers.get(call.base, ())
 
 
 def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:

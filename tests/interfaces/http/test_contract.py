@@ -21,7 +21,7 @@ from gpuwarden.interfaces.http.contract.live import Live, Place
 from gpuwarden.interfaces.http.contract.reporting import LATE_S
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.job_tokens import job_token
-from gpuwarden.ledger.events import JobAccepted, JobCanceled
+from gpuwarden.ledger.events import JobAccepted, JobCanceled, JobFailed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.records import read_job, read_lease, read_receipt, read_teardown
@@ -355,6 +355,18 @@ async def test_one_token_takes_its_share_of_streams_only(
     with live.following("j1", who="a"):
         pass
     assert live._subscribers == []
+
+
+async def test_neither_the_status_nor_the_stream_shows_a_secret(server: Serving) -> None:
+    secret = "s3cr3t-value-of-mine"
+    server.ctx.env = {**server.ctx.env, "HF_TOKEN": secret}
+    server.ctx.ledger.add("job/j1", JobFailed(why=f"login with {secret} was refused"))
+    async with client(server, bearer(server, "read")) as http:
+        status = await http.get("/api/training/j1/status")
+    assert (status.status_code, secret in status.text) == (200, False)
+    with Live(server.ctx).following("j1", Place()) as stream:
+        first = await stream.take()
+    assert first and secret not in json.dumps(first)
 
 
 async def test_a_stream_begins_with_the_state(ctx: Context) -> None:

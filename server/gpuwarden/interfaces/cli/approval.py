@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final, TextIO
 from anyio import to_thread
 
 from gpuwarden.config import load_config
+from gpuwarden.core.clock import ShiftedClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import JobSpec, Verb, digest
@@ -408,14 +410,17 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Check a PIN, and limit wrong attempts so that the PIN can't be guessed.
 
-    The lock serializes attempts, so that parallel processes can't exceed the limit.
+    The lock serializes attempts, so that parallel processes can't exceed the limit. The time is the system's, because
+    a variable can shift the clock of a rehearsal.
     """
     async with ctx.lock("pin"):
-        recent = ctx.ledger.recent(PinWrong, ctx.clock.now() - PIN_WINDOW_S)
-        if len(recent) >= PIN_TRIES:
-            raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
+        now = time.time() if isinstance(ctx.clock, ShiftedClock) else ctx.clock.now()
+        wrong = (event.data.tried_at or event.at for event in ctx.ledger.events("approval/pin", kind=PinWrong))
+        recent = sum(1 for at in wrong if 0 <= now - at < PIN_WINDOW_S)
+        if recent >= PIN_TRIES:
+            raise Refused(f"{recent} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
         if not pin_matches(pin, pin_hash):
-            ctx.ledger.add("approval/pin", PinWrong(by=user()))
+            ctx.ledger.add("approval/pin", PinWrong(by=user(), tried_at=now))
             raise Refused("the PIN is wrong; nothing was changed")
 
 

@@ -174,10 +174,11 @@ class EndingObjected(Body):
 
 
 class PinWrong(Body):
-    """A wrong PIN was entered."""
+    """A wrong PIN was entered. `tried_at` is the time by the system clock, which a rehearsal can't shift."""
 
     event: Literal["pin.wrong"] = "pin.wrong"
     by: str = ""
+    tried_at: float = 0.0
 
 
 class PolicyAccepted(Body):

@@ -18,7 +18,7 @@ import anyio
 from anyio import to_thread
 
 from gpuwarden.core.errors import NoCapacity, WardenError
-from gpuwarden.core.sanitize import named
+from gpuwarden.core.sanitize import named, redact
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Point
@@ -123,7 +123,7 @@ class Live:
         # A position beyond the end belongs to another ledger; waiting for that position would skip new events.
         since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
         one = Subscriber(job_id, since, who)
-        one.put({"type": "state", "state": str(job.state), "at": job.since, "why": named(job.why, 300)})
+        one.put({"type": "state", "state": str(job.state), "at": job.since, "why": self._shown(job.why)})
         self._subscribers.append(one)
         self._seen = (-1, -1)
         self._wanted.set()
@@ -131,6 +131,10 @@ class Live:
             yield one
         finally:
             self._subscribers.remove(one)
+
+    def _shown(self, text: str) -> str:
+        """Return a text as a single line without secrets, which are removed before the text is truncated."""
+        return named(redact(text, self.ctx.hidden(text)), 300)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -170,14 +174,14 @@ class Live:
                         one.place.seq = event.seq
                         why = getattr(event.data, "why", None)
                         row = {"type": "event", "id": str(one.place), "kind": event.kind, "state": event.state}
-                        more = {"why": named(why, 300)} if isinstance(why, str) and why else {}
+                        more = {"why": self._shown(why)} if isinstance(why, str) and why else {}
                         one.put({**row, "at": event.at, **more})
                 if (stored or behind) and one.room:
                     room = one.room
                     alerts = await to_thread.run_sync(self.ctx.metrics.alerts, job_id, one.place.alert, room)
                     for alert in alerts:
                         one.place.alert = alert.id
-                        body = {n: named(v, 300) if isinstance(v, str) else v for n, v in alert.fields.items()}
+                        body = {n: self._shown(v) if isinstance(v, str) else v for n, v in alert.fields.items()}
                         shown = {"type": "alert", "id": str(one.place), "alert": alert.type, "at": alert.at}
                         one.put({**shown, "body": body})
                     # The queue may have been emptied during the query, so it can't show whether more alerts are stored.

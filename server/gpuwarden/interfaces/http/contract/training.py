@@ -17,9 +17,11 @@ from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.http.access import Protected, principal_of
 from gpuwarden.interfaces.http.contract.reporting import Reporters
 from gpuwarden.interfaces.http.pages.looks import Looks
+from gpuwarden.interfaces.http.pages.rendering import clean
 from gpuwarden.interfaces.http.principals import Kind
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.interfaces.results import Result, worded
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.submission.submit import submit
 
@@ -47,7 +49,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         if given.setdefault("platform", request.path_params["platform"]) != request.path_params["platform"]:
             raise BadRequest("the platform in the body differs from the platform in the path")
         found = await submit(ctx, build(JobSpec, given), dry_run=dry_run, receipt=receipt or None)
-        return _reply(results.submitted(found), 202 if found.job is not None else 200)
+        return _reply(ctx, results.submitted(found), 202 if found.job is not None else 200)
 
     async def status(request: Request) -> Response:
         """Return a job's state, step, metrics, billing and the end of its log. A job may request its own status."""
@@ -62,7 +64,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
                 raise look.error or NoCapacity("the first poll of the job is still running", "Retry in a few seconds.")
         else:
             found = await check(ctx, job_id, limit=LOG_BYTES)
-        return _reply(results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets)))
+        return _reply(ctx, results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets)))
 
     return [
         Protected("/api/training/deploy/{platform:path}", deploy, needs="submit", kinds=CLIENTS, methods=["POST"]),
@@ -81,5 +83,5 @@ async def _object(request: Request) -> dict[str, Any]:
     return body
 
 
-def _reply(reply: Result, status: int = 200) -> Response:
-    return JSONResponse(worded(reply, in_commands).model_dump(mode="json"), status)
+def _reply(ctx: Context, reply: Result, status: int = 200) -> Response:
+    return JSONResponse(clean(ctx, worded(reply, in_commands).model_dump(mode="json")), status)
