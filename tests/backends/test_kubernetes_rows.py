@@ -60,6 +60,8 @@ def done(kind: str, reason: str = "") -> dict[str, Any]:
         ({}, [pod("Failed", 143, conditions=[PREEMPTED]), pod("Running", at="10:05:00")], Job.RUNNING),
         (done("Failed", "PodFailurePolicy"), [pod("Failed", 7)], Job.FAILED),
         (done("Failed", "BackoffLimitExceeded"), [pod("Failed", 143, conditions=[PREEMPTED])], Job.PREEMPTED),
+        (done("Failed", "BackoffLimitExceeded"), [], Job.PREEMPTED),
+        (done("Failed", "PodFailurePolicy"), [], Job.FAILED),
         (done("Failed", "DeadlineExceeded"), [], Job.FAILED),
         (done("Complete"), [pod("Succeeded", 0)], Job.UNKNOWN),
     ],

@@ -190,6 +190,18 @@ async def test_a_warned_job_saves_is_queued_again_and_goes_on(
     assert len(cluster.jobs("gw-w-warn")) == 1, "it is the same job of Slurm's"
 
 
+@pytest.mark.slow
+async def test_a_job_that_its_user_cancels_is_not_queued_again(
+    backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster
+) -> None:
+    handle = await backend.submit(engine.job(RESUMES), place, "w-user", secrets={"KEY": "hunter22-hunter22"})
+    await until(backend, handle, lambda o: o.log_bytes > 0)
+    cluster.run("scancel", *cluster.jobs("gw-w-user"))
+    seen = await ended(backend, handle)
+    assert seen.state is Job.CANCELED
+    assert seen.allocation is not None and seen.allocation.restarts == 0
+
+
 @pytest.mark.prove
 async def test_a_preempted_job_makes_room_and_resumes(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster

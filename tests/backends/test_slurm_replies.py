@@ -69,6 +69,7 @@ def test_every_versions_row_says_the_same() -> None:
         (["COMPLETING", "FAILED"], "FAILED", {"COMPLETING"}),
         (["COMPLETING"], "RUNNING", {"COMPLETING"}),
         (["REQUEUE_HOLD"], "PENDING", {"REQUEUE_HOLD"}),
+        ("RESV_DEL_HOLD", "PENDING", {"RESV_DEL_HOLD"}),
         ({"current": ["OUT_OF_MEMORY"], "reason": "OutOfMemory"}, "OUT_OF_MEMORY", set()),
         ({"current": "TIMEOUT"}, "TIMEOUT", set()),
         ("CANCELLED by 1000", "CANCELLED", set()),

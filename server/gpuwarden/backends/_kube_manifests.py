@@ -31,7 +31,8 @@ KUEUE: Final = "kueue.x-k8s.io/queue-name"
 MAIN: Final = "job"
 POD_ID: Final = "GPUWARDEN_POD"
 """The variable by which the runner distinguishes the pods of a job."""
-SAVE_S: Final = 60
+SAVE_S: Final = 150
+"""Seconds between SIGTERM and SIGKILL; longer than any grace period that gpuwarden gives a job to save."""
 KEPT_S: Final = 7 * 86400
 """The number of seconds for which the cluster keeps an ended job."""
 FILES_S: Final = 4 * 3600

@@ -212,7 +212,9 @@ def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, 
 
 def _failure(reason: str, pod: Mapping[str, Any] | None) -> str:
     if pod is None:
-        return "TIMEOUT" if reason in _LIMITS else "FAILED"
+        # A failure of the command ends the Job by its PodFailurePolicy. The backoff limit counts only interruptions.
+        lost = "PREEMPTED" if reason == "BackoffLimitExceeded" else "FAILED"
+        return "TIMEOUT" if reason in _LIMITS else lost
     if _interrupted(pod):
         return "PREEMPTED"
     if _ended(pod).get("reason") == "OOMKilled":

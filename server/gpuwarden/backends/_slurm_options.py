@@ -26,6 +26,8 @@ warning."""
 NO_MODULE: Final = 98
 NO_TASK: Final = 97
 TASK: Final = "GPUWARDEN_ENGINE_JOB"
+REQUEUE: Final = '[ "$(squeue -h -j "$1" -o %T)" = RUNNING ] && exec scontrol requeue "$1"'
+"""Requeues a job, except one that is ending already, for example because its user ran `scancel`."""
 """The variable that contains the batch job's id in Slurm, which is unique even for an array's last task."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 
@@ -161,7 +163,7 @@ def array_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dirs
 
 def _script(spec: JobSpec, attempt: int, python: str, which: Sequence[str], runner: str) -> str:
     # A later attempt is already a restart by gpuwarden: if Slurm also requeued it, the two limits would multiply.
-    again = ["scontrol", "requeue", "{id}"] if spec.max_restarts and attempt == 1 else None
+    again = ["sh", "-c", REQUEUE, "sh", "{id}"] if spec.max_restarts and attempt == 1 else None
     request: dict[str, object] = {"attempt": attempt, "restarts": "SLURM_RESTART_COUNT", "id": TASK, "requeue": again}
     request["part"] = "SLURM_ARRAY_TASK_ID"
     given = read_options(spec)

@@ -139,12 +139,17 @@ class HandleSource:
 
 
 @runtime_checkable
-class Sealer(Backend, Protocol):
-    """A backend whose machines send many small files as one stream, and hash files while sending them."""
+class Bundler(Backend, Protocol):
+    """A backend whose machines send many small files as one stream."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream the files in the format of `remote.transfer.file_bundle`; unreadable files are omitted."""
         ...
+
+
+@runtime_checkable
+class Sealer(Bundler, Protocol):
+    """A backend whose machines also hash files while sending them."""
 
     async def pour(
         self, handle: Handle, artifact: Artifact, offset: int, take: Callable[[memoryview], object]
@@ -339,14 +344,21 @@ class Optioned(Backend, Protocol):
 
 
 @dataclass(frozen=True)
-class SealingSource(HandleSource):
-    """One job's files on a backend that is a `Sealer`."""
+class BundlingSource(HandleSource):
+    """One job's files on a backend that is a `Bundler`."""
 
-    backend: Sealer
+    backend: Bundler
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one bundle."""
         return self.backend.bundle(self.handle, artifacts)
+
+
+@dataclass(frozen=True)
+class SealingSource(BundlingSource):
+    """One job's files on a backend that is a `Sealer`."""
+
+    backend: Sealer
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Pass one file's bytes from `offset` to `take`; return its digest if it was hashed while sending."""
@@ -368,8 +380,10 @@ class FetchedSource(SealingSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Return the source of a job's files. The machine hashes files while sending them if the backend supports that."""
-    return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
+    """Return the source of a job's files, with bundles and with hashing while sending if the backend supports them."""
+    if isinstance(backend, Sealer):
+        return SealingSource(backend, handle)
+    return BundlingSource(backend, handle) if isinstance(backend, Bundler) else HandleSource(backend, handle)
 
 
 async def list_artifacts(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:

@@ -49,8 +49,9 @@ TEXT_KEYS = (
 # Variables that Slurm's commands need or that users set for them. Other shell variables are not passed to jobs.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
 PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
-# These would turn one job into an array, or make `sbatch` wait until the job ends.
-NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
+# These would turn one job into an array, make `sbatch` wait until the job ends, or submit it to a cluster that the
+# other commands do not read.
+NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 NAME = re.compile(r"(gw-.+)-a[1-9][0-9]{0,3}")
 """A job's name in Slurm: the name of its run folder and the attempt."""
