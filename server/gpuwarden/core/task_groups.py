@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import anyio
 
 
 @asynccontextmanager
-async def background(work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def background(work: Callable[[], Coroutine[Any, Any, object]]) -> AsyncIterator[None]:
     """Run `work` in the background until the block ends."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(work)
