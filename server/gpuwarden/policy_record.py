@@ -26,6 +26,7 @@ from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.sanitize import line
+from gpuwarden.private import write_private
 from gpuwarden.running_servers import known_homes
 
 RECORD: Final = "policy.json"
@@ -207,14 +208,8 @@ def read_record(home: Path) -> Record | None:
 
 def write_record(home: Path, record: Record) -> None:
     """Replace the record next to a ledger, with mode 0600. Raises LedgerError."""
-    part = home / f"{RECORD}.{os.getpid()}.part"
     try:
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(record.model_dump_json())
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(home / RECORD)
+        write_private(home / RECORD, record.model_dump_json())
     except OSError as error:
         raise LedgerError(
             f"the policy in use can't be recorded in {home}: {error.strerror or error}",

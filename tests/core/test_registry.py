@@ -87,7 +87,7 @@ class Mine(Vast):
     name = "mycloud"
 
 ACCOUNT_KEYS = ("MYCLOUD_KEY",)
-SHELL_GUARD = ShellGuard(ends={"mycloud": ("box kill",)}, key_variables=ACCOUNT_KEYS)
+SHELL_GUARD = ShellGuard(ends={"mycloud": ("box kill",)})
 
 def create(profile: Profile, state: Path, clock: Clock) -> Mine:
     return Mine(profile, clock)
@@ -229,10 +229,6 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "a provider whose keys are a text": (
         "providers", "mycloud",
         PROVIDER.replace('("MYCLOUD_KEY",)', '"MYCLOUD_KEY"'), "ACCOUNT_KEYS",
-    ),
-    "a provider whose guard knows no key": (
-        "providers", "mycloud",
-        PROVIDER.replace(", key_variables=ACCOUNT_KEYS", ""), "key_variables",
     ),
     "a provider that says not what it makes": (
         "providers", "mycloud",

@@ -1,11 +1,35 @@
-"""Prepare a forked process that will be killed, so that its siblings don't wait for its locks."""
+"""Run jobs as forks of a process that has imported the libraries. A killed fork keeps no lock of its siblings."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+
+def serve(run: Callable[[dict[str, Any]], int]) -> None:
+    """Run each job from stdin, one JSON object a line, in a forked child with its own log. Print its exit code."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if not child:
+            own_progress_locks()
+            log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = 1
+            try:
+                code = run(job)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 def own_progress_locks() -> None:

@@ -191,29 +191,20 @@ class Ended:
     log: str
 
 
-class Trainers:
-    """Runs of trainers in one folder, forked from a process that has imported the libraries."""
+class Forking:
+    """A process that has imported the libraries, and runs each job in a forked child."""
 
-    def __init__(self, folder: Path) -> None:
-        self.home = self.folder = folder
-        self.model = folder / "model"
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf"),
-                            "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}  # fmt: skip
-        for name in ("HF_TOKEN", "GPUWARDEN_METRICS"):
-            env.pop(name, None)
-        program = [sys.executable, str(KITS / "trainer_zygote.py")]
+    def __init__(self, program: list[str], env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
         )
         assert self._line() == "ready"
-        language_model(self.model)
-        language_model(folder / "teacher", seed=1)
 
-    def at(self, folder: Path) -> Trainers:
-        """Use another folder from now on: each attempt of a test has a separate one."""
-        self.folder = folder
-        (folder / "teacher").symlink_to(self.home / "teacher")
-        return self
+    def exit_code(self, job: dict[str, Any]) -> int:
+        """Run a job to its end."""
+        assert self.process.stdin is not None
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        return int(self._line())
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -225,6 +216,27 @@ class Trainers:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
+
+
+class Trainers(Forking):
+    """Runs of trainers in one folder, forked from a process that has imported the libraries."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = self.folder = folder
+        self.model = folder / "model"
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf"),
+                            "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}  # fmt: skip
+        for name in ("HF_TOKEN", "GPUWARDEN_METRICS"):
+            env.pop(name, None)
+        super().__init__([sys.executable, str(KITS / "trainer_zygote.py")], env)
+        language_model(self.model)
+        language_model(folder / "teacher", seed=1)
+
+    def at(self, folder: Path) -> Trainers:
+        """Use another folder from now on: each attempt of a test has a separate one."""
+        self.folder = folder
+        (folder / "teacher").symlink_to(self.home / "teacher")
+        return self
 
     def data(self, method: str, rows: list[dict[str, Any]] | None = None) -> Path:
         """Return a file with rows for a method."""
@@ -242,10 +254,7 @@ class Trainers:
             env["FAULT_STEP"] = str(step)
         argv = [str(SCRIPTS / f"{method}.py"), *flags, "--out", out]
         job = {"argv": argv, "cwd": str(self.folder), "env": env, "log": str(log)}
-        assert self.process.stdin is not None
-        print(json.dumps(job), file=self.process.stdin, flush=True)
-        assert int(self._line()) > 0
-        return Ended(int(self._line()), log.read_text())
+        return Ended(self.exit_code(job), log.read_text())
 
     def small(self, method: str, data: Path, steps: int = 8, every: int = 2) -> list[str]:
         """Return the settings of a run that takes seconds."""

@@ -1,23 +1,22 @@
 """Run trainers as children of one process that has imported the libraries: each import takes seconds.
 
-Reads one JSON object a line: argv, cwd, env, log. Prints the child's pid, and, when it has ended, its status.
+Reads one JSON object a line: argv, cwd, env, log. Prints the exit code of each.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import sys
 import traceback
+from typing import Any
 
-from forked import own_progress_locks
+from forked import serve
 
 
-def run(job: dict[str, object]) -> int:
+def run(job: dict[str, Any]) -> int:
     """Run one script as the main program; return its exit code."""
     argv = job["argv"]
-    assert isinstance(argv, list)
     sys.argv = argv
     sys.path.insert(0, os.path.dirname(argv[0]))  # as `python script.py` does
     try:
@@ -28,6 +27,13 @@ def run(job: dict[str, object]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def run_in_place(job: dict[str, Any]) -> int:
+    """Run one script in its folder, with its variables; return its exit code."""
+    os.chdir(job["cwd"])
+    os.environ.update(job["env"])
+    return run(job)
 
 
 def main() -> None:
@@ -42,25 +48,7 @@ def main() -> None:
     for name in ("SFTTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "RewardTrainer"):
         getattr(trl, name)
     _ = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
-    print("ready", flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            own_progress_locks()
-            log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.chdir(job["cwd"])
-            os.environ.update(job["env"])
-            code = run(job)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        print(child, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+    serve(run_in_place)
 
 
 if __name__ == "__main__":

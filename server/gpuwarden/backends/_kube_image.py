@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from gpuwarden.core.readiness import Needs, Readiness, Uv
-from gpuwarden.static_analysis.ecosystem_tables import canonical_name
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
 from gpuwarden.static_analysis.script import Header, versions_allowed
 
 _HUB: Final = r"(?:(?:docker\.io|index\.docker\.io|registry-1\.docker\.io)/)?"
@@ -48,8 +48,5 @@ def image_readiness(image: str, needs: Needs) -> Readiness:
 
 def _asked(text: str) -> Requirement | None:
     """Parse a requirement; None if it is invalid, or if it has an environment marker."""
-    try:
-        asked = Requirement(text)
-    except InvalidRequirement:
-        return None
-    return None if asked.marker else asked
+    asked = read_requirement(text)
+    return None if asked is None or asked.marker else asked

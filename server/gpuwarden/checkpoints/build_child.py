@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,43 @@ _SHOWN = 5
 
 def main() -> None:
     """Build every model in the task. An error in one config does not prevent the other models from being built."""
-    task = json.load(sys.stdin)
+    answer_each("models", lambda model: compare(model["config"], model["tensors"]))
+
+
+def answer_each(tasks: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Print the result of `work` for each entry of `tasks` in the input, or the reason why there is none."""
+    given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
-    limit_memory(int(task["memory"]))
-    for model in task["models"]:
+    limit_memory(int(given["memory"]))
+    for task in given[tasks]:
         try:
-            answer = compare(model["config"], model["tensors"])
+            answer = work(task)
         except ImportError as why:
             answer = {"unable": f"{why.name} is not installed"}
-        except Exception as why:  # transformers can't use the config
+        except Exception as why:  # transformers can fail in any way
             answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
         print(json.dumps(answer), file=out, flush=True)
 
 
-def _forbid(event: str, _: Any) -> None:
+def use_no_cache() -> None:
+    """Keep libraries from reading this machine's caches: the cache folder is the working directory, which is empty."""
+    here = str(Path.cwd())
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
+
+
+def forbid(event: str, _: Any) -> None:
+    """Raise PermissionError for an audit event of the network or of another program."""
     if event.startswith(_FORBIDDEN):
         raise PermissionError(f"{event} is not allowed here")
 
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     """Build the architecture. Return the tensors that are missing, unexpected, or of a different shape."""
-    # The working directory is empty. As the cache folder, it keeps libraries from reading this machine's caches.
-    here = str(Path.cwd())
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
+    use_no_cache()
     import torch
     import transformers
 
-    sys.addaudithook(_forbid)
+    sys.addaudithook(forbid)
     transformers.logging.set_verbosity(50)  # critical
     name = (config.get("architectures") or [""])[0]
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None

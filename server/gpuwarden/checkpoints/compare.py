@@ -23,7 +23,6 @@ _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".dis
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
 # Buffers that converters omit, because they are computed instead of learned.
 _DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "inv_freq", "position_ids")
-_PIECE = 1 << 20
 
 
 @dataclass
@@ -52,11 +51,7 @@ class _Held:
         if self.tensor.start < 0 or other.tensor.start < 0:
             raise Doubtful("they are compressed")
         with self.open(self.path, "") as left, other.open(other.path, "") as right:
-            for at in range(0, self.tensor.extent, _PIECE):
-                size = min(_PIECE, self.tensor.extent - at)
-                if left.at(self.tensor.start + at, size) != right.at(other.tensor.start + at, size):
-                    return False
-        return True
+            return siblings.equal(left, self.tensor, right, other.tensor)
 
 
 def compare(now: Findings, before: Findings) -> Compared:

@@ -134,10 +134,11 @@ def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Finding
         files = {path, *(earlier[n][0] for n in names)}
         sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}
         pairs = [(sources[path], mine[n][1], sources[earlier[n][0]], earlier[n][1]) for n in names]
-        return all(_equal(*pair, most=_SAMPLE) for pair in pairs) and all(_equal(*pair) for pair in pairs)
+        return all(equal(*pair, most=_SAMPLE) for pair in pairs) and all(equal(*pair) for pair in pairs)
 
 
-def _equal(left: Source, a: Tensor, right: Source, b: Tensor, most: int = 1 << 62) -> bool:
+def equal(left: Source, a: Tensor, right: Source, b: Tensor, most: int = 1 << 62) -> bool:
+    """Compare the bytes of two tensors of the same size, up to the first difference or to `most` bytes."""
     end = min(a.extent, most)
     steps = ((at, min(_PIECE, end - at)) for at in range(0, end, _PIECE))
     return all(left.at(a.start + at, size) == right.at(b.start + at, size) for at, size in steps)

@@ -38,8 +38,6 @@ class ShellGuard:
     """Regular expressions for code in Python or JavaScript: calls to the platform's library that end a machine."""
     servers: tuple[str, ...] = ()
     """Words in the name of an MCP server for this platform."""
-    key_variables: tuple[str, ...] = ()
-    """The variables that contain an account's key."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.paths, *self.requests, *self.code):
@@ -78,5 +76,4 @@ def merged(guards: list[ShellGuard]) -> ShellGuard:
         requests=texts("requests"),
         code=texts("code"),
         servers=texts("servers"),
-        key_variables=texts("key_variables"),
     )

@@ -1,9 +1,23 @@
-"""Task groups that raise their first error instead of an exception group."""
+"""Task groups: run work in the background of a block, and raise the first error instead of an exception group."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+
+
+@asynccontextmanager
+async def background(work: Callable[[], Coroutine[Any, Any, object]]) -> AsyncIterator[None]:
+    """Run `work` in the background until the block ends."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 @contextmanager

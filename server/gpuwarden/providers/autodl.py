@@ -349,7 +349,6 @@ SHELL_GUARD: Final = ShellGuard(
     hosts=("autodl.com", "autodl.art"),
     requests=(r"power_?off", r"/release\b"),
     servers=("autodl",),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

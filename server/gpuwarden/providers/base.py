@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
@@ -139,11 +139,6 @@ def known_list() -> Known[tuple[Instance, ...]] | None:
     return _LIST.get()
 
 
-def _key_variables(module: Any, name: str) -> Iterator[str]:
-    if set(module.SHELL_GUARD.key_variables) != set(module.ACCOUNT_KEYS):
-        yield "key_variables of SHELL_GUARD differ from ACCOUNT_KEYS"
-
-
 PROVIDERS: Final = Registry(
     "provider",
     providers,
@@ -152,7 +147,6 @@ PROVIDERS: Final = Registry(
         values={"ACCOUNT_KEYS": TEXTS, "SHELL_GUARD": instance_of(ShellGuard)},
         functions={"create": ("profile", "state", "clock")},
         product=Provider,
-        rest=_key_variables,
     ),
 )
 

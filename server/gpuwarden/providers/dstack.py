@@ -58,7 +58,6 @@ SHELL_GUARD: Final = ShellGuard(
     ),
     code=(r"\b(?:api|client|dstack)\.(?:runs|fleets|gateways|volumes)\.(?:stop|delete|delete_instances)\s*\(",),
     servers=("dstack",),
-    key_variables=ACCOUNT_KEYS,
 )
 DIRECT: Final = {"runpod": ("runpod", "runpod"), "vastai": ("vastai", "vastai"), "lambda": ("lambda", "lambda_cloud")}
 """The profile and the provider that can query a cloud's machines directly, by dstack's name for the cloud."""

@@ -397,7 +397,6 @@ SHELL_GUARD: Final = ShellGuard(
     requests=(r"instance-operations/terminate",),
     code=(r"\bterminate_instances?\s*\(",),
     servers=("lambda", "lambdalabs"),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

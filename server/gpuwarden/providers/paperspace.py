@@ -401,7 +401,6 @@ SHELL_GUARD: Final = ShellGuard(
     hosts=("paperspace.com", "paperspace.io"),
     requests=(r"/stop\b", r"destroyMachine"),
     servers=("paperspace", "gradient"),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

@@ -433,7 +433,6 @@ SHELL_GUARD: Final = ShellGuard(
     hosts=("primeintellect.ai",),
     requests=(r"/terminate\b",),
     servers=("prime", "primeintellect"),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

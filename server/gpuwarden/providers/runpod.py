@@ -511,7 +511,6 @@ SHELL_GUARD: Final = ShellGuard(
     requests=(r"pod(?:Terminate|Stop|Reset)", r"/(?:stop|reset)\b", r"delete(?:Endpoint|NetworkVolume|Pod)"),
     code=(r"\brunpod\.(?:terminate|stop)_pod\b", r"\brunpod\.delete_\w+"),
     servers=("runpod",),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

@@ -100,7 +100,6 @@ SHELL_GUARD: Final = ShellGuard(
         r"\b(?:managed_)?jobs\.cancel\s*\(",
     ),
     servers=("skypilot", "sky"),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

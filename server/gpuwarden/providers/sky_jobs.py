@@ -31,7 +31,7 @@ from gpuwarden.providers.sky import MANAGED, SkyProvider
 from gpuwarden.remote.launch import run_name
 from gpuwarden.remote.sky.rows import Clusters, Cost, Done, ManagedJob, ManagedQueue, cluster_name, task
 
-SHELL_GUARD: Final = ShellGuard(ends={"sky": ("jobs cancel",)}, servers=("skypilot", "sky"), key_variables=ACCOUNT_KEYS)
+SHELL_GUARD: Final = ShellGuard(ends={"sky": ("jobs cancel",)}, servers=("skypilot", "sky"))
 CONTROLLER: Final = (
     "the jobs controller is billed in addition: the first managed job starts its machine, which stays on after the "
     "last job, unless SkyPilot's API server is the controller itself (jobs.controller.consolidation_mode)"

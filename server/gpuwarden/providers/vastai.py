@@ -552,7 +552,6 @@ SHELL_GUARD: Final = ShellGuard(
     requests=(r"\"?state\"?\s*[:=]+\s*\"?stopped", r"/recycle\b"),
     code=(r"\b(?:destroy|stop|recycle)_instances?\s*\(", r"\bdelete_volume\s*\("),
     servers=("vast", "vastai"),
-    key_variables=ACCOUNT_KEYS,
 )
 
 

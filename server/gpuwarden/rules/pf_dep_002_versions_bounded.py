@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.static_analysis.ecosystem_tables import read_requirement
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
 
 # Packages whose interface changed incompatibly within the last year.
 _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})
@@ -29,6 +29,7 @@ def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """
     header = facts.script.header if facts.script and not facts.script.error else None
     wanted = [r for d in (header.dependencies if header else ()) if (r := read_requirement(d))]
-    loose = sorted(r.name for r in wanted if r.name in _MOVING and not r.conditions and not r.url)
+    free = {canonical_name(r.name) for r in wanted if not r.specifier and not r.url}
+    loose = sorted(free & _MOVING)
     if loose:
         yield Found(f"the header gives no version for {', '.join(loose)}")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # ------------------------------------------------------------------------------------------------------ methods
 
@@ -240,29 +243,14 @@ def canonical_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """One entry in `dependencies`, with its name, extras and version conditions. A direct reference has a `url`."""
-
-    name: str
-    extras: frozenset[str] = frozenset()
-    conditions: tuple[tuple[str, str], ...] = ()
-    url: str = ""
-
-
-_REQUIREMENT = re.compile(
-    r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)/:]*)\)?(?:;.*)?$"
-)
-
-
 def read_requirement(text: str) -> Requirement | None:
-    """Parse those parts of a PEP 508 requirement that rules need. Return None for other text, such as a bare URL."""
-    found = _REQUIREMENT.fullmatch(text)
-    if found is None:
+    """Parse a PEP 508 requirement. Return None for other text, such as a bare URL."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
         return None
-    conditions = re.findall(r"(===|==|~=|!=|<=|>=|<|>)\s*([^\s,]+)", found[4] or "")
-    extras = frozenset(e.strip() for e in (found[2] or "").split(",") if e.strip())
-    return Requirement(canonical_name(found[1]), extras, tuple(conditions), (found[3] or "").lstrip("@ "))
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
@@ -282,7 +270,8 @@ def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozen
     found: set[str] = set()
     for text in (*dependencies, *installed):
         if requirement := read_requirement(text):
-            found |= {requirement.name, *(f"{requirement.name}[{extra}]" for extra in requirement.extras)}
+            name = canonical_name(requirement.name)
+            found |= {name, *(f"{name}[{extra}]" for extra in requirement.extras)}
     return frozenset(found)
 
 

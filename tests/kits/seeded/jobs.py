@@ -32,7 +32,7 @@ from rulefacts import facts_for
 from seeded import CORPUS, GATE, LOST, MACHINE, REHEARSAL, SURVIVES, WELL, Case
 from seeded.machine import AGAIN
 from seeded.supplies import EXPIRED, READER, STRANGER, TOKEN, lines, supply
-from trainer_kit import rows_of, shipped
+from trainer_kit import Forking, rows_of, shipped
 
 STEPS, HOURS = 8, 3
 TOKENS = {"good": TOKEN, "reader": READER, "expired": EXPIRED, "stranger": STRANGER, "none": ""}
@@ -84,7 +84,7 @@ class Outcome:
         return self.how in WELL
 
 
-class Jobs:
+class Jobs(Forking):
     """Runs of jobs in one folder against one Hub."""
 
     def __init__(self, folder: Path, hub: HubServer) -> None:
@@ -100,21 +100,7 @@ class Jobs:
         }  # fmt: skip
         self.env = env
         self.program = [sys.executable, str(KITS / "seeded" / "machine.py")]
-        self.process = subprocess.Popen(
-            self.program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def close(self) -> None:
-        """End the process that forks."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
+        super().__init__(self.program, env)
 
     # ---------------------------------------------------------------------------------------------- the two sides
 
@@ -215,16 +201,11 @@ class Jobs:
 
     def once(self, job: dict[str, Any], *, cold: bool) -> int:
         """Run a job, and again if the process replaces itself; return its exit code."""
-        code = self._cold(job) if cold else self._forked(job)
+        code = self._cold(job) if cold else self.exit_code(job)
         if code != AGAIN:
             return code
         more = json.loads(Path(job["again"]).read_text())
-        return self._forked({**job, "argv": more["argv"], "env": {**job["env"], **more["env"]}})
-
-    def _forked(self, job: dict[str, Any]) -> int:
-        assert self.process.stdin is not None
-        print(json.dumps(job), file=self.process.stdin, flush=True)
-        return int(self._line())
+        return self.exit_code({**job, "argv": more["argv"], "env": {**job["env"], **more["env"]}})
 
     def _cold(self, job: dict[str, Any]) -> int:
         file = Path(job["cwd"]) / "job.json"
@@ -317,7 +298,7 @@ def closure(dependencies: tuple[str, ...]) -> frozenset[str]:
     from packaging.requirements import Requirement
 
     found: set[str] = set()
-    todo = [r.name for text in dependencies if (r := read_requirement(text))]
+    todo = [canonical_name(r.name) for text in dependencies if (r := read_requirement(text))]
     while todo:
         name = todo.pop()
         if name in found:

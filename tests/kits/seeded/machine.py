@@ -140,30 +140,13 @@ def main() -> None:
     import transformers
     import trl
 
-    from forked import own_progress_locks
+    from forked import serve
 
     for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         getattr(trl, name)
     _ = transformers.AutoModelForCausalLM, transformers.AutoModelForImageClassification
     _ = transformers.ViTForImageClassification, transformers.ViTImageProcessorPil, transformers.Qwen2ForCausalLM
-    print("ready", flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if not child:
-            own_progress_locks()
-            log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            code = 1
-            try:
-                code = run(job)
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -114,6 +114,16 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
     shown = answer(error_reply(error), as_json, "failed")
     return shown if code is None else code
+
+
+def name_values(option: str, words: Iterable[str], fix: str) -> list[tuple[str, str]]:
+    """Split the NAME=VALUE words of an option. Raises BadRequest with the advice `fix` for any other word."""
+    from gpuwarden.core.errors import BadRequest
+
+    found = [word.partition("=") for word in words]
+    if not all(name and mark for name, mark, _ in found):
+        raise BadRequest(f"{option} takes NAME=VALUE", fix)
+    return [(name, value) for name, _, value in found]
 
 
 def open_context(actor: str = "cli") -> Context:

@@ -16,6 +16,7 @@ from gpuwarden.interfaces.cli.base import (
     answer,
     cli,
     fail,
+    name_values,
     open_context,
     runs_async,
     warned,
@@ -100,10 +101,7 @@ async def submit(
     for name, missing in (("WHAT", not what), ("--platform", not given["platform"])):
         if missing and (what or not receipt):
             raise click.UsageError(f"Missing {name}.", click.get_current_context())
-    pairs = [text.partition("=") for text in given.pop("envs")]
-    if any(not mark for _, mark, _ in pairs):
-        raise BadRequest("--env needs NAME=VALUE", "Use --secret NAME for a secret.")
-    given["env"] = {name: value for name, _, value in pairs}
+    given["env"] = dict(name_values("--env", given.pop("envs"), "Use --secret NAME for a secret."))
     given["options"] = read_options(given["options"])
     for wish in ("image", "region", "namespace"):
         if (text := given.pop(wish)) is not None and given["options"].setdefault(wish, text) != text:
@@ -144,9 +142,7 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     a list.
     """
     found: dict[str, Any] = {}
-    for name, mark, text in (pair.partition("=") for pair in pairs):
-        if not mark:
-            raise BadRequest("--option takes NAME=VALUE", "`gpuwarden profiles NAME` lists a platform's options.")
+    for name, text in name_values("--option", pairs, "`gpuwarden profiles NAME` lists a platform's options."):
         try:
             value = json.loads(text)
         except ValueError:

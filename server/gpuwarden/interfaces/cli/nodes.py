@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, name_values, runs_async
 
 
 def _script_of(words: Sequence[str]) -> str | None:
@@ -67,9 +67,7 @@ async def check(
     from gpuwarden.static_analysis.group_launch import read_launch
     from gpuwarden.static_analysis.script import read_script
 
-    pairs = dict(pair.partition("=")[::2] for pair in env)
-    if "" in pairs or any("=" not in pair for pair in env):
-        raise BadRequest("--env takes NAME=VALUE", "Write --env NCCL_DEBUG=INFO, for example.")
+    pairs = dict(name_values("--env", env, "Write --env NCCL_DEBUG=INFO, for example."))
     try:
         argv = shlex.split(words)
     except ValueError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, name_values, open_context, runs_async
 from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 
 
@@ -26,23 +26,19 @@ async def rehearse(
     or secrets, and with small models and few rows. The user is asked once for each script and its arguments. The exit
     code is 1 if the script fails, and 2 if the script can't be rehearsed.
     """
-    from gpuwarden.core.errors import BadRequest
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
     from gpuwarden.interfaces.cli.approval import ask_consent
     from gpuwarden.interfaces.results.rehearsal import rehearsed
     from gpuwarden.lifecycle.submission.rehearsing import rehearse_script
 
-    pairs = [text.partition("=") for text in envs]
-    if any(not mark for _, mark, _ in pairs):
-        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
     program, *args = what
     given = {
         "name": Path(program).stem[:40],
         "platform": "local",
         "script": read_script_file(Path(program)),
         "args": args,
-        "env": {name: value for name, _, value in pairs},
+        "env": dict(name_values("--env", envs, "Use --secret NAME for a secret.")),
         "secrets": secrets,
         "inputs": inputs,
     }

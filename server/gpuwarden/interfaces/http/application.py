@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.task_groups import background
 from gpuwarden.interfaces.http import contract, mcp_routes, pages, session_routes
 from gpuwarden.interfaces.http.access import OPEN, Authenticate, Protected, ProtectedSocket
 from gpuwarden.interfaces.http.answers import answer_for
@@ -37,10 +37,8 @@ def build(serving: Serving) -> Starlette:
         async with AsyncExitStack() as stack:
             for lifespan in serving.lifespans:
                 await stack.enter_async_context(lifespan())
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(serving.end_refused)
+            async with background(serving.end_refused):
                 yield
-                tasks.cancel_scope.cancel()
 
     app = Starlette(
         routes=routes,

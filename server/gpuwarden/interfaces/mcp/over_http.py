@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Muta
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
-import anyio
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
@@ -19,6 +18,7 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
+from gpuwarden.core.task_groups import background
 from gpuwarden.interfaces.mcp.server import WardenServer, make_server
 from gpuwarden.lifecycle.context import Context
 
@@ -72,10 +72,8 @@ class McpEndpoint:
             max_request_body_size=self._max_body,
         )
         try:
-            async with self._manager.run(), anyio.create_task_group() as tasks:
-                tasks.start_soon(self.server.live.run)
+            async with self._manager.run(), background(self.server.live.run):
                 yield
-                tasks.cancel_scope.cancel()
         finally:
             self._manager = None
 

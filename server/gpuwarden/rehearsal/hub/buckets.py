@@ -26,7 +26,7 @@ from gpuwarden.rehearsal.hub.access import Access, HubError
 from gpuwarden.rehearsal.hub.app import RepoRoutes
 from gpuwarden.rehearsal.hub.bucket_requests import AddFile, CopyFile, CreateBucket, DeleteFile, Operation, Settings
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
-from gpuwarden.rehearsal.hub.strict import NotDescribed, parsed, route
+from gpuwarden.rehearsal.hub.strict import parsed, route
 
 PAGE = 1_000
 MOST = 5_000
@@ -154,7 +154,7 @@ class HubBuckets:
     async def create(self, request: Request) -> Response:
         """POST a new bucket."""
         user, name = self.access.known_user(request), request.path_params["name"]
-        body = _parsed(CreateBucket, await request.json())
+        body = parsed(CreateBucket, await request.json())
         owner = user.name if request.path_params["namespace"] == "me" else request.path_params["namespace"]
         if not _NAME.fullmatch(name):
             raise HubError(400, f"Invalid bucket name: {name}")
@@ -201,7 +201,7 @@ class HubBuckets:
 
     async def settings(self, request: Request) -> Response:
         """PUT the visibility of a bucket."""
-        bucket, body = self._bucket(request, write=True), _parsed(Settings, await request.json())
+        bucket, body = self._bucket(request, write=True), parsed(Settings, await request.json())
         bucket.private = body.visibility == "private" if body.visibility else bool(body.private)
         self._save(bucket)
         return JSONResponse({"private": bucket.private})
@@ -344,18 +344,11 @@ def _known_place(bucket: Bucket, path: str) -> Path | None:
         return None
 
 
-def _parsed(model: Any, value: Any) -> Any:
-    try:
-        return parsed(model, value)
-    except NotDescribed as error:
-        raise HubError(400, str(error)) from None
-
-
 def _operation(line: bytes) -> Operation:
     raw = json.loads(line)
-    models = {"addFile": AddFile, "copyFile": CopyFile, "deleteFile": DeleteFile}
+    models: dict[str, Any] = {"addFile": AddFile, "copyFile": CopyFile, "deleteFile": DeleteFile}
     model = models.get(str(raw.get("type")) if isinstance(raw, dict) else "")
     if model is None:
         raise HubError(400, "Unknown operation")
-    operation: Operation = _parsed(model, raw)
+    operation: Operation = parsed(model, raw)
     return operation

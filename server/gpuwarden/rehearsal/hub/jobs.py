@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 from starlette.requests import Request
@@ -18,12 +18,11 @@ from gpuwarden.rehearsal.hub.buckets import HubBuckets
 from gpuwarden.rehearsal.hub.job_requests import FLAVORS, Expose, JobBody, LabelsBody
 from gpuwarden.rehearsal.hub.job_runs import DEFAULT_TIMEOUT_S, FINAL, JobRuns, RunningJob
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
-from gpuwarden.rehearsal.hub.strict import Described, NotDescribed, parsed, route
+from gpuwarden.rehearsal.hub.strict import parsed, route
 
 PAGE = 100
 STAGES = FINAL | {"SCHEDULING", "RUNNING"}
 _PAIR = re.compile(r"[a-zA-Z0-9._-]+=[a-zA-Z0-9._-]*")
-_Body = TypeVar("_Body", bound=Described)
 
 
 class HubJobs:
@@ -80,7 +79,7 @@ class HubJobs:
         """POST a new job, which is started in a thread."""
         user = self.caller(request, write=True)
         raw = await request.json()
-        self.check(read(JobBody, raw), user)
+        self.check(parsed(JobBody, raw), user)
         who = {"type": "user", "id": "1" * 24, "name": user.name, "avatarUrl": ""}
         return JSONResponse(shown(self.runs.start(request.path_params["namespace"], user, raw, who)))
 
@@ -144,13 +143,13 @@ class HubJobs:
     async def labels(self, request: Request) -> Response:
         """PUT the new labels of a job."""
         job = self._job(request, write=True)
-        job.request["labels"] = read(LabelsBody, await request.json()).labels
+        job.request["labels"] = parsed(LabelsBody, await request.json()).labels
         return JSONResponse(shown(job))
 
     async def expose(self, request: Request) -> Response:
         """PUT the ports on which a job is reachable."""
         job = self._job(request, write=True)
-        job.request["expose"] = read(Expose, await request.json()).model_dump()
+        job.request["expose"] = parsed(Expose, await request.json()).model_dump()
         return JSONResponse(shown(job))
 
     async def logs(self, request: Request) -> Response:
@@ -184,14 +183,6 @@ class HubJobs:
         if job is None or job.owner != request.path_params["namespace"]:
             raise HubError(404, "Job not found")
         return job
-
-
-def read(model: type[_Body], value: Any) -> _Body:
-    """Validate a request body and return it as a `model`. Raises HubError with status 400 if it is invalid."""
-    try:
-        return parsed(model, value)
-    except NotDescribed as error:
-        raise HubError(400, str(error)) from None
 
 
 def spec_of(body: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from starlette.routing import BaseRoute
 from gpuwarden.rehearsal.hub.access import HubError
 from gpuwarden.rehearsal.hub.job_requests import JobBody, LabelsBody, ScheduleBody, ScheduledBody
 from gpuwarden.rehearsal.hub.job_runs import FINAL, RunningJob
-from gpuwarden.rehearsal.hub.jobs import HubJobs, read, shown, spec_of
+from gpuwarden.rehearsal.hub.jobs import HubJobs, shown, spec_of
 from gpuwarden.rehearsal.hub.store import User, iso
-from gpuwarden.rehearsal.hub.strict import route
+from gpuwarden.rehearsal.hub.strict import parsed, route
 
 _NAMED: Final = {
     "@hourly": "0 * * * *",
@@ -74,7 +74,7 @@ class HubSchedules:
     async def create(self, request: Request) -> Response:
         """POST a new scheduled job."""
         user, raw = self.jobs.caller(request, write=True), await request.json()
-        body = read(ScheduledBody, raw)
+        body = parsed(ScheduledBody, raw)
         if body.jobSpec.ssh.enabled:
             raise HubError(400, "SSH is not available for scheduled jobs")
         self.jobs.check(body.jobSpec, user)
@@ -139,14 +139,14 @@ class HubSchedules:
     async def change(self, request: Request) -> Response:
         """POST the new schedule of a scheduled job."""
         one = self._one(request, write=True)
-        one.schedule = read(ScheduleBody, await request.json()).schedule
+        one.schedule = parsed(ScheduleBody, await request.json()).schedule
         one.next_at = next_time(one.schedule, self._now())
         return JSONResponse(_shown(one))
 
     async def labels(self, request: Request) -> Response:
         """PUT the new labels of a scheduled job."""
         one = self._one(request, write=True)
-        one.spec["labels"] = read(LabelsBody, await request.json()).labels
+        one.spec["labels"] = parsed(LabelsBody, await request.json()).labels
         return JSONResponse(_shown(one))
 
     # ----------------------------------------------------------------------------------------------------- times

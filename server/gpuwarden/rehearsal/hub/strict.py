@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gpuwarden.rehearsal.hub.access import HubError
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound="Described")
 
@@ -21,10 +23,6 @@ class Described(BaseModel):
     """The base class for request bodies. A field that is not in the API description is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class NotDescribed(ValueError):
-    """A request that the API description does not allow."""
 
 
 def route(
@@ -48,13 +46,13 @@ def route(
 
 
 def parsed(model: type[Body], value: Any) -> Body:
-    """Validate a request body and return it as a `model`. Raises NotDescribed with the first mismatch."""
+    """Validate a request body and return it as a `model`. Raises HubError with the first mismatch."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "body"
-        raise NotDescribed(f"{where}: {first['msg']}") from None
+        raise HubError(400, f"{where}: {first['msg']}") from None
 
 
 def _refusal(message: str) -> Response:

@@ -10,45 +10,22 @@ repository, use the network or start other programs.
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints.load_child import limit_memory
-
-_FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.Popen", "os.system", "os.exec",
-              "os.posix_spawn", "os.fork")  # fmt: skip
+from gpuwarden.checkpoints.build_child import answer_each, forbid, use_no_cache
 
 
 def main() -> None:
     """Trace every task. If an architecture can't be traced, the result contains the reason."""
-    given = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr
-    limit_memory(int(given["memory"]))
-    for task in given["tasks"]:
-        try:
-            answer = traced(task)
-        except ImportError as why:
-            answer = {"unable": f"{why.name} is not installed"}
-        except Exception as why:  # an architecture can fail in any way under fake tensors
-            answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
-        print(json.dumps(answer), file=out, flush=True)
-
-
-def _forbid(event: str, _: Any) -> None:
-    if event.startswith(_FORBIDDEN):
-        raise PermissionError(f"{event} is not allowed here")
+    answer_each("tasks", traced)
 
 
 def traced(task: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of parameters by layer, and the steps as segments of allocated and freed tensors."""
-    # The working folder is empty, so that no cache on this machine is read.
-    here = str(Path.cwd())
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
+    use_no_cache()
     import torch
     import transformers
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -56,7 +33,7 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
     from gpuwarden.static_analysis.estimate.trace_model import model_of, register_kernels
 
     register_kernels()
-    sys.addaudithook(_forbid)
+    sys.addaudithook(forbid)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)  # critical
     recorder = Recorder()

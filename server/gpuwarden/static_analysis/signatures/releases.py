@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
 from gpuwarden.static_analysis.signatures.tables import packages, table, version
 
 _LIMITED = """
@@ -112,12 +111,11 @@ def _versions(package: str, condition: SpecifierSet) -> list[Version]:
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
     """Yield the packages with their conditions; None for a package that is installed from a URL."""
     for text in requirements:
-        try:
-            found = Requirement(text)
-        except InvalidRequirement:
+        found = read_requirement(text)
+        if found is None:
             continue
         if found.marker is None or found.marker.evaluate({"sys_platform": "linux", "platform_system": "Linux"}):
-            yield canonicalize_name(found.name), None if found.url else found.specifier
+            yield canonical_name(found.name), None if found.url else found.specifier
 
 
 def _pins(condition: SpecifierSet | None) -> bool:

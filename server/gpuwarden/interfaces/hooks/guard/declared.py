@@ -29,7 +29,8 @@ def table() -> dict[str, Any]:
     far = clouds.pop(FAR)
     everything = merged([*declared().values(), *clouds.values()])
     aliases = {**everything.aliases, **far.aliases}
-    return {**everything.table(), "aliases": aliases, "far": dict(far.ends)}
+    keys = dict.fromkeys(key for name in PROVIDERS.names() for key in PROVIDERS.load(name).ACCOUNT_KEYS)
+    return {**everything.table(), "aliases": aliases, "far": dict(far.ends), "key_variables": tuple(keys)}
 
 
 def declared() -> dict[str, ShellGuard]:

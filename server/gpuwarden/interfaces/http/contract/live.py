@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from anyio import to_thread
 
 from gpuwarden.core.errors import NoCapacity, WardenError
 from gpuwarden.core.sanitize import named, redact
+from gpuwarden.core.task_groups import background
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Point
@@ -136,15 +137,9 @@ class Live:
         """Return a text as a single line without secrets, which are removed before the text is truncated."""
         return named(redact(text, self.ctx.hidden(text)), 300)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Within this context, poll for changes while there are subscribers."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._work)
-            try:
-                yield
-            finally:
-                tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Poll for changes within this context, while there are subscribers."""
+        return background(self._work)
 
     async def _work(self) -> None:
         while True:

@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gpuwarden.core.errors import NoCapacity, WardenError
+from gpuwarden.core.task_groups import background
 from gpuwarden.interfaces.http.access import principal_of
 from gpuwarden.interfaces.http.pages.rendering import View
 from gpuwarden.lifecycle.context import Context
@@ -131,15 +132,9 @@ class Following:
             self._readers[who] -= 1
             self._readers += Counter()  # removes the entries without streams
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Within this context, build views while pages are open."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._work)
-            try:
-                yield
-            finally:
-                tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Build views within this context, while pages are open."""
+        return background(self._work)
 
     async def _work(self) -> None:
         while True:
