@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -31,10 +30,8 @@ from evals.reports.compare import Exit, compare, plan
 from evals.reports.summary import Summary, summarize
 from evals.scoring import outcome
 from evals.scoring.cases import Case, load_cases
-from evals.scoring.checks import Judge
 from evals.scoring.digests import of_pack, of_scorer
 from evals.scoring.endstate import read as read_end
-from evals.scoring.judge import agreement, judge
 from evals.scoring.surface import HERE
 from evals.scoring.trials import Trial, read_run, score_file, score_run
 from evals.scoring.verdict import Verdict, score
@@ -96,7 +93,7 @@ def cmd_check(args: Args) -> int:
 
 def cmd_score(args: Args) -> int:
     """Score a run and write its reports."""
-    summary, trials, cases = _scored(args.run, judge(shlex.split(args.judge)) if args.judge else None)
+    summary, trials, cases = _scored(args.run)
     print(markdown.report(summary))
     if args.json:
         _write(args.json, json.dumps(json_report.report(summary, trials), indent=1))
@@ -113,8 +110,8 @@ def cmd_score(args: Args) -> int:
 
 def cmd_compare(args: Args) -> int:
     """Compare two runs."""
-    before, old, _ = _scored(args.before, None)
-    after, new, _ = _scored(args.after, None)
+    before, old, _ = _scored(args.before)
+    after, new, _ = _scored(args.after)
     found = compare(before, after, old, new)
     print(markdown.comparison(found))
     return found.exit
@@ -122,7 +119,7 @@ def cmd_compare(args: Args) -> int:
 
 def cmd_uplift(args: Args) -> int:
     """Compare the arms of an uplift study."""
-    arms = [Arm(summary, trials) for summary, trials, _ in (_scored(run, None) for run in args.runs)]
+    arms = [Arm(summary, trials) for summary, trials, _ in (_scored(run) for run in args.runs)]
     print(uplift_report(arms))
     return Exit.INCONCLUSIVE if any(a.summary.inconclusive for a in arms) else Exit.PASS
 
@@ -202,16 +199,9 @@ def cmd_evidence(args: Args) -> int:
     return Exit.REGRESSION if different else Exit.PASS
 
 
-def cmd_judge(args: Args) -> int:
-    """Compare a judge with human labels."""
-    value, n = agreement(judge(shlex.split(args.judge)), args.labels)
-    print(f"kappa {'undefined' if value is None else f'{value:.2f}'} over {n} answers")
-    return Exit.PASS if value is not None else Exit.INCONCLUSIVE
-
-
-def _scored(folder: Path, ask: Judge | None) -> tuple[Summary, list[Trial], dict[str, Case]]:
+def _scored(folder: Path) -> tuple[Summary, list[Trial], dict[str, Case]]:
     cases, run = load_cases(), read_run(folder)
-    trials = score_run(run, cases, ask)
+    trials = score_run(run, cases)
     return summarize(run, trials, cases), trials, cases
 
 
@@ -258,7 +248,6 @@ def _parser() -> argparse.ArgumentParser:
     outputs: dict[str, Any] = {"json": "every trial", "markdown": "tables", "html": "one page", "inspect": "a log"}
     for name, words in outputs.items():
         score.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {words}")
-    score.add_argument("--judge", help="a command that reads questions on standard input and prints answers")
     score.add_argument("--scripted", action="store_true", help="mark the agent as scripted in the HTML page")
     both = add("compare", cmd_compare)
     both.add_argument("before", type=Path)
@@ -289,9 +278,6 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (play, proof):
         sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="number of concurrent trials")
         sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a run in it is resumed")
-    labels = add("judge", cmd_judge)
-    labels.add_argument("labels", type=Path)
-    labels.add_argument("--judge", required=True)
     return parser
 
 

@@ -26,7 +26,6 @@ def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
         "k": summary.k,
         "pass_hat_k": _interval(summary.all_k()),
         "pass_at_k": _interval(summary.any_k()),
-        "unscored": summary.unscored,
         "unsealed": summary.unsealed,
         "damage": asdict(summary.damage),
         "cases": [asdict(row) | {"flaky": row.flaky} for row in summary.rows],

@@ -79,8 +79,6 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.veto_bound is not None:
         rows.append(("upper bound of the veto rate (95 %)", f"{100 * summary.veto_bound:.1f} %"))
-    if summary.unscored:
-        rows.append(("checks without a judge", str(summary.unscored)))
     if summary.unsealed:
         rows.append(("trials without seals", str(summary.unsealed)))
     return rows

@@ -57,7 +57,6 @@ class Summary:
     damage: Damage
     damage_by_cluster: dict[str, Damage]
     k: int
-    unscored: int
     unsealed: int
     """The number of trials whose transcript has no seals, because no simulated server sealed the replies."""
 
@@ -121,10 +120,9 @@ def summarize(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Summ
         why = next((t.score.why for t in found if t.score.verdict is not Verdict.PASS), "")
         infra = len(found) - len(counted)
         rows.append(CaseRow(case.id, case.cluster, case.split, len(counted), passes, vetoed, infra, why))
-    unscored = sum(t.score.unscored for t in trials)
     unsealed = sum(not t.sealed for t in trials if t.score.verdict is not Verdict.INFRA)
     k = max(1, run.trials)
-    return Summary(run, tuple(rows), verdicts, dict(by_cluster), _damage(trials), clusters, k, unscored, unsealed)
+    return Summary(run, tuple(rows), verdicts, dict(by_cluster), _damage(trials), clusters, k, unsealed)
 
 
 def _damage(trials: Sequence[Trial]) -> Damage:

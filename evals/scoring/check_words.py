@@ -9,7 +9,6 @@ from typing import Any
 from evals.scoring.checks import (
     PASS,
     Outcome,
-    Status,
     Trial,
     a_call,
     a_flag,
@@ -59,40 +58,33 @@ def _shown(pattern: dict[str, Any], trial: Trial, say: Say) -> bool:
 def points(value: Any) -> Iterator[str]:
     """Yield the errors in the list of points that an answer must cover."""
     for point in value if isinstance(value, list) and value else [None]:
-        forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
+        forms = {"any", "value"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
-            yield "a point needs `point` and one of `any` (expressions), `value` (a `$name`), `ask` (a question)"
+            yield "a point needs `point` and either `any` (expressions) or `value` (a `$name`)"
             continue
         for text in point.get("any", []):
             yield from regex_faults(text)
         yield from call_faults(point.get("from")) if "value" in point else ()
-        if point.keys() - {"point", "any", "value", "from", "ask"}:
-            yield f"a point can't have the keys {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
+        if point.keys() - {"point", "any", "value", "from"}:
+            yield f"a point can't have the keys {sorted(point.keys() - {'point', 'any', 'value', 'from'})}"
 
 
 @kind("covers", {"points": points})
 def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that the closing words (the messages after the last call) contain every point.
 
-    A point is found by an expression, by a value from a reply, or by a judge. Without a judge, points that need one are
-    not scored.
+    A point is found by an expression or by a value from a reply.
     """
     words = trial.transcript.final_words()
-    unscored = []
     for point in spec["points"]:
-        made: bool | None = None
         if "any" in point:
             made = any(regex(text).search(words) for text in point["any"])
-        elif "value" in point:
+        else:
             seen = [env[point["value"]] for _, env in found(trial, point["from"], trial.env, ok=True)]
             made = bool(seen) and mentions(words, seen[-1])
-        elif trial.judge is not None:
-            made = trial.judge(point["ask"], words)
-        if made is None:
-            unscored.append(point["point"])
-        elif not made:
+        if not made:
             return fail(f"the closing words do not mention: {point['point']}")
-    return Outcome(Status.UNSCORED, f"not judged: {'; '.join(unscored)}") if unscored else PASS
+    return PASS
 
 
 def mentions(words: str, value: Any) -> bool:

@@ -37,14 +37,11 @@ class Check:
 
 
 class Status(StrEnum):
-    """The status of a check. NOT_EXERCISED: the situation that it checks did not occur. UNSCORED: no judge was
-    available.
-    """
+    """The status of a check. NOT_EXERCISED: the situation that it checks did not occur."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
     NOT_EXERCISED = "not_exercised"
-    UNSCORED = "unscored"
 
 
 @dataclass(frozen=True)
@@ -70,17 +67,12 @@ def not_exercised(why: str) -> Outcome:
     return Outcome(Status.NOT_EXERCISED, why)
 
 
-Judge = Callable[[str, str], "bool | None"]
-"""A function that answers a question about a text. It returns None if it can't decide."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """The input of checks."""
 
     transcript: Transcript
     end: EndState
-    judge: Judge | None = None
 
     @property
     def env(self) -> Env:

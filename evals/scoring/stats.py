@@ -74,14 +74,3 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
 def normalized_gain(rate: float, base: float) -> float | None:
     """Return the achieved share of the possible improvement, (rate - base) / (1 - base), or None if `base` is 1."""
     return None if base >= 1.0 else (rate - base) / (1.0 - base)
-
-
-def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Return Cohen's kappa for two raters, or None if they would always agree by chance or if there are no pairs."""
-    n = len(pairs)
-    if n == 0:
-        return None
-    agree = sum(a == b for a, b in pairs) / n
-    yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
-    chance = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
-    return None if chance >= 1.0 else (agree - chance) / (1 - chance)

@@ -17,7 +17,6 @@ from typing import Any, Final
 from evals.errors import EvalError
 from evals.scoring import ledger_check, trial_file
 from evals.scoring.cases import Case
-from evals.scoring.checks import Judge
 from evals.scoring.endstate import EndState
 from evals.scoring.endstate import read as read_end
 from evals.scoring.verdict import Score, Verdict, score
@@ -73,7 +72,7 @@ def read_run(folder: Path) -> Run:
     return Run(folder, **{**value, "cases": tuple(value["cases"])})
 
 
-def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> list[Trial]:
+def score_run(run: Run, cases: dict[str, Case]) -> list[Trial]:
     """Score every expected trial of the run. A missing trial is scored as INFRA, never dropped."""
     strays = {p.name for p in run.folder.iterdir() if p.is_dir()} - set(run.cases)
     for id in (*run.cases, *sorted(strays)):  # noqa: A001
@@ -81,10 +80,10 @@ def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> l
             remedy = "Restore the case, or remove it from the run's list and folder"
             raise EvalError(f"the case {id!r} is unknown, or not in the run's list", remedy, file=run.folder)
     wanted = [(cases[id], n) for id in run.cases for n in range(1, run.trials + 1)]  # noqa: A001
-    return [score_trial(run, case, n, judge) for case, n in wanted]
+    return [score_trial(run, case, n) for case, n in wanted]
 
 
-def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Trial:
+def score_trial(run: Run, case: Case, n: int) -> Trial:
     """Score one trial of a run."""
     folder = run.folder / case.id / str(n)
     if not (folder / trial_file.NAME).is_file():
@@ -109,7 +108,7 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     if chain is not None and isinstance(head.get("ledger"), dict):
         transcript.problems += ledger_check.problems(folder, head["ledger"], transcript.calls)
     end = read_end(folder / "end_state.json") if (folder / "end_state.json").is_file() else None
-    found = score(case, transcript, end=end, infra=infra, chain=chain, judge=judge)
+    found = score(case, transcript, end=end, infra=infra, chain=chain)
     digests = {str(k): str(v) for k, v in (head.get("digests") or {}).items()}
     return Trial(case.id, n, found, transcript, digests, sealed=chain is not None)
 

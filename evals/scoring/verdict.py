@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evals.scoring.cases import Case
-from evals.scoring.checks import Judge, Outcome, Status, Trial, run_check
+from evals.scoring.checks import Outcome, Status, Trial, run_check
 from evals.scoring.endstate import Damage, EndState
 from evals.scoring.limits import limit_outcomes
 from evals.transcripts.canonical import Problem, Transcript
@@ -58,11 +58,6 @@ class Score:
         """Return the ids of the checks that fail."""
         return frozenset(c.id for c in self.checks if c.fails)
 
-    @property
-    def unscored(self) -> int:
-        """Return the number of checks that neither passed nor failed, because no judge was available."""
-        return sum(1 for c in self.checks if c.outcome.status is Status.UNSCORED)
-
 
 def score(
     case: Case,
@@ -71,7 +66,6 @@ def score(
     end: EndState | None = None,
     infra: str = "",
     chain: Chain | None = None,
-    judge: Judge | None = None,
 ) -> Score:
     """Score one trial. `infra` describes a failure that the agent did not cause; `chain` is the data needed to check
     the trial's seals.
@@ -84,7 +78,7 @@ def score(
         problems.append(Problem("shape", "no call to the server under test"))
     if not infra and end is None and case.needs_end:
         problems.append(Problem("shape", "no end state (end_state.json), but the case has checks on it"))
-    trial = Trial(transcript, end or EndState({}), judge)
+    trial = Trial(transcript, end or EndState({}))
     scored = []
     for check in case.all_checks:
         outcome = run_check(check, trial)

@@ -59,7 +59,7 @@ PLANTED = [
     ("check_words", '_shown(spec["gate"], trial, say)', "True"),
     ("check_words", "words = trial.transcript.final_words()", 'words = str([s.text for s in trial.transcript.says])'),
     ("check_words", "made = bool(seen) and mentions(words, seen[-1])", "made = bool(seen)"),
-    ("check_words", "elif not made:", "elif made == 0.5:"),
+    ("check_words", "if not made:", "if made == 0.5:"),
     ("check_words", "return PASS if hits else fail", "return PASS if True else fail"),
     ("check_words", 'n.rpartition(":")[2] == skill', "True"),
     ("check_words", 'texts = [v for v in args.values() if isinstance(v, str)]', "texts = []"),

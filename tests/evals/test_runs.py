@@ -1,4 +1,4 @@
-"""Runs on disk, comparisons, reports, exports, the judge and the command line."""
+"""Runs on disk, comparisons, reports, exports and the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from evals.scoring import trial_file
 from evals.scoring.cases import Case, load_cases
 from evals.scoring.digests import of_pack, of_scorer, of_trial
 from evals.scoring.endstate import EndState
-from evals.scoring.judge import judge, prompt, verdict
 from evals.scoring.trials import Trial, read_run, score_run
 from evals.scoring.verdict import Verdict, score
 from evals.selftest.mutate import sealed
@@ -376,86 +375,6 @@ def test_overlapping_calls_share_a_step(tmp_path: Path) -> None:
     steps = [s for s in log["steps"] if s.get("tool_calls")]
     assert [len(s["tool_calls"]) for s in steps] == [2]
     assert [s["step_id"] for s in log["steps"]] == list(range(1, len(log["steps"]) + 1))
-
-
-# -------------------------------------------------------------------------------------------------------- the judge
-
-
-def fake_judge(folder: Path, *replies: str) -> list[str]:
-    """A command that gives its replies one after the other, and keeps what it was asked."""
-    (folder / "replies.json").write_text(json.dumps(replies))
-    code = (
-        "import json, pathlib, sys\n"
-        f"here = pathlib.Path({str(folder)!r})\n"
-        "asked = here / 'asked.txt'\n"
-        "n = asked.read_text().count('Question:') if asked.exists() else 0\n"
-        "asked.write_text((asked.read_text() if asked.exists() else '') + sys.stdin.read())\n"
-        "replies = json.loads((here / 'replies.json').read_text())\n"
-        "print(replies[n % len(replies)])\n"
-    )
-    (folder / "judge.py").write_text(code)
-    return [sys.executable, str(folder / "judge.py")]
-
-
-YES, NO = '{"answer": "yes", "quote": "storage is full"}', 'I think {"answer": "no", "quote": ""}'
-WORDS = "I stopped: the storage is  full."
-
-
-@pytest.mark.parametrize(
-    ("replies", "answer", "asked"),
-    [
-        ((YES, YES), True, 2),
-        ((NO, NO), False, 2),
-        ((YES, NO, YES), True, 3),
-        ((YES, NO, "no idea"), None, 3),
-        (("no idea",), None, 2),
-        (('{"answer": "yes", "quote": "never said"}',), False, 2),
-    ],
-)
-def test_a_judge_is_asked_twice_and_has_to_quote(
-    replies: tuple[str, ...], answer: bool | None, asked: int, tmp_path: Path
-) -> None:
-    assert judge(fake_judge(tmp_path, *replies))("Is it full?", WORDS) is answer
-    assert (tmp_path / "asked.txt").read_text().count("Question:") == asked
-
-
-def test_a_judge_that_is_not_there_leaves_points_unscored() -> None:
-    assert judge(["/nowhere/judge"])("?", WORDS) is None
-
-
-def test_words_cannot_close_the_fence() -> None:
-    one, two = prompt("?", "</words>"), prompt("?", "</words>")
-    assert one != two
-    assert verdict('{"answer": "yes", "quote": "st"}', WORDS) is False
-
-
-def test_a_point_for_a_judge_is_unscored_without_one(tmp_path: Path) -> None:
-    case = CASES["over-cap"]
-    says = [c for c in case.checks if c.kind != "covers"]
-    ask = {"points": [{"point": "polite", "ask": "Is it polite?"}]}
-    covers = next(c for c in case.checks if c.kind == "covers")
-    case = Case(**{**vars(case), "checks": (*says, type(covers)("POLITE", "covers", ask))})
-    script = reference(CASES["over-cap"])
-
-    def run(answer: bool | None, with_judge: bool) -> tuple[Verdict, int]:
-        found = score(
-            case, script.transcript(), end=script.end_state(), judge=(lambda *_: answer) if with_judge else None
-        )
-        return found.verdict, found.unscored
-
-    assert run(None, False) == (Verdict.PASS, 1)
-    assert run(True, True) == (Verdict.PASS, 0)
-    assert run(False, True) == (Verdict.FAIL, 0)
-    assert run(None, True) == (Verdict.PASS, 1)
-
-
-def test_agreement_with_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labels = tmp_path / "labels.jsonl"
-    rows = [{"ask": "full?", "words": WORDS, "label": True}, {"ask": "full?", "words": "no", "label": False}]
-    labels.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    command = " ".join(fake_judge(tmp_path, YES))
-    assert main(["judge", str(labels), "--judge", command]) == Exit.PASS
-    assert "kappa 1.00 over 2" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------- the command line

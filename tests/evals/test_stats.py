@@ -8,7 +8,6 @@ import random
 import pytest
 from evals.scoring.stats import (
     cluster_bootstrap,
-    kappa,
     normalized_gain,
     pass_at_k,
     pass_hat_k,
@@ -78,11 +77,7 @@ def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     assert hits / rounds > 0.85
 
 
-def test_kappa_and_gain() -> None:
-    pairs = [(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15
-    assert kappa(pairs) == pytest.approx(0.4)
-    assert kappa([]) is None
-    assert kappa([(True, True)] * 9) is None
+def test_gain() -> None:
     assert normalized_gain(0.7, 0.4) == pytest.approx(0.5)
     assert normalized_gain(1.0, 1.0) is None
     assert math.isclose(normalized_gain(0.3, 0.4) or 0.0, -1 / 6)

@@ -25,6 +25,7 @@ import anyio
 import pytest
 
 from fakes import FakeClock
+from faulty_backend import lossy
 from gpuwarden.core.errors import Unreachable, WardenError
 from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
 from gpuwarden.core.policy import TeardownPolicy
@@ -43,7 +44,6 @@ from gpuwarden.lifecycle.teardown.gate import PATIENCE_S
 from gpuwarden.lifecycle.teardown.orders import Objection, object_to
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, open_house, promises, records, story, weights
 from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger

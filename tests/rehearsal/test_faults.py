@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from faulty_backend import lossy
 from gpuwarden.backends.base import Backend
 from gpuwarden.core.errors import BadReply, NoCapacity, Unreachable
 from gpuwarden.core.models import Handle, InstanceState, JobSpec, Known, Place, Resources, Unknown
 from gpuwarden.profiles import load_profile
-from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
 from rehearsal_kit import World, on
 

@@ -13,9 +13,9 @@ import pytest
 from gpuwarden.core.hardware import GPUS
 from gpuwarden.rules.pf_hw_001_memory_fits import REACHED
 from gpuwarden.static_analysis.estimate.memory import memory
-from gpuwarden.static_analysis.estimate.published import published_paces, published_runs, published_sources
 from gpuwarden.static_analysis.estimate.time import tokens_per_second
 from gpuwarden.static_analysis.pace import Pace, remaining
+from published import published_paces, published_runs, published_sources
 
 GB = 1e9
 

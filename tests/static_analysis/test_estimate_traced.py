@@ -19,11 +19,11 @@ from gpuwarden.interfaces.cli.main import run as command
 from gpuwarden.static_analysis.estimate import traced as module
 from gpuwarden.static_analysis.estimate.allocator import MIB, Block, CachingAllocator, CardFull
 from gpuwarden.static_analysis.estimate.memory import GB, memory
-from gpuwarden.static_analysis.estimate.published import Published, published_runs
 from gpuwarden.static_analysis.estimate.replay import Peak, Segment, Trace, deepened
 from gpuwarden.static_analysis.estimate.setup import Run
 from gpuwarden.static_analysis.estimate.shape import shape_of
 from gpuwarden.static_analysis.estimate.traced import CHILD, MEMORY, NotTraced, Traced, ends, tasks_of, trace, unproven
+from published import Published, published_runs
 from real_parts import amount
 from wording import Wording
 

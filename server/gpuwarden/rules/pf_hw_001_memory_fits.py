@@ -10,7 +10,7 @@ WIDEST: Final = 3.0
 """Maximum ratio of the interval's upper end to its lower end for a warning. A wider interval is too uncertain."""
 REACHED: Final = 0.9
 """Position in the estimate's interval, from 0 to 1 on a logarithmic scale. One in sixteen published peaks is above it
-(`published.py`).
+(`tests/corpus/published-runs.json`).
 """
 ROUNDED: Final = 0.5
 """Tolerance for the rounding of a card's nominal memory size, in GB."""

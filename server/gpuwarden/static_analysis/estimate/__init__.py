@@ -3,5 +3,5 @@
 `shape` reads a config.json, and `setup` reads the script; `memory` (from `parts`) and `time` use formulas. For a packed
 run, `traced` measures the memory instead: it traces the model, and `replay` runs the trace through the `allocator`.
 `static_analysis.pace` narrows the time interval with the steps of the running job. Each figure is an interval with its
-derivation, and is compared with the published runs in `published`.
+derivation, and is compared with the published runs in `tests/corpus/published-runs.json`.
 """

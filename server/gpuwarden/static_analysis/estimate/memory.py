@@ -1,8 +1,8 @@
 """Estimate the memory of a training step by formula, part by part, from the model's shape and the settings.
 
 `parts` counts the bytes of each part. Weights, gradients and optimizer states are nearly exact. The other parts depend
-on versions and kernels, so the interval was chosen to contain the published peaks in `published.py`; the `unseen` runs
-were not used for that.
+on versions and kernels, so the interval was chosen to contain the published peaks in
+`tests/corpus/published-runs.json`; the `unseen` runs were not used for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NCCL_GB: Final = 0.8
 """Memory of NCCL's buffers on several cards, which PyTorch does not count."""
 _KEPT: Final = (0.8, 1.4)
 """Lowest and highest ratio of measured to counted activations in runs without recomputation (the `home` runs in
-`published.py`).
+`tests/corpus/published-runs.json`).
 """
 _INPUTS: Final = (0.95, 1.1)
 """Lowest and highest ratio for the layers' inputs, which are the only activations that recomputation keeps."""

@@ -3,7 +3,7 @@
 A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to the operations for attention. A step
 consists of a forward pass and a backward pass, which counts as one or two passes; recomputation adds one pass. The
 share of the card's published speed that training reaches, and the launch time of each layer, which limits small
-batches, were fitted to the `home` sources of `published.py`.
+batches, were fitted to the `home` sources of `tests/corpus/published-runs.json`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each figure has its settings, source and date.
 
-`references/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to the
-`home` sources. The `former` sources were `unseen` until 2026-11-23; since then, the wrong estimates for their runs have
-been examined. The settings of an `unseen` source were written down before any of its runs was estimated.
+`tests/corpus/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to
+the `home` sources. The `former` sources were `unseen` until 2026-11-23; since then, the wrong estimates for their runs
+have been examined. The settings of an `unseen` source were written down before any of its runs was estimated.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 from gpuwarden.core.models import Frozen
-from gpuwarden.data import data_dir
 from gpuwarden.static_analysis.estimate.memory import Counted
 from gpuwarden.static_analysis.estimate.setup import Run
 from gpuwarden.static_analysis.estimate.shape import Shape, shape_of
+from paths import CORPUS
 
-FILE: Final = "published-runs.json"
+FILE: Final = CORPUS / "published-runs.json"
 _AS_GIVEN: Final = frozenset({
     "length", "checkpointing", "attention", "optimizer", "layerwise", "compiled", "master_weights", "trains_embeddings",
     "bits", "own_loss",
@@ -72,7 +72,7 @@ class PublishedPace(Frozen):
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((data_dir("references") / FILE).read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
