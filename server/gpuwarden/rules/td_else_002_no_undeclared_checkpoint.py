@@ -17,17 +17,18 @@ SHOWN = 5
     fix=(do(Action.PULL, "for each of these paths", also=("PATH",)), do(Action.VERIFY)),
 )
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
-    """The declared outputs cover every checkpoint on the machine.
+    """The declared outputs cover every checkpoint in the job's working folder.
 
     Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them. Declare and
-    pull the files before the teardown, or let the user accept the loss by typing the file names at a terminal.
+    pull the files before the teardown, or let the user accept the loss by typing the file names at a terminal. Other
+    folders of the machine are not searched.
 
     Example:
-        teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there
+        teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and the job saved extra/model.safetensors
 
     Instead:
 
-        pull_artifacts(job_id="j1", also=["/opt/extra"])
+        pull_artifacts(job_id="j1", also=["extra"])
         verify_checkpoint(job_id="j1", level="load")
         teardown_request(job_id="j1", verb="terminate")
 
