@@ -204,7 +204,8 @@ class TestRunPod(CloudContract):
         gone = known(await rig.provider.get(instance.id))
         assert gone is not None and gone.state is InstanceState.GONE
         assert gone.cost_usd == pytest.approx(rig.cloud.cloud.truth(instance.id).cost_usd)
-        assert any(a.path == "/billing/pods" for a in rig.cloud.asked)
+        asked = [a for a in rig.cloud.asked if a.path == "/billing/pods"]
+        assert asked and all(int(a.query["lastN"]) >= 365 for a in asked), "the default is a month"
         assert not any(a.path == "/billing/endpoints" for a in rig.cloud.asked)
 
     async def test_another_pod_than_asked_for_is_unknown(self, rig: CloudRig) -> None:

@@ -470,8 +470,9 @@ class RunPod(Rented):
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """Return a Pod that is gone, with its bill, or None if RunPod has no bill for it."""
+        days = {"bucketSize": "day", "lastN": "365"}  # without a period, RunPod returns the last 30 days only
         try:
-            answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
+            answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, **days})
         except WardenError:
             return None
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:

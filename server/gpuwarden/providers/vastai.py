@@ -483,6 +483,8 @@ class Vast(Rented):
                 if answer.value.next_token is None:
                     break
                 params["after_token"] = answer.value.next_token
+            else:
+                return None  # a part of the charges is not a bill
         except WardenError:
             return None
         if not found:
