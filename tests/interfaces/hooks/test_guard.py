@@ -154,6 +154,53 @@ export GPUWARDEN_SECRETS_ALLOWED='["*"]'; gpuwarden submit train.py
 env -u X GPUWARDEN_APPROVAL_CHANNELS='["rehearsal"]' gpuwarden submit train.py
 timeout 60 env GPUWARDEN_HOME=/tmp/other gpuwarden submit train.py
 bash -c 'GPUWARDEN_CAPS_PER_DAY_USD=9 gpuwarden submit x'
+env -S'vastai destroy instance 1'
+env --split-string='kubectl delete pod train'
+env -u X -S'gpuwarden approve t1'
+env -S'rm -rf' /data/gw
+env '-S A=1 sky down' -y train
+env - vastai destroy instance 1
+runuser -u me -- kubectl delete pod train
+runuser --user=me rm -rf /data/gw
+runuser me -c 'sky down -y t' -- -u
+echo 'sky down -y t' | tee end.sh; sh end.sh
+echo 'rm -rf /data/gw' | tee -a log end.sh > /dev/null && bash end.sh
+echo 'sky down -y t' > a.sh; cp a.sh b.sh; ./b.sh
+set -- destroy instance 1; vastai "$@"
+set -- -rf /data/gw; rm "$@"
+set -euo pipefail vastai destroy; "$@" instance 1
+f() { set -eo pipefail; vastai "$@"; }; f destroy instance 1
+numactl --membind all -N 0 rm -rf /data/gw
+numactl --cpunodebind 0-1 sky down -y train
+taskset -c 0 vastai destroy instance 1
+prlimit --nofile=100 gpuwarden approve t1
+nsenter -t 1 -m vastai destroy instance 1
+setarch x86_64 -R vastai destroy instance 1
+pkexec --user me kubectl delete pod train
+run0 -u me --nice 5 vastai destroy instance 1
+perf stat -r 3 -e cycles -- sky down train
+eatmydata scancel 1
+fakeroot -s f rm -rf /data/gw
+chronic vastai destroy instance 1
+ls | entr -s 'vastai destroy instance 1'
+hyperfine --warmup 1 'sleep 1' 'vastai destroy instance 1'
+hyperfine --prepare='rm -rf /data/gw' ls
+sg docker -c 'vastai destroy instance 1'
+vastai {destroy,instance,1}
+kubectl {delete,pod/train}
+rm {-rf,/data/{old,g{w,x}}}
+parallel --jobs 2 vastai destroy instance ::: 1
+parallel -j2 'vastai destroy instance {}' ::: 1 2
+parallel 'cd /data; rm -rf {}' ::: a gw
+parallel -j2 'sh -c {}' ::: 'sky down x'
+parallel -a ids.txt vastai destroy instance
+kubectl delete pod help
+sky down help
+kubectl delete pod x -- --help
+kubectl delete pod x --dry-run=client --dry-run=none
+kubectl delete pod x --dry-run=false
+kubectl delete pod x --help --help=false
+aws sagemaker stop-training-job --training-job-name help
 """.strip().splitlines()
 STOPPED += [
     "echo a\nvastai destroy instance 1",
@@ -262,6 +309,32 @@ notify-send 'please run: gpuwarden approve t1'
 python -c "import gpuwarden.interfaces.cli.main"
 awk '$2 > 3 { print "x" }' /home/me/.config/gpuwarden/policy.toml
 git config -f .gitmodules submodule.x.path y
+numactl --hardware
+numactl --membind 0 python train.py
+env -S'python train.py'
+env --split-string="unclosed 'quote"
+echo 'vastai destroy instance 1' | tee log.txt
+echo 'vastai destroy instance 1' | tee notes.md; sh run.sh
+set -- a b; echo "$@"
+set -- vastai destroy instance 1; echo "$@"
+set -euo pipefail
+runuser -u me -- python train.py
+runuser me -c 'sky status'
+perf stat -r 3 python train.py
+perf report
+taskset -cp 0 123
+hyperfine 'python a.py' 'python b.py'
+kubectl delete --help
+kubectl help delete pod
+kubectl delete pod x --dry-run=none --dry-run=client
+aws ec2 terminate-instances help
+parallel -j2 'gzip {}' ::: a b
+parallel -j2 'echo {}' ::: 'a; vastai destroy instance 1'
+vastai {show,instances}
+rm -rf /data/{old,gwen}
+cp a.py{,.bak}
+echo '{vastai,destroy,instance,1}'
+git diff HEAD@{1} -- '*.{py,toml}'
 """.strip().splitlines()
 PASSED += [
     "cat <<'EOF' > notes.md\nvastai destroy instance 1\nEOF",

@@ -44,10 +44,14 @@ class Drafts:
         for target in dict.fromkeys(command.targets):
             if why := self._written(target, text):
                 return why
-            if not plain.startswith(UNKNOWN):
-                path = self.files.path(target)
-                self.printed[path] = "\n".join(filter(None, [self.printed.get(path), as_written(plain)]))
+            self._record(target, plain)
         return None
+
+    def _record(self, target: str, text: str) -> None:
+        """Record text that is written to a file and that a shell may run later, if it is known."""
+        if text and not text.startswith(UNKNOWN):
+            path = self.files.path(target)
+            self.printed[path] = "\n".join(filter(None, [self.printed.get(path), as_written(text)]))
 
     def written_by(self, name: str, args: Sequence[str], command: Command) -> str | None:
         """Return the reason to block a program because of the files that it writes, apart from redirected output."""
@@ -62,6 +66,8 @@ class Drafts:
             )
             if why := self._written(write.target, text):
                 return why
+            drafts = command.stdin if write.fed else (self.printed.get(self.files.path(s), "") for s in write.sources)
+            self._record(write.target, "\n".join(drafts))
         return None
 
     def _written(self, target: str, text: str) -> str | None:

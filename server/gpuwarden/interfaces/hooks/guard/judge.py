@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -49,7 +49,9 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     inside,
     language,
     other_docker,
+    positional,
     script_of,
+    split_string,
 )
 
 DEEPEST = 12
@@ -135,9 +137,9 @@ class Judge:
         if words[0] in KEYWORDS:
             return words[1:]
         if name in WRAPPERS:
-            if name == "env" and (text := next((b for a, b in pairwise(words) if a in {"-S", "--split-string"}), "")):
-                return text.split()
-            return inside(words[1:], WRAPPERS[name], name)
+            rest = inside(words[1:], WRAPPERS[name], name)
+            split = split_string(words[1 : len(words) - len(rest)]) if name == "env" else []
+            return ["env", *split, *rest] if split else rest
         if name.startswith(("python", "pypy")) and "-m" in words[1:6]:
             at = words.index("-m")
             module = words[at + 1] if at + 1 < len(words) else ""
@@ -171,6 +173,8 @@ class Judge:
             there = next((a for a in args if not re.fullmatch(r"-[LPe@]*|--", a)), "~")
             there = self.values.get("OLDPWD", UNKNOWN) if "-" in args else there
             self.values.update(OLDPWD=self.files.cwd, PWD=self.files.place(there))
+        if name == "set" and (given := positional(args)) is not None:
+            self._bind(given)
         if name == "shift" and "@" in self.values:
             self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
@@ -203,7 +207,8 @@ class Judge:
         if name in WINDOWS:
             texts = after_command(args)
             return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
-        if name == "tmux" and (why := self._any([a for a in args if " " in a], depth, far)):
+        quoted = (re.sub(r"^--[\w-]+=|^-\w", "", a) for a in args if " " in a)
+        if name in {"tmux", "hyperfine"} and (why := self._any(quoted, depth, far)):
             return why
         if language(name) in CODE:
             return self._code(CODE[language(name)], args, command.stdin, depth, far)
@@ -280,6 +285,8 @@ class Judge:
             parts = [[word.replace("{}", found) for word in args[i + 1 :]] for i in runs]
             parts = [p if name == "find" or found in p else [*p, found] for p in parts]
             parts = [p for p in parts if name != "find" or name_of("".join(p[:1])) != "rm"]
+        elif name == "runuser":
+            parts = [inside(args, "ugG", name)]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
             if far or other_docker(args):
@@ -321,8 +328,8 @@ class Judge:
                 del self.values[name]
             self.values.update(before)
 
-    def _bind(self, words: list[str]) -> None:
-        """Set the positional parameters of a function."""
+    def _bind(self, words: Sequence[str]) -> None:
+        """Set the positional parameters of the shell or a function."""
         for name in [n for n in self.values if n.isdigit()]:
             del self.values[name]
         self.values.update({str(i): word for i, word in enumerate(words, 1)})
@@ -331,6 +338,8 @@ class Judge:
     def _each(self, name: str, words: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that `xargs` or `parallel` runs with its input."""
         parts = for_each(name, words, command.stdin)
+        if name == "parallel" and " " in "".join(inside(words[1:], WRAPPERS[name], name)[:1]):
+            return self._any(map(" ".join, parts), depth, far)
         return next((w for p in parts if (w := self.command(Command(p, fed=True), depth + 1, far=far))), None)
 
     # ---------------------------------------------------------------------------------------------------- helpers

@@ -12,6 +12,9 @@ MOST_ARGUMENTS = 300
 """Maximum number of words that are searched after a program's name. Real commands have fewer words."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
+HELP_LAST = frozenset({"aws", "tccli"})
+"""Programs that show help if `help` is the word after the command."""
+_TRIAL = re.compile(r"--(?:no-)?dry-?run(?:=.*)?")
 # Names that are also common words or keywords. In code, they are matched only at the start of a command.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
@@ -111,16 +114,16 @@ class Patterns:
     def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
         """Return the part of a command that stops or deletes a resource, or None."""
         args = args[:MOST_ARGUMENTS]
-        asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
-        tries = any(
-            a in {"--dry-run", "--dryrun"} or (a.startswith("--dry-run=") and a != "--dry-run=none") for a in args
-        )
-        if asks_help or args[-1:] == ["help"] or args[:1] == ["help"] or tries:
+        flags = args[: args.index("--")] if "--" in args else args
+        asks_help = HELP & set(flags) - ({"-h"} if name in self.far else set())
+        trials = [a for a in flags if _TRIAL.fullmatch(a)]
+        tries = bool(trials) and not re.search(r"--no-|=(?:none|false|f|0)$", trials[-1].lower())
+        if (asks_help and "--help=false" not in flags) or args[:1] == ["help"] or tries:
             return None
         declared = (*self.ends.get(name, ()), *(self.far.get(name, ()) if far else ()))
         for sequence in map(Spelling.parse, declared):
             end = sequence.end(args)
-            if end is not None:
+            if end is not None and not (name in HELP_LAST and args[end:] == ["help"]):
                 parts = (next((a for a in args[:end] if a.lower() in step), "...") for step in sequence.words)
                 return " ".join([name, *parts])
         return None

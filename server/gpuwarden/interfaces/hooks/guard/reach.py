@@ -14,7 +14,11 @@ MOST_SPELLINGS: Final = 100
 MOST_NAME: Final = 255
 _SPECIAL: Final = re.compile(rf"[*?\[{UNKNOWN}]")
 _SEVERAL: Final = re.compile(rf"[\n{{{UNKNOWN}]")
-_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_BRACES: Final = re.compile(r"\{([^{},]*,[^{}]*)\}")
+_NESTED: Final = re.compile(r"(?<=[{,])([^{},]*)\{([^{},]*,[^{}]*)\}([^{},]*)(?=[,}])")
+MOST_NESTED: Final = 4096
+"""Maximum length in characters of a text that is checked for nested braces."""
+MOST_BRACED: Final = 200_000
 _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
 
@@ -36,7 +40,7 @@ def spellings(text: str) -> Iterator[tuple[str, Reach]]:
         yield text, Reach.SURELY
         return
     lines = text.split("\n")
-    words = [word for line in lines[:MOST_SPELLINGS] for word in _braced(_RANGE.sub("*", line))]
+    words = [word for line in lines[:MOST_SPELLINGS] for word in braced(_RANGE.sub("*", line))]
     for word in words[:MOST_SPELLINGS]:
         options = alternatives(word)
         yield from ((each, Reach.SURELY if options == [word] else Reach.MAYBE) for each in options)
@@ -44,11 +48,17 @@ def spellings(text: str) -> Iterator[tuple[str, Reach]]:
         yield UNKNOWN, Reach.MAYBE
 
 
-def _braced(text: str) -> list[str]:
-    """Return the words of a brace expansion."""
+def braced(text: str) -> list[str]:
+    """Return the words of a brace expansion. If there are more than `MOST_SPELLINGS`, some are omitted."""
+    while len(text) < MOST_NESTED and (found := _NESTED.search(text)):  # `{a,x{b,c}}` is `{a,xb,xc}`
+        each = ",".join(found[1] + word + found[3] for word in found[2].split(",")[:MOST_SPELLINGS])
+        text = text[: found.start()] + each + text[found.end() :]
     words = [text]
-    while len(words) < MOST_SPELLINGS and (found := _BRACES.search(words[0])):
-        words = [w.replace(found[0], each, 1) for w in words for each in found[1].split(",")]
+    while len(words) < MOST_SPELLINGS and len(words) * len(words[0]) < MOST_BRACED:
+        if (found := _BRACES.search(words[0])) is None:
+            break
+        parts = found[1].split(",")[: MOST_SPELLINGS + 1]
+        words = [w.replace(found[0], each, 1) for w in words for each in parts]
     return words
 
 

@@ -15,6 +15,7 @@ from gpuwarden.interfaces.hooks.guard.limits import (
     parsed,
 )
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, among, as_written
+from gpuwarden.interfaces.hooks.guard.reach import MOST_SPELLINGS, braced
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -72,7 +73,8 @@ class Words:
                 first, *rest = self.fields(child, depth + 1) or [""]
                 words[-1] += first
                 words += rest
-            return words
+            unquoted = "".join(self.raw(c) for c in node.children if c.type == "word")
+            return self._braced(words) if {"{", ",", "}"} <= set(re.sub(r"\\.", "", unquoted)) else words
         if kind in {"string", "translated_string"}:
             return [self._double(node, depth)]
         raw = self.raw(node)
@@ -82,6 +84,16 @@ class Words:
             code = r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|.)"
             return [re.sub(code, _escape, raw[2:-1], flags=re.DOTALL)]
         return [re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw]
+
+    def _braced(self, words: list[str]) -> list[str]:
+        """Return the words to which words with braces expand. If words are omitted, the original word is added.
+
+        The braces in a path, such as `~/{a,b}`, are kept for `reach`, because a copy needs its target in one word.
+        """
+        found = [(word, [word] if "/" in word.partition("{")[0] else braced(word)) for word in words]
+        words = [w for word, each in found for w in (each if len(each) <= MOST_SPELLINGS else [*each, word])]
+        self.budget.spend(len(words) + sum(map(len, words)) // 64)
+        return words
 
     def _double(self, node: Node, depth: int) -> str:
         """Return the value of double-quoted text, with the blanks next to expansions, which the parser omits."""

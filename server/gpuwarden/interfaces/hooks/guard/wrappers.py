@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
@@ -18,13 +19,19 @@ CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": 
 KEYWORDS: Final = frozenset({"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time",
                              "coproc", "noglob", "nocorrect"})  # fmt: skip
 WRAPPERS: Final[dict[str, str]] = {
-    "sudo": "ugpCDhrtTR", "doas": "uC", "env": "uCS", "command": "", "builtin": "", "exec": "a", "nohup": "",
-    "nice": "n", "ionice": "cnp", "chrt": "", "taskset": "c", "timeout": "ks", "gtimeout": "ks", "stdbuf": "ioe",
+    "sudo": "ugpCDhrtTR", "doas": "uC", "env": "uCSa", "command": "", "builtin": "", "exec": "a", "nohup": "",
+    "nice": "n", "ionice": "cnp", "chrt": "TPD", "taskset": "", "timeout": "ks", "gtimeout": "ks", "stdbuf": "ioe",
     "setsid": "", "xargs": "InPLdEsa", "watch": "n", "uvx": "cp", "npx": "p", "bunx": "", "chroot": "",
-    "caffeinate": "t", "unbuffer": "", "parallel": "jNSn", "busybox": "", "flock": "wE", "strace": "eopEs",
+    "caffeinate": "t", "unbuffer": "", "parallel": "jNSna", "busybox": "", "flock": "wE", "strace": "eopEs",
     "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
     "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
+    "numactl": "NCmip", "prlimit": "po", "nsenter": "tSG", "setarch": "", "x86_64": "", "i386": "", "i686": "",
+    "linux32": "", "linux64": "", "aarch64": "", "pkexec": "", "run0": "ugDM", "perf": "eorCptIDGFMcmxN",
+    "eatmydata": "", "fakeroot": "lisb", "chronic": "", "ifne": "", "entr": "", "sg": "", "newgrp": "",
+    "cpulimit": "lpeP", "valgrind": "", "catchsegv": "", "choom": "np", "retry": "td", "setpriv": "", "cgexec": "g",
+    "gosu": "", "su-exec": "", "envdir": "", "tini": "peg", "dumb-init": "", "xvfb-run": "efnpsw", "torsocks": "",
+    "proxychains": "f", "nsys": "oteswx", "compute-sanitizer": "",
 }  # fmt: skip
 """For each wrapper, the one-letter options that are followed by a value."""
 RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
@@ -47,7 +54,10 @@ LATER: Final = frozenset({"at", "batch", "crontab"})
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
                            "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
-                           "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
+                           "--with-requirements", "--index-url", "--directory", "--env-file", "--spec",
+                           "--membind", "--interleave", "--cpunodebind", "--physcpubind", "--preferred", "--machine",
+                           "--setenv", "--slice", "--description", "--joblog", "--results", "--tmpdir", "--workdir",
+                           "--event", "--output", "--argv0"})  # fmt: skip
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
@@ -60,18 +70,24 @@ REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir"
 """Removal commands without a path, as in code that appends the path at run time."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
+LEADING: Final = frozenset({"timeout", "gtimeout", "flock", "chroot", "taskset", "chrt", "faketime", "dtach", "sg",
+                            "newgrp", "perf", "gosu", "su-exec", "envdir", "nsys"})  # fmt: skip
+"""Wrappers with one argument, such as a duration or a subcommand, before the command."""
+_NUMBER: Final = re.compile(r"\+?\d[\d,:%-]*(?:\.\d+)?[smhdKMG]?")
+"""The value of a long option, such as `--jobs 2`. No program has such a name."""
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
 
 
 def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
     """Return the words that follow a wrapper's options, the options' values, and a leading duration or setting."""
-    i, leading = 0, name in {"timeout", "gtimeout", "flock", "chroot", "taskset", "chrt", "faketime", "dtach"}
+    i, leading = 0, name in LEADING
     while i < len(words):
         word = words[i]
         if word == "--":
             return list(words[i + 1 :])
-        if word.startswith("-") and len(word) > 1:
-            i += 2 if word in VALUED or (len(word) == 2 and word[1] in valued) else 1
+        if word.startswith("-"):
+            number = not leading and word[1:2] == "-" and _NUMBER.fullmatch("".join(words[i + 1 : i + 2]))
+            i += 2 if number or word in VALUED or (len(word) == 2 and word[1] in valued) else 1
         elif ASSIGNMENT.fullmatch(word):
             i += 1
         elif leading and i < len(words) - 1:
@@ -79,6 +95,28 @@ def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
         else:
             break
     return list(words[i:])
+
+
+def split_string(options: Sequence[str]) -> list[str]:
+    """Return the words into which `env -S` splits its value; empty without that option."""
+    for option, value in pairwise([*options, ""]):
+        if found := re.fullmatch(r"(?:-[iv0]*S|--s[a-z-]*(?:=|$))([\s\S]*)", option):
+            text = (found[1] or value).replace("\\_", " ")
+            try:
+                return shlex.split(text)
+            except ValueError:  # unclosed quotes
+                return text.split()
+    return []
+
+
+def positional(args: Sequence[str]) -> Sequence[str] | None:
+    """Return the positional parameters that `set` sets; None if it sets only options."""
+    for i, word in enumerate(args):
+        if word == "--":
+            return args[i + 1 :]
+        if word[:1] not in {"-", "+"} and not (i and re.fullmatch(r"[-+]\w*o", args[i - 1])):
+            return args[i:]
+    return None
 
 
 def after_c(args: Sequence[str]) -> list[str]:
@@ -103,7 +141,8 @@ def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[
     lines = rest[len(command) + 1 :] if ":::" in rest else "\n".join(stdin).splitlines()
     elsewhere = any(re.fullmatch(r"-a.*|--arg-file.*", f) for f in flags)
     items = [line for line in lines if line.strip()][:MOST_ITEMS] if not elsewhere else []
-    items = items or [f"{UNKNOWN}$()"]
+    quoted = name == "parallel" and " " in "".join(command[:1])  # shell text
+    items = [shlex.quote(item) if quoted else item for item in items] or [f"{UNKNOWN}$items"]
     mark = next((m for m in marks if m and any(m in word for word in command)), "")
     if mark:
         yield from ([word.replace(mark, item) for word in command] for item in items)
