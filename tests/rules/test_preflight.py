@@ -173,6 +173,12 @@ def test_a_column_that_some_rows_are_read_for_is_a_warning(hub: HubServer, test:
     assert [f.severity for f in found] == ([Severity.WARNING] if said else [])
 
 
+@pytest.mark.parametrize(("extra", "severity"), [("vllm", Severity.ERROR), ("of-a-later-release", Severity.WARNING)])
+def test_an_extra_that_is_not_known_may_install_any_package(hub: HubServer, extra: str, severity: Severity) -> None:
+    found = findings(plain("import polars", f'"trl[{extra}]"'), config(hub))
+    assert [f.severity for f in found if f.rule == "PF-DEP-001"] == [severity]
+
+
 def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:
     hub.store.put("model", "rehearsal/scripts", {"t.py": sft(data="no/such"), "page.py": "<html>no</html>"})
 
