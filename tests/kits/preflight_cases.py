@@ -143,6 +143,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import polars", '"Polars>=1"'),
             plain("from PIL import Image", '"pillow"'),
             plain("try:\n    import polars\nexcept ImportError:\n    polars = None"),
+            plain("import hydra, pynvml, Levenshtein", '"hydra-core", "nvidia-ml-py", "python-Levenshtein"'),
         ],
     ),
     "PF-DEP-002": (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from counting import lines_run
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.hardware import gpu_of
-from gpuwarden.static_analysis.ecosystem_tables import closure, read_requirement
+from gpuwarden.static_analysis.ecosystem_tables import KNOWN, closure, distributions, read_requirement
 from gpuwarden.static_analysis.script import decode, read_command, read_script
 from gpuwarden.static_analysis.script_usage import Push, Uses
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Program, flags
@@ -183,3 +183,27 @@ def test_requirements() -> None:
     assert found.conditions == ((">=", "0.2"), ("<", "1"))
     assert read_requirement("https://example.com/x.whl") is None
     assert {"torch", "numpy", "transformers"} <= closure({"trl"})
+
+
+# Import names that are not the package's name with underscores.
+IMPORTS = {
+    "hydra-core": "hydra",
+    "nvidia-ml-py": "pynvml",
+    "opencv-python": "cv2",
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
+    "protobuf": "google",
+    "python-dateutil": "dateutil",
+    "python-dotenv": "dotenv",
+    "python-levenshtein": "Levenshtein",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+    "tensorboardx": "tensorboardX",
+}
+
+
+def test_the_import_of_every_known_package_leads_back_to_it() -> None:
+    packages = {name for name in KNOWN if "[" not in name}
+    imports = {name: IMPORTS.get(name, name.replace("-", "_")) for name in packages}
+    assert packages >= IMPORTS.keys()
+    assert not {name: module for name, module in imports.items() if name not in distributions(module)}
