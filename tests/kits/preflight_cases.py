@@ -50,6 +50,17 @@ from transformers import AutoModelForCausalLM
 trainer = L.Trainer(max_epochs=1)
 trainer.fit(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"))
 """
+SETS = (
+    "os.environ.setdefault('REPO', 'x')",
+    "os.environ.update({'REPO': 'x'})",
+    "os.environ.update(REPO='x')",
+    "os.environ |= {'REPO': 'x'}",
+    "if os.getenv('REPO'):\n    pass",
+    "os.environ.update({k: 'x' for k in input()})",
+    "os.environ.update(**options)",
+    "for k in input().split():\n    os.environ[k] = 'x'",
+)
+"""Lines after which REPO may be set; the first five leave OTHER unset."""
 # rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-HUB-001": (
@@ -189,6 +200,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-ENV-001": (
         [
             plain("import os\nprint(os.environ['REPO'])"),
+            *(plain(f"import os\n{line}\nprint(os.environ['OTHER'])") for line in SETS[:5]),
             {"script": plain("import os\nprint(os.environ['JOB_TOKEN'])"), "env": {"METRICS_API_URL": "https://x"}},
         ],
         [
@@ -198,6 +210,9 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import os\nprint(os.environ['GPUWARDEN_METRICS'], os.environ['GPUWARDEN_JOB'])"),
             plain("import os\nos.environ['REPO'] = 'x'\nprint(os.environ['REPO'])"),
             plain("import os\ntry:\n    os.environ['REPO']\nexcept KeyError:\n    pass"),
+            plain("import os, contextlib\nwith contextlib.suppress(KeyError):\n    print(os.environ['REPO'])"),
+            plain("import os\nprint(os.environ.get('REPO') and os.environ['REPO'])"),
+            *(plain(f"import os\n{line}\nprint(os.environ['REPO'])") for line in SETS),
         ],
     ),
     "PF-ENV-002": (
