@@ -77,6 +77,53 @@ def test_saving_to_another_folder_is_refused_if_it_goes_with_the_job(
     assert found.severity is severity
 
 
+def severities(hub: HubServer, script: str, rule: str, **where: Any) -> list[Severity]:
+    found = findings({"script": plain(script), "platform": "runpod", **where}, config(hub, HF_TOKEN))
+    return [f.severity for f in found if f.rule == rule]
+
+
+LOOPS = """import torch, argparse
+from huggingface_hub import HfApi
+from safetensors.torch import save_file
+parser = argparse.ArgumentParser()
+parser.add_argument("--save_state", action="store_true")
+args = parser.parse_args()
+loss.backward()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "asyncio.to_thread(save_file, {}, 'out/a.safetensors')",
+        "pool.submit(torch.save, {}, 'out/a.pt')",
+        "atexit.register(model.save_pretrained, 'out')",
+        "HOW = {'pt': torch.save}",
+        "getattr(torch, 'save')({}, 'out/a.pt')",
+        "save = torch.save",
+        "def finish(how=torch.save):\n    how({}, 'out/a.pt')",
+    ],
+)
+def test_a_save_that_is_passed_on_may_write_any_file(hub: HubServer, line: str) -> None:
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.INFO]
+    assert severities(hub, LOOPS.format(line), "PF-OUT-004") == []
+
+
+@pytest.mark.parametrize("line", ["up = HfApi().upload_folder", "pool.submit(model.push_to_hub, 'me/x')"])
+def test_an_upload_that_is_passed_on_may_push_anywhere(hub: HubServer, line: str) -> None:
+    hf = {"platform": "hf-jobs", "outputs": ("/hub/models/me/x",)}
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005", **hf) == [Severity.WARNING]
+    assert severities(hub, LOOPS.format(line), "PF-PUSH-001", secrets=(), **hf) == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "line", ["print(args.save_state)", "getattr(args, 'save_state')", "isinstance(x, torch.save)", "f: torch.save = 1"]
+)
+def test_a_setting_or_a_type_is_no_save(hub: HubServer, line: str) -> None:
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.ERROR]
+
+
 MORE = {
     "PF-DATA-001": plain("from datasets import load_dataset\nd = load_dataset('trl-lib/tldr')\nprint(d['test'])"),
     "PF-DATA-002": sft("dataset_text_field='body'", data="stanfordnlp/imdb"),

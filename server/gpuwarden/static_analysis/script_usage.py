@@ -14,6 +14,7 @@ from gpuwarden.static_analysis.declared_options import flags, names_a_file
 from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
+from gpuwarden.static_analysis.mentions import mentions
 from gpuwarden.static_analysis.package_usage import PackageUse, package_use
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.survey import idle_lines
@@ -310,6 +311,9 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe)
+    for mention in mentions(program):
+        if mention.last in _UPLOADS or mention.last.startswith("push_to_hub"):
+            yield Push(mention.line, mention.last, "?", maybe=True)
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
