@@ -15,7 +15,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import READER, config, hub_server
-from preflight_cases import CASES, GRPO, LOOP, PUSH, plain, sft
+from preflight_cases import CASES, GRPO, LOOP, PUSH, SFT, plain, sft
 from rule_kit import example_files
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
 from wording import Wording
@@ -108,6 +108,15 @@ loss.backward()
 def test_a_save_that_is_passed_on_may_write_any_file(hub: HubServer, line: str) -> None:
     assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.INFO]
     assert severities(hub, LOOPS.format(line), "PF-OUT-004") == []
+
+
+@pytest.mark.parametrize("line", ["T = SFTTrainer", "T = {'sft': SFTTrainer}['sft']", "T = partial(SFTTrainer, x=1)"])
+def test_a_trainer_that_is_renamed_may_save_and_evaluate(hub: HubServer, line: str) -> None:
+    script = SFT.format(data="trl-lib/Capybara", model="Qwen/Qwen2.5-0.5B", args='eval_strategy="steps"')
+    renamed = script.replace("\nSFTTrainer(", f"\n{line}\nT(")
+    assert severities(hub, renamed, "PF-OUT-005") == [Severity.INFO]
+    assert severities(hub, f"{script}{line}", "PF-DATA-005") == []
+    assert severities(hub, f"{script}x: SFTTrainer = 1\nisinstance(x, SFTTrainer)", "PF-DATA-005") == [Severity.ERROR]
 
 
 @pytest.mark.parametrize("line", ["up = HfApi().upload_folder", "pool.submit(model.push_to_hub, 'me/x')"])

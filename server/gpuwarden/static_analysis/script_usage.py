@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.declared_options import flags, names_a_file
 from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
-from gpuwarden.static_analysis.mentions import mentions
+from gpuwarden.static_analysis.mentions import Mention, mentions
 from gpuwarden.static_analysis.package_usage import PackageUse, package_use
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.survey import idle_lines
@@ -120,6 +120,9 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     trainers = tuple(
         c for c in program.calls if (c.last.endswith("Trainer") and not c.name.startswith(".")) or c.name in own
     )
+    renamed = [*renamed_trainers(program)]
+    if renamed:  # they may be given any arguments
+        trainers = tuple(replace(call, open=True) for call in trainers)
     settings = dict(settings_of(program, trainers))
     local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
@@ -162,7 +165,10 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
         writes=tuple(
             replace(write, maybe=write.maybe or write.line in idle)
-            for write in writes_of(program, trainers, {name: found.value for name, found in settings.items()})
+            for write in (
+                *writes_of(program, trainers, {name: found.value for name, found in settings.items()}),
+                *(Write(mention.line, mention.last, None, maybe=True) for mention in renamed),
+            )
         ),
         unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
         savers=tuple(dict.fromkeys(unseen_savers(program, shells, trainers, local))),
@@ -250,6 +256,11 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
     given |= flags([f"--{name}={value}" for name, value in pairs(typed.text("extra")).items()])
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
+
+
+def renamed_trainers(program: Program) -> Iterator[Mention]:
+    """Yield the trainer classes that a program passes on or renames: `T = SFTTrainer`."""
+    yield from (m for m in mentions(program) if m.imported and m.last.endswith("Trainer"))
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
