@@ -52,6 +52,7 @@ def uses(text: str, **given: object) -> Uses:
         ("see(4 * 1024 // 2)", 2048),
         ("see(-1)", -1),
         ("see([1, 2][1])", 2),
+        ("a = {'x': 1}\nsee((a | {'x': 2})['x'])", 2),
         ("x, y = 'a/b', 2\nsee(x)", "a/b"),
         ("see(str('a/b'))", "a/b"),
         # what can't be told
@@ -63,6 +64,7 @@ def uses(text: str, **given: object) -> Uses:
         ("x = x\nsee(x)", UNKNOWN),
         ("def f(a):\n    f(a)\n    see(a)\nf(f)", UNKNOWN),
         ("see(1 / 0)", UNKNOWN),
+        ("see(({'x': 1} | y)['x'])", UNKNOWN),
     ],
 )  # fmt: skip
 def test_constants_are_followed(text: str, value: object) -> None:
