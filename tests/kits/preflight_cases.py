@@ -50,6 +50,26 @@ from transformers import AutoModelForCausalLM
 trainer = L.Trainer(max_epochs=1)
 trainer.fit(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"))
 """
+OWN_TRAINER = sft('eval_strategy="steps"').replace(
+    "\nSFTTrainer(",
+    "\nclass T(SFTTrainer):\n    def __init__(self, **k):\n        super().__init__(eval_dataset=k.pop('dev', ds), **k)\nT(",
+)
+CHANGES = (
+    "setattr(c, 'eval_strategy', 'no')",
+    "vars(c).update(options)",
+    "c = dataclasses.replace(c, eval_strategy='no')",
+    "c.set_evaluate('no')",
+    "def fix(x):\n    x.eval_strategy = 'no'\nfix(c)",
+)
+KEEPS = ("setattr(c, 'seed', 1)", "def show(x):\n    print(x.seed)\nshow(c)")
+
+
+def with_config(line: str) -> str:
+    """Return a script that evaluates, with a line after its configuration."""
+    made = f'import dataclasses\nc = SFTConfig(output_dir="out", eval_strategy="steps")\n{line}\nSFTTrainer('
+    return sft().replace("SFTTrainer(", made).replace('args=SFTConfig(output_dir="out", )', "args=c")
+
+
 SETS = (
     "os.environ.setdefault('REPO', 'x')",
     "os.environ.update({'REPO': 'x'})",
@@ -143,7 +163,10 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             sft(model="HuggingFaceTB/SmolLM2-135M", data="stanfordnlp/imdb"),
         ],
     ),
-    "PF-DATA-005": ([sft('eval_strategy="steps"')], [sft('eval_strategy="no"'), sft()]),
+    "PF-DATA-005": (
+        [sft('eval_strategy="steps"'), *(with_config(line) for line in KEEPS)],
+        [sft('eval_strategy="no"'), sft(), OWN_TRAINER, *(with_config(line) for line in CHANGES)],
+    ),
     "PF-DATA-006": (
         [sft().replace('split="train"', "streaming=True")],
         [sft("max_steps=5").replace('split="train"', "streaming=True"), sft()],

@@ -120,6 +120,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     trainers = tuple(
         c for c in program.calls if (c.last.endswith("Trainer") and not c.name.startswith(".")) or c.name in own
     )
+    trainers = tuple(replace(c, open=True) if _chooses(program, c.name) else c for c in trainers)
     renamed = [*renamed_trainers(program)]
     if renamed:  # they may be given any arguments
         trainers = tuple(replace(call, open=True) for call in trainers)
@@ -212,6 +213,10 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
             if isinstance(target.value, ast.Name) and target.value.id in holders | {"training_args"}:
                 value = UNKNOWN if id(node) in program.maybe else program.value(node.value, scope)
                 yield target.attr, Setting(value, node.lineno, target.value.id)
+    for changed, line in _changed(program, configs, holders | {"training_args"}):
+        every = ("**", "push_to_hub", "hub_model_id", *(name for call in configs for name in call.kwargs))
+        for name in every if changed == "**" else (changed,):
+            yield name, Setting(UNKNOWN, line, "the script")
     if parsed:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
         if names_a_file(program.argv):
@@ -256,6 +261,48 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
     given |= flags([f"--{name}={value}" for name, value in pairs(typed.text("extra")).items()])
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
+
+
+def _chooses(program: Program, name: str) -> bool:
+    """Return true if the constructor of a script's own trainer class may pass arguments that its caller does not."""
+    own = program.classes.get(name)
+    for node in ast.walk(own) if own else ():
+        match node:
+            case ast.Name(id="eval_dataset") | ast.Constant(value="eval_dataset") | ast.keyword(arg="eval_dataset"):
+                return True
+            case ast.Call(func=ast.Attribute(attr="__init__"), args=args, keywords=keywords):
+                if not all(isinstance(a, ast.Starred) for a in args) or any(k.arg for k in keywords):
+                    return True
+    return False
+
+
+def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield the settings that a program may change in its configurations, with lines; `**` for all settings."""
+    made = {id(call.node) for call in configs}
+    own = {n.name for n, _ in program.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+    def is_config(node: ast.AST) -> bool:
+        return id(node) in made or (isinstance(node, ast.Name) and node.id in holders)
+
+    for call in program.calls:
+        match call.node:
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr.startswith("set_") and is_config(value):
+                yield "**", call.line
+            case ast.Call(args=[first, *_]) if is_config(first):
+                if call.name == "setattr":
+                    name = call.get("name", 1)
+                    yield name if isinstance(name, str) else "**", call.line
+                elif call.name in {"vars", "dataclasses.replace"} or (call.name in own and _sets(program, call.name)):
+                    yield "**", call.line
+
+
+def _sets(program: Program, name: str) -> bool:
+    """Return true if a function of the script sets attributes."""
+    return any(
+        (isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)) or getattr(n, "id", "") in {"setattr", "vars"}
+        for n, scope in program.nodes
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and scope.name == name
+    )
 
 
 def renamed_trainers(program: Program) -> Iterator[Mention]:
