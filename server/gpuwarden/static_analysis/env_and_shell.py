@@ -47,7 +47,7 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     """Yield the environment variables that a program reads but does not set."""
     written = {key if isinstance(key, str) else UNKNOWN for key in _written(program)}
     tested: set[str] = set()
-    bodies = [statement for node, _ in program.nodes if _catches(program, node) for statement in node.body]
+    bodies = [statement for node, _ in program.nodes if _catches(node, program) for statement in node.body]
     caught = {id(node) for statement in bodies for node in ast.walk(statement)}
     looked_at = _tested(program)
     for node, scope in program.nodes:
@@ -84,7 +84,7 @@ def _keys(value: Any) -> Iterable[Any]:
     return value if isinstance(value, dict) else [UNKNOWN]
 
 
-def _catches(program: Program, node: ast.AST) -> TypeGuard[ast.Try | ast.With]:
+def _catches(node: ast.AST, program: Program) -> TypeGuard[ast.Try | ast.With]:
     """Return true for a statement that may catch the error about a variable that is not set."""
     suppressing = isinstance(node, ast.With) and any(
         isinstance(item.context_expr, ast.Call) and program.dotted(item.context_expr.func) == "contextlib.suppress"
