@@ -50,6 +50,37 @@ from transformers import AutoModelForCausalLM
 trainer = L.Trainer(max_epochs=1)
 trainer.fit(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"))
 """
+OWN_TRAINER = sft('eval_strategy="steps"').replace(
+    "\nSFTTrainer(",
+    "\nclass T(SFTTrainer):\n    def __init__(self, **k):\n        super().__init__(eval_dataset=k.pop('dev', ds), **k)\nT(",
+)
+CHANGES = (
+    "setattr(c, 'eval_strategy', 'no')",
+    "vars(c).update(options)",
+    "c = dataclasses.replace(c, eval_strategy='no')",
+    "c.set_evaluate('no')",
+    "def fix(x):\n    x.eval_strategy = 'no'\nfix(c)",
+)
+KEEPS = ("setattr(c, 'seed', 1)", "def show(x):\n    print(x.seed)\nshow(c)")
+
+
+def with_config(line: str) -> str:
+    """Return a script that evaluates, with a line after its configuration."""
+    made = f'import dataclasses\nc = SFTConfig(output_dir="out", eval_strategy="steps")\n{line}\nSFTTrainer('
+    return sft().replace("SFTTrainer(", made).replace('args=SFTConfig(output_dir="out", )', "args=c")
+
+
+SETS = (
+    "os.environ.setdefault('REPO', 'x')",
+    "os.environ.update({'REPO': 'x'})",
+    "os.environ.update(REPO='x')",
+    "os.environ |= {'REPO': 'x'}",
+    "if os.getenv('REPO'):\n    pass",
+    "os.environ.update({k: 'x' for k in input()})",
+    "os.environ.update(**options)",
+    "for k in input().split():\n    os.environ[k] = 'x'",
+)
+"""Lines after which REPO may be set; the first five leave OTHER unset."""
 # rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-HUB-001": (
@@ -132,7 +163,10 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             sft(model="HuggingFaceTB/SmolLM2-135M", data="stanfordnlp/imdb"),
         ],
     ),
-    "PF-DATA-005": ([sft('eval_strategy="steps"')], [sft('eval_strategy="no"'), sft()]),
+    "PF-DATA-005": (
+        [sft('eval_strategy="steps"'), *(with_config(line) for line in KEEPS)],
+        [sft('eval_strategy="no"'), sft(), OWN_TRAINER, *(with_config(line) for line in CHANGES)],
+    ),
     "PF-DATA-006": (
         [sft().replace('split="train"', "streaming=True")],
         [sft("max_steps=5").replace('split="train"', "streaming=True"), sft()],
@@ -143,6 +177,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import polars", '"Polars>=1"'),
             plain("from PIL import Image", '"pillow"'),
             plain("try:\n    import polars\nexcept ImportError:\n    polars = None"),
+            plain("import hydra, pynvml, Levenshtein", '"hydra-core", "nvidia-ml-py", "python-Levenshtein"'),
         ],
     ),
     "PF-DEP-002": (
@@ -188,6 +223,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-ENV-001": (
         [
             plain("import os\nprint(os.environ['REPO'])"),
+            *(plain(f"import os\n{line}\nprint(os.environ['OTHER'])") for line in SETS[:5]),
             {"script": plain("import os\nprint(os.environ['JOB_TOKEN'])"), "env": {"METRICS_API_URL": "https://x"}},
         ],
         [
@@ -197,6 +233,9 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import os\nprint(os.environ['GPUWARDEN_METRICS'], os.environ['GPUWARDEN_JOB'])"),
             plain("import os\nos.environ['REPO'] = 'x'\nprint(os.environ['REPO'])"),
             plain("import os\ntry:\n    os.environ['REPO']\nexcept KeyError:\n    pass"),
+            plain("import os, contextlib\nwith contextlib.suppress(KeyError):\n    print(os.environ['REPO'])"),
+            plain("import os\nprint(os.environ.get('REPO') and os.environ['REPO'])"),
+            *(plain(f"import os\n{line}\nprint(os.environ['REPO'])") for line in SETS),
         ],
     ),
     "PF-ENV-002": (

@@ -15,7 +15,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import READER, config, hub_server
-from preflight_cases import CASES, GRPO, LOOP, PUSH, plain, sft
+from preflight_cases import CASES, GRPO, LOOP, PUSH, SFT, plain, sft
 from rule_kit import example_files
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
 from wording import Wording
@@ -75,6 +75,62 @@ def test_saving_to_another_folder_is_refused_if_it_goes_with_the_job(
 ) -> None:
     (found,) = [f for f in findings({"script": plain(script), **where}, config(hub)) if f.rule == "PF-OUT-005"]
     assert found.severity is severity
+
+
+def severities(hub: HubServer, script: str, rule: str, **where: Any) -> list[Severity]:
+    found = findings({"script": plain(script), "platform": "runpod", **where}, config(hub, HF_TOKEN))
+    return [f.severity for f in found if f.rule == rule]
+
+
+LOOPS = """import torch, argparse
+from huggingface_hub import HfApi
+from safetensors.torch import save_file
+parser = argparse.ArgumentParser()
+parser.add_argument("--save_state", action="store_true")
+args = parser.parse_args()
+loss.backward()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "asyncio.to_thread(save_file, {}, 'out/a.safetensors')",
+        "pool.submit(torch.save, {}, 'out/a.pt')",
+        "atexit.register(model.save_pretrained, 'out')",
+        "HOW = {'pt': torch.save}",
+        "getattr(torch, 'save')({}, 'out/a.pt')",
+        "save = torch.save",
+        "def finish(how=torch.save):\n    how({}, 'out/a.pt')",
+    ],
+)
+def test_a_save_that_is_passed_on_may_write_any_file(hub: HubServer, line: str) -> None:
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.INFO]
+    assert severities(hub, LOOPS.format(line), "PF-OUT-004") == []
+
+
+@pytest.mark.parametrize("line", ["T = SFTTrainer", "T = {'sft': SFTTrainer}['sft']", "T = partial(SFTTrainer, x=1)"])
+def test_a_trainer_that_is_renamed_may_save_and_evaluate(hub: HubServer, line: str) -> None:
+    script = SFT.format(data="trl-lib/Capybara", model="Qwen/Qwen2.5-0.5B", args='eval_strategy="steps"')
+    renamed = script.replace("\nSFTTrainer(", f"\n{line}\nT(")
+    assert severities(hub, renamed, "PF-OUT-005") == [Severity.INFO]
+    assert severities(hub, f"{script}{line}", "PF-DATA-005") == []
+    assert severities(hub, f"{script}x: SFTTrainer = 1\nisinstance(x, SFTTrainer)", "PF-DATA-005") == [Severity.ERROR]
+
+
+@pytest.mark.parametrize("line", ["up = HfApi().upload_folder", "pool.submit(model.push_to_hub, 'me/x')"])
+def test_an_upload_that_is_passed_on_may_push_anywhere(hub: HubServer, line: str) -> None:
+    hf = {"platform": "hf-jobs", "outputs": ("/hub/models/me/x",)}
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005", **hf) == [Severity.WARNING]
+    assert severities(hub, LOOPS.format(line), "PF-PUSH-001", secrets=(), **hf) == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "line", ["print(args.save_state)", "getattr(args, 'save_state')", "isinstance(x, torch.save)", "f: torch.save = 1"]
+)
+def test_a_setting_or_a_type_is_no_save(hub: HubServer, line: str) -> None:
+    assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.ERROR]
 
 
 MORE = {
@@ -171,6 +227,12 @@ load_dataset("trl-lib/tldr", split="train").map(row)
 def test_a_column_that_some_rows_are_read_for_is_a_warning(hub: HubServer, test: str, said: bool) -> None:
     found = [f for f in findings(plain(SOME_ROWS.format(test)), config(hub, HF_TOKEN)) if f.rule == "PF-DATA-003"]
     assert [f.severity for f in found] == ([Severity.WARNING] if said else [])
+
+
+@pytest.mark.parametrize(("extra", "severity"), [("vllm", Severity.ERROR), ("of-a-later-release", Severity.WARNING)])
+def test_an_extra_that_is_not_known_may_install_any_package(hub: HubServer, extra: str, severity: Severity) -> None:
+    found = findings(plain("import polars", f'"trl[{extra}]"'), config(hub))
+    assert [f.severity for f in found if f.rule == "PF-DEP-001"] == [severity]
 
 
 def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:

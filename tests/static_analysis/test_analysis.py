@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from counting import lines_run
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.hardware import gpu_of
-from gpuwarden.static_analysis.ecosystem_tables import closure, read_requirement
+from gpuwarden.static_analysis.ecosystem_tables import KNOWN, closure, distributions, read_requirement
 from gpuwarden.static_analysis.script import decode, read_command, read_script
 from gpuwarden.static_analysis.script_usage import Push, Uses
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Program, flags
@@ -52,6 +52,7 @@ def uses(text: str, **given: object) -> Uses:
         ("see(4 * 1024 // 2)", 2048),
         ("see(-1)", -1),
         ("see([1, 2][1])", 2),
+        ("a = {'x': 1}\nsee((a | {'x': 2})['x'])", 2),
         ("x, y = 'a/b', 2\nsee(x)", "a/b"),
         ("see(str('a/b'))", "a/b"),
         # what can't be told
@@ -63,6 +64,7 @@ def uses(text: str, **given: object) -> Uses:
         ("x = x\nsee(x)", UNKNOWN),
         ("def f(a):\n    f(a)\n    see(a)\nf(f)", UNKNOWN),
         ("see(1 / 0)", UNKNOWN),
+        ("see(({'x': 1} | y)['x'])", UNKNOWN),
     ],
 )  # fmt: skip
 def test_constants_are_followed(text: str, value: object) -> None:
@@ -182,3 +184,27 @@ def test_requirements() -> None:
     assert (found.name, found.extras, found.specifier) == ("Torch_Vision", {"x", "y"}, ">=0.2,<1")
     assert read_requirement("https://example.com/x.whl") is None
     assert {"torch", "numpy", "transformers"} <= closure({"trl"})
+
+
+# Import names that are not the package's name with underscores.
+IMPORTS = {
+    "hydra-core": "hydra",
+    "nvidia-ml-py": "pynvml",
+    "opencv-python": "cv2",
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
+    "protobuf": "google",
+    "python-dateutil": "dateutil",
+    "python-dotenv": "dotenv",
+    "python-levenshtein": "Levenshtein",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+    "tensorboardx": "tensorboardX",
+}
+
+
+def test_the_import_of_every_known_package_leads_back_to_it() -> None:
+    packages = {name for name in KNOWN if "[" not in name}
+    imports = {name: IMPORTS.get(name, name.replace("-", "_")) for name in packages}
+    assert packages >= IMPORTS.keys()
+    assert not {name: module for name, module in imports.items() if name not in distributions(module)}

@@ -42,7 +42,7 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     if any(read_requirement(d) is None for d in names):
         return  # a requirement that is only a URL may install any package
     there = closure(direct)
-    strange = {name for name in direct if "[" not in name} - KNOWN  # their dependencies are unknown
+    strange = direct - KNOWN  # packages and extras whose dependencies are unknown
     severity = Severity.WARNING if strange else None
     for module in facts.undeclared:
         packages = distributions(module)

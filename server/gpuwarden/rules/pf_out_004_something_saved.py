@@ -39,9 +39,10 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     uses = facts.uses
-    saves = any(c.last in _SAVES for c in uses.calls)
+    passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # of a call, `via` has parentheses
+    saves = any(c.last in _SAVES for c in uses.calls) or passed_on & _SAVES
+    kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
     if uses.trainers:
-        kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls)
         if uses.setting("save_strategy") == "no" and not kept:
             yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and nothing else in the script saves")
         return
@@ -49,7 +50,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
         return
     if not saves:
         yield Found("the script trains but never saves anything")
-    elif not any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls):
+    elif not kept:
         written = [PurePosixPath(w.path) if w.path else None for w in uses.writes]
         if written and all(path is not None and path.suffix in _TEXTS for path in written):
             yield Found(f"the script trains but saves only text: {written[0]}")

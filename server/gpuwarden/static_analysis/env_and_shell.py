@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
@@ -45,28 +45,52 @@ class Shell:
 
 def env_reads(program: Program) -> Iterator[EnvRead]:
     """Yield the environment variables that a program reads but does not set."""
-    written: set[str] = set()
+    written = {key if isinstance(key, str) else UNKNOWN for key in _written(program)}
     tested: set[str] = set()
-    bodies = [statement for node, _ in program.nodes if isinstance(node, ast.Try) for statement in node.body]
+    bodies = [statement for node, _ in program.nodes if _catches(node, program) for statement in node.body]
     caught = {id(node) for statement in bodies for node in ast.walk(statement)}
     looked_at = _tested(program)
     for node, scope in program.nodes:
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.ctx, ast.Store)
-            and program.dotted(node.value) == "os.environ"
-        ):
-            written.add(str(program.value(node.slice, scope)))
-        elif isinstance(node, ast.Compare) and any(program.dotted(c) == "os.environ" for c in node.comparators):
+        if isinstance(node, ast.Compare) and any(program.dotted(c) == "os.environ" for c in node.comparators):
             tested.add(str(program.value(node.left, scope)))
-        elif isinstance(node, ast.Call) and program.dotted(node.func) == "os.environ.setdefault" and node.args:
-            written.add(str(program.value(node.args[0], scope)))
+        elif id(node) in looked_at:
+            tested.add(_env_read(program, node, scope)[0])
     for node, scope in program.nodes:
         name, required, default = _env_read(program, node, scope)
         if name and name not in written:
-            guarded = name in tested or id(node) in caught
+            guarded = name in tested or id(node) in caught or UNKNOWN in written
             line = getattr(node, "lineno", 0)
             yield EnvRead(name, line, required and not guarded, guarded or default or id(node) in looked_at)
+
+
+def _written(program: Program) -> Iterator[Any]:
+    """Yield the names of the environment variables that a program sets; UNKNOWN for a name that is unknown."""
+    for node, scope in program.nodes:
+        match node:
+            case ast.Subscript(value=value, slice=key, ctx=ast.Store()) if program.dotted(value) == "os.environ":
+                yield program.value(key, scope)
+            case ast.AugAssign(target=target, value=more) if program.dotted(target) == "os.environ":
+                yield from _keys(program.value(more, scope))
+    for call in program.calls:
+        if call.name == "os.environ.setdefault":
+            yield call.get("key", 0, UNKNOWN)
+        elif call.name == "os.environ.update":
+            yield from (*call.kwargs, *(key for given in call.args for key in _keys(given)))
+            if call.open:
+                yield UNKNOWN
+
+
+def _keys(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, dict) else [UNKNOWN]
+
+
+def _catches(node: ast.AST, program: Program) -> TypeGuard[ast.Try | ast.With]:
+    """Return true for a statement that may catch the error about a variable that is not set."""
+    suppressing = isinstance(node, ast.With) and any(
+        isinstance(item.context_expr, ast.Call) and program.dotted(item.context_expr.func) == "contextlib.suppress"
+        for item in node.items
+    )
+    return isinstance(node, ast.Try) or suppressing
 
 
 def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, bool]:

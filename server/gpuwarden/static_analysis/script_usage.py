@@ -14,6 +14,7 @@ from gpuwarden.static_analysis.declared_options import flags, names_a_file
 from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
+from gpuwarden.static_analysis.mentions import Mention, mentions
 from gpuwarden.static_analysis.package_usage import PackageUse, package_use
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.survey import idle_lines
@@ -119,6 +120,10 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     trainers = tuple(
         c for c in program.calls if (c.last.endswith("Trainer") and not c.name.startswith(".")) or c.name in own
     )
+    trainers = tuple(replace(c, open=True) if _chooses(program, c.name) else c for c in trainers)
+    renamed = [*renamed_trainers(program)]
+    if renamed:  # they may be given any arguments
+        trainers = tuple(replace(call, open=True) for call in trainers)
     settings = dict(settings_of(program, trainers))
     local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
@@ -161,7 +166,10 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
         writes=tuple(
             replace(write, maybe=write.maybe or write.line in idle)
-            for write in writes_of(program, trainers, {name: found.value for name, found in settings.items()})
+            for write in (
+                *writes_of(program, trainers, {name: found.value for name, found in settings.items()}),
+                *(Write(mention.line, mention.last, None, maybe=True) for mention in renamed),
+            )
         ),
         unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
         savers=tuple(dict.fromkeys(unseen_savers(program, shells, trainers, local))),
@@ -205,6 +213,10 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
             if isinstance(target.value, ast.Name) and target.value.id in holders | {"training_args"}:
                 value = UNKNOWN if id(node) in program.maybe else program.value(node.value, scope)
                 yield target.attr, Setting(value, node.lineno, target.value.id)
+    for changed, line in _changed(program, configs, holders | {"training_args"}):
+        every = ("**", "push_to_hub", "hub_model_id", *(name for call in configs for name in call.kwargs))
+        for name in every if changed == "**" else (changed,):
+            yield name, Setting(UNKNOWN, line, "the script")
     if parsed:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
         if names_a_file(program.argv):
@@ -249,6 +261,53 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
     given |= flags([f"--{name}={value}" for name, value in pairs(typed.text("extra")).items()])
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
+
+
+def _chooses(program: Program, name: str) -> bool:
+    """Return true if the constructor of a script's own trainer class may pass arguments that its caller does not."""
+    own = program.classes.get(name)
+    for node in ast.walk(own) if own else ():
+        match node:
+            case ast.Name(id="eval_dataset") | ast.Constant(value="eval_dataset") | ast.keyword(arg="eval_dataset"):
+                return True
+            case ast.Call(func=ast.Attribute(attr="__init__"), args=args, keywords=keywords):
+                if not all(isinstance(a, ast.Starred) for a in args) or any(k.arg for k in keywords):
+                    return True
+    return False
+
+
+def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield the settings that a program may change in its configurations, with lines; `**` for all settings."""
+    made = {id(call.node) for call in configs}
+    own = {n.name for n, _ in program.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+    def is_config(node: ast.AST) -> bool:
+        return id(node) in made or (isinstance(node, ast.Name) and node.id in holders)
+
+    for call in program.calls:
+        match call.node:
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr.startswith("set_") and is_config(value):
+                yield "**", call.line
+            case ast.Call(args=[first, *_]) if is_config(first):
+                if call.name == "setattr":
+                    name = call.get("name", 1)
+                    yield name if isinstance(name, str) else "**", call.line
+                elif call.name in {"vars", "dataclasses.replace"} or (call.name in own and _sets(program, call.name)):
+                    yield "**", call.line
+
+
+def _sets(program: Program, name: str) -> bool:
+    """Return true if a function of the script sets attributes."""
+    return any(
+        (isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)) or getattr(n, "id", "") in {"setattr", "vars"}
+        for n, scope in program.nodes
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and scope.name == name
+    )
+
+
+def renamed_trainers(program: Program) -> Iterator[Mention]:
+    """Yield the trainer classes that a program passes on or renames: `T = SFTTrainer`."""
+    yield from (m for m in mentions(program) if m.imported and m.last.endswith("Trainer"))
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
@@ -310,6 +369,9 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe)
+    for mention in mentions(program):
+        if mention.last in _UPLOADS or mention.last.startswith("push_to_hub"):
+            yield Push(mention.line, mention.last, "?", maybe=True)
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:

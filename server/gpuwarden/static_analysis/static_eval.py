@@ -30,12 +30,12 @@ from gpuwarden.static_analysis.three_valued import (
     unary,
 )
 
-__all__ = ["UNKNOWN", "Call", "Program", "flags"]
+__all__ = ["SETTINGS", "UNKNOWN", "Call", "Program", "flags"]
 
 _DEPTH = 25
 _STEPS = 200_000  # maximum number of evaluations per program; limits the time for values that double repeatedly
 _ROUNDS = 4  # omitting a branch can make another condition known
-_SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
+SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
 _PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
 _CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
 _LIBRARY_DEFAULTS = {"push_to_hub": False, "use_peft": False, "do_predict": False}
@@ -321,7 +321,7 @@ class Program:
 
     def _holds_settings(self, name: str, scope: Scope) -> bool:
         """Return true for a variable that refers to parsed arguments or to an instance of a settings class."""
-        if name.endswith(_SETTINGS) or name in self.classes:
+        if name.endswith(SETTINGS) or name in self.classes:
             return True
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
             return name != "self"

@@ -78,7 +78,7 @@ def bounded(value: Any) -> Any:
 
 
 def arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
-    """Return the result of an operator on numbers, strings, lists and paths."""
+    """Return the result of an operator on numbers, strings, lists, dicts and paths."""
     if isinstance(left, str) and isinstance(right, str):
         if isinstance(op, ast.Add):
             return left + right
@@ -87,6 +87,8 @@ def arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
         return UNKNOWN
     if isinstance(left, list) and isinstance(right, list) and isinstance(op, ast.Add):
         return left + right
+    if isinstance(left, dict) and isinstance(right, dict) and isinstance(op, ast.BitOr):
+        return left | right
     if not (isinstance(left, int | float) and isinstance(right, int | float)):
         return UNKNOWN
     if isinstance(op, ast.Pow) and (abs(left) > _BASE or abs(right) > _POWER):

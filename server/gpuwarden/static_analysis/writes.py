@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from gpuwarden.static_analysis.env_and_shell import Shell
+from gpuwarden.static_analysis.mentions import mentions
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.unread_code import can_save, unread_modules
 
@@ -46,6 +47,8 @@ _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "write_text": ("", -1),
     "write_bytes": ("", -1),
 }
+_METHODS: Final = frozenset(name for name in _PATHS if "_" in name) | {"save_model", "save"}
+"""Names that suggest a save even as a method of an unknown object."""
 _LOADS: Final = frozenset({"from_pretrained", "load_from_disk"})
 _SAVERS: Final = frozenset({"save_model", "save", "fit", "ModelCheckpoint", "dump"})  # the path depends on the library
 _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
@@ -101,6 +104,9 @@ def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str,
     hugging = {t.id for n in holders for t in n.targets if isinstance(t, ast.Name)}
     for call in program.calls:
         yield from saved_by(program, call, hugging, settings)
+    for mention in mentions(program):
+        if mention.last in (_PATHS.keys() | _SAVERS if mention.imported else _METHODS):
+            yield Write(mention.line, mention.last, None, maybe=True)
 
 
 def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
