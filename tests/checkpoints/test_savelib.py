@@ -74,6 +74,65 @@ def test_nothing_is_overwritten_and_an_error_leaves_nothing(tmp_path: Path) -> N
     assert save_helper.load_latest(tmp_path / "nowhere") is None
 
 
+def names(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir())
+
+
+def test_a_damaged_checkpoint_displaces_no_intact_one(tmp_path: Path) -> None:
+    write(tmp_path, 1000)
+    write(tmp_path, 2000)
+    (tmp_path / "checkpoint-2000/extra.json").write_text("[]")
+    write(tmp_path, 1100)
+    assert names(tmp_path) == ["checkpoint-1000", "checkpoint-1100", "checkpoint-2000"]
+    latest = save_helper.load_latest(tmp_path)
+    assert latest is not None
+    assert latest.step == 1100
+    write(tmp_path, 1200)
+    assert names(tmp_path) == ["checkpoint-1100", "checkpoint-1200"]
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, 1000)
+    for damaged in ("extra.json", save_helper.MANIFEST):
+        write(tmp_path, 2000)
+        (tmp_path / "checkpoint-2000" / damaged).write_text("[")
+        write(tmp_path, 2000)
+        assert names(tmp_path) == ["checkpoint-1000", "checkpoint-2000"]
+        assert save_helper.damage(tmp_path / "checkpoint-2000") == ""
+        save_helper.shutil.rmtree(tmp_path / "checkpoint-2000")
+
+
+def test_a_damaged_checkpoint_stays_if_the_new_save_fails(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    (tmp_path / "checkpoint-5/extra.json").write_text("[")
+    with pytest.raises(RuntimeError), save_helper.saving(tmp_path, 5):
+        raise RuntimeError
+    assert names(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_new_run_in_a_used_folder_keeps_its_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1000)
+    write(tmp_path, 2000)
+    monkeypatch.setattr(save_helper.time, "time", lambda: 5.0)  # the clock was set back
+    write(tmp_path, 100)
+    assert names(tmp_path) == ["checkpoint-100", "checkpoint-2000"]
+    write(tmp_path, 200)
+    assert names(tmp_path) == ["checkpoint-100", "checkpoint-200"]
+    latest = save_helper.load_latest(tmp_path)
+    assert latest is not None
+    assert latest.step == 200
+
+
+def test_a_checkpoint_of_another_program_is_neither_deleted_nor_replaced(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/trainer_state.json").write_text("{}")
+    for step in (10, 20, 30):
+        write(tmp_path, step)
+    assert names(tmp_path) == ["checkpoint-20", "checkpoint-3", "checkpoint-30"]
+    with pytest.raises(FileExistsError):
+        write(tmp_path, 3)
+
+
 def killed_run(root: Path, moments: random.Random, kills: int) -> None:
     """Kill the saver again and again; after each kill the newest whole checkpoint is at least the last announced."""
     for _ in range(kills):

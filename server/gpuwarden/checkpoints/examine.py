@@ -24,7 +24,7 @@ from gpuwarden.checkpoints.file_model import (
     some,
 )
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
-from gpuwarden.checkpoints.layouts import training_file
+from gpuwarden.checkpoints.layouts import stepped, training_file
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
@@ -68,6 +68,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     emptiness.judge(found)
     alone = training_file.of_entry(entry, found)
     found.judgements += [alone] if alone else []
+    _only_temporary(found)
     return found
 
 
@@ -109,7 +110,17 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     else:
         judge(found)
     emptiness.judge(found)
+    _only_temporary(found)
     return found
+
+
+def _only_temporary(found: Findings) -> None:
+    """Record a doubt if all weights are in temporary files, because these files are not examined."""
+    weights = [e for e in found.entries.values() if stepped.like_weights(e.path)]
+    if not weights or not all(e.temporary for e in weights) or any(j.checkpoint for j in found.judgements):
+        return
+    names = some(e.path for e in weights)
+    found.doubt(f"all weights are left over from unfinished saves and were not examined: {names}", Cause.CHANGING)
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:

@@ -17,10 +17,13 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 
 
 def temporary(path: str) -> bool:
-    """Return true if a path, or one of its folders, has a name that unfinished saves use for temporary files."""
+    """Return true if a path, or one of its folders, has a name that unfinished saves use for temporary files.
+
+    Other names that begin with `tmp` are not temporary: the Trainer's default output folder is `tmp_trainer`.
+    """
     return any(
         p.endswith(_TEMPORARY)
-        or p.startswith(("tmp-", ".tmp", "tmp_"))
+        or p.startswith((".tmp", "tmp-checkpoint-"))
         or ".tmp-" in p
         or ".tmp." in p
         or ".orbax-checkpoint-tmp" in p

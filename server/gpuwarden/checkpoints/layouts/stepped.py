@@ -33,6 +33,13 @@ def step_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def like_weights(path: str) -> bool:
+    """Return true for the name of a weight file, also with a temporary ending, and for the parts of an orbax save."""
+    name = path.rsplit("/", 1)[-1].lower().replace("~", "")
+    named = any(f"{kind}." in f"{name}." for kind in WEIGHTS) and not name.startswith(_BESIDE)
+    return named or ".orbax-checkpoint-tmp" in path
+
+
 def claims(folder: Folder) -> bool:
     """Return true if the folder's name or a state file in the folder contains a step."""
     named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files

@@ -34,6 +34,8 @@ from typing import Any, NamedTuple
 MANIFEST = "gpuwarden-manifest.json"
 STATE = "checkpoint.json"
 _NAME = re.compile(r"checkpoint-(\d{1,15})")
+# The folders that this process has found intact, with the sizes and times of their files.
+_intact_before: dict[str, list[tuple[str, int, int]]] = {}
 
 
 class Loaded(NamedTuple):
@@ -48,12 +50,14 @@ class Loaded(NamedTuple):
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield a folder to write to, and rename it to `root/checkpoint-<step>` if the block ends without an error.
 
-    Afterwards, if `keep` is given, delete all but the newest `keep` checkpoints. Raises FileExistsError if this step
-    has already been saved.
+    Afterwards, if `keep` is given, delete all but the last saved `keep` intact checkpoints. A checkpoint without a
+    manifest is never deleted. A damaged checkpoint of the same step is replaced. Raises FileExistsError if this step
+    has already been saved and is intact.
     """
     root = Path(root)
     final = root / f"checkpoint-{step}"
-    if final.exists():
+    replaced = _saved_at(final) > 0 and not _intact(final)
+    if final.exists() and not replaced:
         raise FileExistsError(f"{final} already exists; a checkpoint is never overwritten")
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".tmp-checkpoint-*"):
@@ -67,22 +71,30 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):
             info, name = path.stat(), path.relative_to(draft).as_posix()
             listed.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
-        _write(draft / MANIFEST, {"taken_at": time.time(), "files": listed, "missing": []})
+        # The order of the saves must survive a clock that was set back, such as that of another machine.
+        taken_at = max(time.time(), *(at + 0.001 for at, _, _ in _folders(root)), 0.0)
+        _write(draft / MANIFEST, {"taken_at": taken_at, "files": listed, "missing": []})
         for folder, _, files in os.walk(draft):
             for name in files:
                 _sync(Path(folder) / name)
             _sync(Path(folder))
+        if replaced:
+            _remove(final)
         draft.rename(final)
         _sync(root)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    _intact_before[str(final)] = _stats(final)
     if keep:
-        for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            # Rename the folder first, so that no incomplete checkpoint remains if the process is killed.
-            doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
-            old.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        kept = 1  # the folder just saved
+        for at, _, old in sorted(_folders(root), reverse=True):
+            if old == final or not at:
+                continue
+            if kept < keep:
+                kept += _intact(old)
+            else:
+                _remove(old)
 
 
 def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> Path:
@@ -95,8 +107,8 @@ def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None
 
 
 def load_latest(root: str | Path) -> Loaded | None:
-    """Return the newest checkpoint in which every file matches its recorded digest; skip damaged checkpoints."""
-    for step, folder in sorted(_folders(Path(root)), reverse=True):
+    """Return the last saved checkpoint in which every file matches its recorded digest; skip damaged checkpoints."""
+    for _, step, folder in sorted(_folders(Path(root)), reverse=True):
         why = damage(folder)
         if why:
             print(f"checkpoint-{step} is skipped: {why}")
@@ -125,11 +137,49 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def _folders(root: Path) -> list[tuple[int, Path]]:
+def _folders(root: Path) -> list[tuple[float, int, Path]]:
+    """Return the time of the save, the step and the path of each checkpoint."""
     if not root.is_dir():
         return []
     found = ((_NAME.fullmatch(p.name), p) for p in root.iterdir() if p.is_dir())
-    return [(int(m.group(1)), p) for m, p in found if m]
+    return [(_saved_at(p), int(m.group(1)), p) for m, p in found if m]
+
+
+def _saved_at(folder: Path) -> float:
+    """Return the time in the manifest; the folder's own time if the manifest is damaged, and 0 if there is none."""
+    try:
+        at = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["taken_at"]
+        if 0 < at < 1e11:
+            return float(at)
+    except FileNotFoundError:
+        return 0.0
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    return folder.stat().st_mtime if folder.is_dir() else 0.0
+
+
+def _intact(folder: Path) -> bool:
+    """Return true if a folder is not damaged. Compute its digests only if a file has changed since the last time."""
+    try:
+        stats = _stats(folder)
+    except OSError:
+        return False
+    if _intact_before.get(str(folder)) != stats:
+        if damage(folder):
+            return False
+        _intact_before[str(folder)] = stats
+    return True
+
+
+def _stats(folder: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file())
+
+
+def _remove(folder: Path) -> None:
+    """Rename the folder first, so that no incomplete checkpoint remains if the process is killed."""
+    doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}-old")
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:
