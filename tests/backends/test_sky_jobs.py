@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
+import re
 import subprocess
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -20,6 +25,8 @@ from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotS
 from gpuwarden.core.models import Artifact, JobSpec, Known, Place, StopResult
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
+from gpuwarden.remote.runner import keep
+from gpuwarden.remote.runner.keeper import Keeper
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Done, ManagedJob, ManagedQueue
 from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, sky_env
@@ -283,6 +290,24 @@ def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path:
     )
     assert done.returncode == 69
     wording(done.stdout, "uv", "boto3")
+
+
+def test_the_uploader_of_a_recovered_job_is_told_that_another_machine_may_have_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), artifact_store="s3://runs/team")
+    packed = max(re.findall(r"(?:[A-Za-z0-9+/=]+\n)+", command(spec, PLACE, "m-again", 1)), key=len)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as tar:
+        file = tar.extractfile("order.1.json")
+        assert file
+        sent = json.loads(file.read())
+    pipe = io.BytesIO()
+    process = SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 7))
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **how: process)
+    monkeypatch.setattr(keep, "write_all", lambda fd, data: pipe.write(data))
+    assert keep.start_keeper(str(tmp_path), sent["spec"], sent, {}, "") is process
+    order = json.loads(pipe.getvalue())
+    assert order["recovers"] and len(Keeper(str(tmp_path), order).first) == 8
 
 
 def test_a_script_that_is_too_long_is_refused_before_anything_is_sent(wording: Wording) -> None:

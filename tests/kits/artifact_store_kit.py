@@ -84,8 +84,8 @@ class Kit(SelfStopHouse):
         monkeypatch.setattr(store_contents, "open_store", lambda ctx, address: self.shelf)
         monkeypatch.setattr("gpuwarden.lifecycle.artifacts.store_copy.open_store", lambda ctx, address: self.shelf)
 
-    def key(self, job: str, path: str) -> str:
-        return StoreAddress.parse(KEEP).key(job, path)
+    def key(self, job: str, path: str, version: str = "") -> str:
+        return StoreAddress.parse(KEEP).key(job, path, version)
 
     def keeps(
         self, job: str, files: dict[str, bytes] = FILES, *, end: bool = True, signed: bool = True, **said: Any

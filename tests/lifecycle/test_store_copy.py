@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from gpuwarden.core.policy import Approval, ArtifactStores, Caps, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Teardown
-from gpuwarden.core.store_address import MANIFEST, StoreAddress
+from gpuwarden.core.store_address import MANIFEST, VERSIONS, StoreAddress, StoredFile
 from gpuwarden.hub.store_bucket import BucketReader
 from gpuwarden.interfaces.cli.approval import ask
 from gpuwarden.lifecycle.artifacts import store_copy
@@ -246,6 +246,32 @@ async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tm
     assert await digest() is None
 
 
+async def test_the_gate_compares_the_version_that_the_store_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "a" * 64
+    rows = [{"path": path, "size": 4, "sha256": digest} for path in ("out/a", "out/b")]
+    asked: list[str] = []
+
+    async def content(key: str) -> bytes:
+        return json.dumps({"job": "j1", "files": [{**rows[0], "version": "1"}, rows[1]]}).encode()
+
+    async def files(keys: Sequence[str]) -> dict[str, StoredFile]:
+        asked.extend(keys)
+        return {key: StoredFile(4, digest) for key in keys}
+
+    async def machine(*given: object) -> Manifest:
+        return Manifest(taken_at=3.0, files=tuple(Artifact.model_validate(row) for row in rows))
+
+    monkeypatch.setattr(store_copy, "machine_digests", machine)
+    monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(manifest=content, files=files))
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
+    ctx: Any = SimpleNamespace(home=tmp_path)
+    found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
+    assert found.code is None and found.files == {"out/a", "out/b"}
+    assert asked == [f"team/j1/{VERSIONS}/1/out/a", "team/j1/out/b"]
+
+
 async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever(*given: object) -> None:
         await anyio.sleep_forever()
@@ -286,7 +312,7 @@ async def test_a_manifest_of_too_much_is_invalid(
     assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
 
 
-@pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", MANIFEST])
+@pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", VERSIONS, MANIFEST])
 async def test_an_output_where_the_store_has_files_of_its_own_is_refused(
     tmp_path: Path, path: str, wording: Wording
 ) -> None:

@@ -171,6 +171,17 @@ async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> Non
     assert Action.PULL not in [s.action for s in following(kit.ctx, read_job(kit.ctx.ledger, job))]
 
 
+async def test_a_file_that_was_saved_again_is_read_from_the_version_that_the_store_lists(kit: Kit) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    next(row for row in body["files"] if row["path"] == MODEL)["version"] = "1"
+    kit.shelf.objects[kit.key(job, MODEL, "1")] = FILES[MODEL]
+    kit.shelf.objects[kit.key(job, MODEL)] = b"half of the next save"
+    kit.lists(job, body)
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and not done.received.problems and not done.unsettled
+
+
 async def test_a_machine_that_does_not_answer_is_replaced_by_its_store(kit: Kit) -> None:
     job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)

@@ -25,13 +25,14 @@ from gpuwarden.core.credentials import without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.policy import ArtifactStores
 from gpuwarden.core.sanitize import secret_values
-from gpuwarden.core.store_address import StoreAddress, StoredFile
+from gpuwarden.core.store_address import VERSIONS, StoreAddress, StoredFile
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.lifecycle.artifacts.store_contents import StoreList
+from gpuwarden.lifecycle.artifacts.store_copy import disagreement
 from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
-from gpuwarden.remote.runner.keep_clients import Changed
+from gpuwarden.remote.runner.keep_clients import Changed, HubBucket, HubStore, S3Store
 from gpuwarden.remote.runner.keep_report import keep_mac
 from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.s3_store import S3Reader
@@ -357,6 +358,29 @@ def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monke
     assert set(stored(folder, s3)) == {"out/big.bin", "gpuwarden-manifest.json"}
 
 
+@pytest.mark.anyio
+@pytest.mark.prove
+@pytest.mark.parametrize("size", [100, parts.PART + 1])
+async def test_a_file_that_is_saved_again_needs_no_right_but_to_write(folder: Path, s3: S3Server, size: int) -> None:
+    (folder / "work" / "out").mkdir(parents=True)
+    where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
+    prefix = f"{folder.parent.name}/t/"
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer()}
+    upload = keeper.Keeper(str(folder), order)
+    upload.final = True
+    address = StoreAddress.parse(f"s3://{BUCKET}/{folder.parent.name}")
+    for version in ("", "1", "", "1"):
+        (folder / "work" / "out" / "last.pt").write_bytes(os.urandom(size))
+        assert upload.turn()
+        row = StoreList.model_validate(manifest(folder, s3)).files[0]
+        assert row.version == version
+        key = address.key("t", row.path, row.version)
+        found = await S3Reader(address, s3.writer(READER)).files([key])
+        assert disagreement(row.artifact, row, found[key]) is None
+    names = {"out/last.pt", f"{VERSIONS}/1/out/last.pt", "gpuwarden-manifest.json"}
+    assert set(stored(folder, s3)) == names
+
+
 @pytest.mark.prove
 def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)", who=READER, heartbeat_s=0.2)
@@ -418,7 +442,7 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     assert log == ["t/out/a 1", "t/gpuwarden-manifest.json ['out/a']"]
     (out / "a").write_text("22")
     assert upload.turn()
-    assert log[2:] == ["t/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
+    assert log[2:] == ["t/gpuwarden-versions/1/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
 
 
 class Listing:
@@ -515,7 +539,7 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
     monkeypatch.setattr(keeper.time, "monotonic", lambda: 0.0)
     upload.await_self_stop(0.0)
     assert [body["end"]["look"] for body in shelf.lists] == ["", "first", "", "second"]
-    assert shelf.sent == ["t/out/a", "t/out/late-first", "t/out/late-second"]
+    assert [key.partition("/out/")[2] for key in shelf.sent] == ["a", "late-first", "late-second"]
     assert reported(folder)["look"] == "second" and reported(folder)["state"] == "done"
 
 
@@ -701,6 +725,203 @@ def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
     before = len(os.listdir("/dev/fd"))
     assert not upload.turn() and sent == [b"first"]
     assert len(os.listdir("/dev/fd")) == before  # no descriptor stays open, however many files there are
+
+
+# ------------------------------------------------------------------------------------------- files that are saved again
+
+
+class Dies(BaseException):
+    """The machine is reclaimed."""
+
+
+class Overwriting:
+    """A store where each upload replaces an object at once. The machine dies after `lives` more uploads."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.lives = 1000
+        self.fails = ""
+
+    def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+        if not self.lives:
+            raise Dies
+        self.lives -= 1
+        self.objects[key] = os.pread(fd, 99, 0)
+
+    def commit(self, key: str, manifest: bytes) -> None:
+        if self.fails != "refused":
+            self.objects[key] = manifest
+        if self.fails:
+            raise OSError(self.fails)
+
+    def usable(self) -> dict[str, str]:
+        """Return the content of each listed file, as `StoreAddress` finds it; empty if it differs from the list."""
+        address, content = StoreAddress.parse("s3://bucket"), {}
+        for row in StoreList.model_validate_json(self.objects["j/gpuwarden-manifest.json"]).files:
+            data = self.objects[address.key("j", row.path, row.version)]
+            found = StoredFile(len(data), hashlib.sha256(data).hexdigest())
+            content[row.path] = data.decode() if disagreement(row.artifact, row, found) is None else ""
+        return content
+
+
+class Saving:
+    """A running job that saves a checkpoint of two sealed files to the same names each time."""
+
+    def __init__(self, folder: Path, shelf: Overwriting, monkeypatch: pytest.MonkeyPatch, **order: Any) -> None:
+        self.folder, self.out, self.shelf = folder, folder / "work" / "out" / "last", shelf
+        self.out.mkdir(parents=True)
+        self.order = {"keep": {"scheme": "s3", "root": "b"}, "keys": {}, "outputs": ["out"], "prefix": "j/"}
+        self.order |= {"token": "j", "attempt": 1, "key": KEY, **order}
+        monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the uploading process, or start it again."""
+        self.upload = keeper.Keeper(str(self.folder), self.order)
+
+    def save(self, step: int) -> None:
+        rows = []
+        for name in ("model", "optimizer"):
+            path = self.out / name
+            path.with_suffix(".new").write_text(f"{name} {step}")
+            path.with_suffix(".new").replace(path)
+            at, digest = path.stat(), hashlib.sha256(path.read_bytes()).hexdigest()
+            times = {"mtime_ns": at.st_mtime_ns, "ctime_ns": at.st_ctime_ns}
+            rows.append({"path": str(path), "size": at.st_size, "sha256": digest, "sealed_at": float(step), **times})
+        with (self.folder / "seals.jsonl").open("a") as seals:
+            seals.write("".join(f"\n{json.dumps(row)}" for row in rows) + "\n")
+
+    def uploads(self, step: int) -> None:
+        self.save(step)
+        assert self.upload.turn()
+        assert self.shelf.usable() == both(step)
+
+
+def both(step: int) -> dict[str, str]:
+    return {f"out/last/{name}": f"{name} {step}" for name in ("model", "optimizer")}
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_a_machine_that_dies_during_an_upload_leaves_the_checkpoint_that_the_store_lists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    job = Saving(folder, Overwriting(), monkeypatch)
+    for step in range(1, before + 1):
+        job.uploads(step)
+    job.save(99)
+    job.shelf.lives = 1
+    with pytest.raises(Dies):
+        job.upload.turn()
+    assert job.shelf.usable() == both(before)
+    job.shelf.lives = 1000
+    job.restart()
+    assert job.upload.turn() and job.shelf.usable() == both(99)
+
+
+def test_a_store_has_two_versions_at_most_however_often_a_file_is_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Saving(folder, Overwriting(), monkeypatch)
+    for step in range(1, 8):
+        job.uploads(step)
+        if step % 2:
+            job.restart()
+    assert len(job.shelf.objects) == 1 + 2 * 2
+
+
+@pytest.mark.parametrize("fails", ["refused", "the answer is lost"])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_commit_without_an_answer_leaves_a_checkpoint_whatever_the_store_did(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str, restarts: bool
+) -> None:
+    job = Saving(folder, Overwriting(), monkeypatch)
+    job.uploads(1)
+    job.save(2)
+    job.shelf.fails = fails
+    with pytest.raises(OSError, match=fails):
+        job.upload.turn()
+    listed = both(1 if fails == "refused" else 2)
+    assert job.shelf.usable() == listed
+    if restarts:
+        job.restart()
+    job.save(3)
+    job.shelf.lives = 1
+    with pytest.raises(Dies):
+        job.upload.turn()
+    assert job.shelf.usable() == listed
+    job.shelf.lives, job.shelf.fails = 1000, ""
+    job.restart()
+    assert job.upload.turn() and job.shelf.usable() == both(3)
+
+
+def test_a_list_that_the_store_refused_is_sent_again_before_the_next_save(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Saving(folder, Overwriting(), monkeypatch)
+    job.uploads(1)
+    job.save(2)
+    job.shelf.fails = "refused"
+    with pytest.raises(OSError, match="refused"):
+        job.upload.turn()
+    job.shelf.fails = ""
+    assert job.upload.turn() and job.shelf.usable() == both(2)
+
+
+@pytest.mark.parametrize("way", ["relaunched", "recovered by the engine", "the record is spoilt"])
+def test_a_process_that_does_not_know_the_store_s_list_replaces_none_of_its_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    shelf = Overwriting()
+    job = Saving(folder, shelf, monkeypatch)
+    job.uploads(1)
+    job.uploads(2)
+    if way == "the record is spoilt":
+        (folder / "keep-sent.json").write_text("{}")
+        job.restart()
+    else:
+        more = {"attempt": 2} if way == "relaunched" else {"recovers": True}
+        job = Saving(tmp_path / "other", shelf, monkeypatch, **more)
+    job.save(3)
+    shelf.lives = 1
+    with pytest.raises(Dies):
+        job.upload.turn()
+    assert shelf.usable() == both(2)
+    shelf.lives = 1000
+    assert job.upload.turn() and shelf.usable() == both(3)
+    job.uploads(4)
+    assert set(shelf.objects) >= {f"j/out/last/{name}" for name in ("model", "optimizer")}
+
+
+def test_a_record_of_an_older_version_is_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Saving(folder, Overwriting(), monkeypatch, key="")
+    job.uploads(1)
+    record = json.loads((folder / "keep-sent.json").read_bytes())
+    (folder / "keep-sent.json").write_text(json.dumps({key: record[key] for key in ("keep", "files", "uploads")}))
+    job.restart()
+    job.save(2)
+    job.shelf.lives = 1
+    with pytest.raises(Dies):
+        job.upload.turn()
+    assert job.shelf.usable() == both(1)
+
+
+def test_a_repo_gets_files_under_their_own_names_because_its_commits_are_atomic(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Overwriting()
+    monkeypatch.setattr(Overwriting, "atomic", HubStore.atomic, raising=False)
+    job = Saving(folder, shelf, monkeypatch, attempt=2)
+    for step in (1, 2):
+        job.uploads(step)
+    assert len(shelf.objects) == 3
+    assert not hasattr(HubBucket, "atomic") and not hasattr(S3Store, "atomic")
+
+
+@pytest.mark.parametrize("version", ["..", "../x", "a/b", "A", "0" * 41])
+def test_a_version_in_a_list_never_leaves_its_folder(version: str) -> None:
+    row = {"path": "out/a", "size": 1, "sha256": "a" * 64, "version": version}
+    with pytest.raises(ValidationError):
+        StoreList.model_validate({"job": "j", "files": [row]})
 
 
 def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:

@@ -85,7 +85,8 @@ def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
     stem = stem_of(place, token)
     interpreter = ("uv", *uv_run(spec.script)) if spec.script and start_header(spec.script) else ("python3",)
     ready = launch.prepare(spec, place, FOLDER, interpreter)
-    order = {"spec": ready.spec, "token": token, "attempt": attempt}
+    # SkyPilot runs the same script again on another machine, where no record of the upload exists.
+    order = {"spec": {**ready.spec, "recovers": True}, "token": token, "attempt": attempt}
     packed = _packed({**ready.files, f"order.{attempt}.json": json.dumps(order).encode()})
     if len(packed) > MAX_FILES:
         raise BadRequest(

@@ -26,6 +26,8 @@ from gpuwarden.core.credentials import credential, without_login
 MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's manifest, which is written last, so every file that it lists has been stored completely."""
+VERSIONS: Final = "gpuwarden-versions"
+"""The folder of a job's files that are stored under another name because the manifest listed an older version."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
 """The prefix of the environment variables that contain a store's credentials."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
@@ -69,15 +71,19 @@ class StoreAddress:
         prefix = f"{self.kind}s/" if self.scheme == "hf" and self.kind != "model" else ""
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
-    def key(self, job: str, path: str = "") -> str:
-        """Return the full name of a job's file in the store. Absolute paths are put under `machine/`, as in a pull."""
+    def key(self, job: str, path: str = "", version: str = "") -> str:
+        """Return the full name of a job's file in the store. Absolute paths are put under `machine/`, as in a pull.
+
+        `version` comes from the file's entry in the manifest.
+        """
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
+        inside = f"{VERSIONS}/{version}/{inside}" if version else inside
         return "/".join(part for part in (self.path, job, inside) if part)
 
     @staticmethod
     def reserved(path: str) -> bool:
-        """Return whether the store reserves an output's path for absolute paths or for the manifest."""
-        return path.split("/")[0] in {"machine", MANIFEST}
+        """Return whether the store reserves an output's path for absolute paths, versions or the manifest."""
+        return path.split("/")[0] in {"machine", VERSIONS, MANIFEST}
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import anyio
@@ -49,7 +50,10 @@ class _Lenient(BaseModel):
 
 
 class StoreRow(_Lenient):
-    """One file in the store. `gone` means that the file no longer existed on the machine when the list was made."""
+    """One file in the store. `gone` means that the file no longer existed on the machine when the list was made.
+
+    `version` is part of the object's name if an earlier list contained another object for the same path.
+    """
 
     path: str = Field(max_length=4096)
     size: int = Field(ge=0, le=MOST)
@@ -59,11 +63,12 @@ class StoreRow(_Lenient):
     part_size: int | None = Field(default=None, ge=1, le=MOST)
     parts_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     gone: bool = False
+    version: str = Field(default="", pattern=r"^[0-9a-f]{0,40}$")
 
     @property
     def artifact(self) -> Artifact:
         """Return the file as it was on the machine."""
-        return Artifact(**self.model_dump(exclude={"gone"}))
+        return Artifact(**self.model_dump(exclude={"gone", "version"}))
 
 
 class _Skip(_Lenient):
@@ -106,6 +111,11 @@ class StoreContents:
     def files(self) -> tuple[StoreRow, ...]:
         """Return the files that the machine had when the list was made."""
         return tuple(row for row in self.listed.files if not row.gone)
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Return the full name of each object that the list contains, by the file's path."""
+        return {row.path: self.address.key(self.listed.job, row.path, row.version) for row in self.listed.files}
 
     @property
     def bytes(self) -> int:

@@ -73,7 +73,9 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
             if content is None:
                 return _unknown(store_url, because(Code.STORE_EMPTY))
             rows = {row.path: row for row in StoreList.model_validate_json(content).files}
-            objects = await store.files([address.key(job.id, file.path) for file in there.files])
+            versions = {path: row.version for path, row in rows.items()}
+            keys = {f.path: address.key(job.id, f.path, versions.get(f.path, "")) for f in there.files}
+            objects = await store.files(list(keys.values()))
     except TimeoutError:
         return _unknown(store_url, because(Code.STORE_UNREACHABLE, message=f"no complete response within {limit:g} s"))
     except ValidationError as error:
@@ -81,7 +83,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
     except WardenError as error:
         code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), Code.STORE_UNREACHABLE)
         return _unknown(store_url, because(code, message=error.message))
-    found = {f.path: disagreement(f, rows.get(f.path), objects.get(address.key(job.id, f.path))) for f in there.files}
+    found = {f.path: disagreement(f, rows.get(f.path), objects.get(keys[f.path])) for f in there.files}
     equal = frozenset(path for path, code in found.items() if code is None)
     for code in (Code.STORE_CHANGED, Code.STORE_STALE, Code.STORE_UNCHECKED, Code.STORE_INCOMPLETE):
         if paths := [path for path, trouble in found.items() if trouble is code]:

@@ -48,7 +48,7 @@ class StoreSource:
 
     def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file from `offset`."""
-        return self.contents.store.read(self.contents.address.key(self.contents.listed.job, artifact.path), offset)
+        return self.contents.store.read(self.contents.keys[artifact.path], offset)
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
@@ -152,7 +152,7 @@ async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]
         except UnsafeName as unsafe:
             refused[file.path] = unsafe.message
         else:
-            keys[file.path] = contents.address.key(contents.listed.job, file.path)
+            keys[file.path] = contents.keys[file.path]
     limit = store_limit(len(keys))
     try:
         with anyio.fail_after(limit):

@@ -41,7 +41,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
     where = spec["keep"]
     how = [folder, str(where["scheme"]), "boxed" if spec.get("sandbox") else "open"]
     own = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", *how]
-    fields = ("keep", "outputs", "root", "mounts", "within", "marker", "keep_bytes_s", "keep_every_s")
+    fields = ("keep", "outputs", "root", "mounts", "within", "marker", "keep_bytes_s", "keep_every_s", "recovers")
     order = {name: spec[name] for name in fields if name in spec}
     token = str(job["token"])
     order.update(attempt=job["attempt"], key=key, self_stops=bool(spec.get("self_stop")))

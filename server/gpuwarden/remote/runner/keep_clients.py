@@ -117,6 +117,7 @@ class HubStore:
     """
 
     late = True  # files are visible only after the commit
+    atomic = True  # the commit replaces the files and the manifest together
 
     def __init__(self, keep: Json, keys: dict[str, str]) -> None:
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"

@@ -1,17 +1,19 @@
 """Upload a job's outputs to its artifact store during the job and afterwards, until all are uploaded.
 
 While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
-lists. After the job's end, the other files are uploaded. The process never deletes anything in the store.
+lists. After the job's end, the other files are uploaded. The process never deletes anything in the store, and never
+replaces an object that the store's manifest may list: a file that is saved again is stored as another version first.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any, Iterable, NoReturn
 
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
@@ -33,6 +35,7 @@ GIVE_UP_S = 86400.0  # after the job's end
 ASKED_EVERY_S = 1.0
 AGAIN_EVERY_S = 10.0
 STORE_LIST = "gpuwarden-manifest.json"
+VERSIONS = "gpuwarden-versions"  # in the store: the files whose own names are in use by the manifest
 SENT = "keep-sent.json"
 STORE_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
 
@@ -136,7 +139,10 @@ def has_module(python: list[str], module: str) -> bool:
 
 
 class Keeper:
-    """Uploads files. `rows` maps paths to the uploaded files, in the format of the manifest."""
+    """Uploads files. `rows` maps paths to the uploaded files, in the format of the manifest.
+
+    `listed_objects` contains the SHA-256 of each object that the manifest in the store may list.
+    """
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
@@ -146,6 +152,9 @@ class Keeper:
         self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
         self.rows: dict[str, Json] = {}
+        self.committed: list[Json] = []  # `rows` of the last manifest that was written
+        self.listed_objects: dict[str, str] = {}
+        self.unsure = False  # true if the last commit has failed or its reply was lost
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
@@ -154,14 +163,20 @@ class Keeper:
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
         self.end: Json | None = None
+        # Another machine, or a process whose record is unusable, may have written a manifest, which this process can't
+        # read. The version that it uploads before its first manifest must be one that no other process used.
+        other = order.get("recovers") or (order.get("attempt") or 1) > 1 or os.path.exists(folder + "/" + SENT)
+        self.first = os.urandom(4).hex() if other else ""
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
             ours = not self.key or record["mac"] == keep_mac(record, self.key)  # the job may write to this folder
             if record["keep"] == self.where and ours:
-                self.rows = {row["path"]: row for row in record["files"]}
-                self.uploads = dict(record["uploads"])
+                rows, uploads = {row["path"]: row for row in record["files"]}, dict(record["uploads"])
+                self.listed_objects = {**objects(record["files"]), **record.get("maybe_listed", {})}
+                self.first = str(record.get("first", ""))
+                self.rows, self.uploads, self.committed = rows, uploads, record["files"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.rows, self.uploads = {}, {}  # all files are uploaded again
+            pass  # all files are uploaded again
 
     def run(self) -> None:
         """Upload until the job has ended and all files have been uploaded. The pauses get longer after failures."""
@@ -233,7 +248,7 @@ class Keeper:
                 end = end_of_run(self.folder, self.order, listing, self.look) if last and complete else None
                 if end is not None and not self.is_all(listing, listed):
                     end, complete = None, False
-                if sent or (last and not self.listed_all) or (last and self.says_more(end)):
+                if sent or self.unsure or (last and not self.listed_all) or (last and self.says_more(end)):
                     try:
                         self.write_manifest(listed, end)
                     except Exception:
@@ -308,14 +323,26 @@ class Keeper:
         try:
             if not known["sha256"] or not stamped(row, known) or not stamped(row, stamp(os.fstat(fd))):
                 return None
-            below = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
-            self.store.put(self.order["prefix"] + below, fd, known, taken)
+            version = self.version(known)
+            self.store.put(self.order["prefix"] + object_name(row["path"], version), fd, known, taken)
             self.acknowledge(known, known["size"])
-            return {key: known[key] for key in STORE_FIELDS if known.get(key) is not None}
+            fields = {key: known[key] for key in STORE_FIELDS if known.get(key) is not None}
+            return {**fields, "version": version} if version else fields
         except Changed:
             return None
         finally:
             os.close(fd)
+
+    def version(self, row: Json) -> str:
+        """Return the first version of a file that the store's manifest does not list with other content."""
+        if getattr(self.store, "atomic", False):
+            return ""
+        for number in itertools.count():
+            version = f"{self.first}{number or ''}"
+            listed = self.listed_objects.get(object_name(row["path"], version))
+            if listed in (None, row["sha256"]):
+                break
+        return version
 
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
         """Write the manifest of all uploaded files to the store, then record the uploads in the run folder.
@@ -329,14 +356,21 @@ class Keeper:
         if end is not None:
             body["end"] = end
         text = json.dumps(sign_report(body, self.key), sort_keys=True)
+        new = objects(self.rows.values())
         self.claims = self.claims or end is not None  # a commit without a reply may have succeeded
+        self.unsure, self.listed_objects = True, {**self.listed_objects, **new}
+        self.remember()  # a later process must not replace the objects of the old manifest or of the new one
         self.store.commit(self.order["prefix"] + STORE_LIST, text.encode("ascii"))
-        self.end, self.claims = end, end is not None
+        self.unsure, self.listed_objects, self.first = False, new, ""
+        self.end, self.claims, self.committed = end, end is not None, list(self.rows.values())
         self.remember()
 
     def remember(self) -> None:
         """Record the uploaded files and the uploads in progress, for a later process."""
-        record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
+        committed = objects(self.committed)
+        more = {name: digest for name, digest in self.listed_objects.items() if name not in committed}
+        record = {"keep": self.where, "files": self.committed, "uploads": self.uploads}
+        record.update(maybe_listed=more, first=self.first)
         write_atomic(self.folder + "/" + SENT, json.dumps(sign_report(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
@@ -358,6 +392,17 @@ class Keeper:
         self.free_at = max(self.free_at, now) + count / self.rate
         if self.free_at > now and input_closed(self.free_at - now):
             self.free_at = now
+
+
+def object_name(path: str, version: str) -> str:
+    """Return the name of a file's object in the store, below the job's prefix; the same as `StoreAddress.key`."""
+    below = "machine/" + path.lstrip("/") if path.startswith("/") else path
+    return f"{VERSIONS}/{version}/{below}" if version else below
+
+
+def objects(rows: Iterable[Json]) -> dict[str, str]:
+    """Return the SHA-256 of the objects that a manifest with these rows lists, by name."""
+    return {object_name(row["path"], row.get("version", "")): row["sha256"] for row in rows}
 
 
 def stamped(row: Json, other: Json) -> bool:
