@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -21,7 +21,7 @@ from gpuwarden.remote.ssh.connect import Connection
 from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.ssh.link import Link
 from gpuwarden.remote.ssh.outcomes import Ran
-from gpuwarden.remote.ssh.session import KILL_S, PIECE_BYTES, Session, Take
+from gpuwarden.remote.ssh.session import KILL_S, Session, Take
 
 COMMAND_S = 60.0
 MAX_OUTPUT = 4 << 20
@@ -106,18 +106,24 @@ class Ssh:
                 with anyio.CancelScope(shield=True):
                     await to_thread.run_sync(ended.wait)
 
-    async def feed(self, argv: Sequence[str], content: bytes, *, stall_s: float) -> Ran:
-        """Run a command with `content` as its stdin. Raises `Unreachable` if no input is read for `stall_s` seconds."""
-        async with self._session(argv) as session:
+    async def feed(
+        self,
+        argv: Sequence[str],
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        stall_s: float = 30.0,
+        limit: int = MAX_OUTPUT,
+    ) -> Ran:
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` if no input is read for `stall_s` seconds."""
+        async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
-            for at in range(0, len(content), PIECE_BYTES):
-                piece = content[at : at + PIECE_BYTES]
+            async for chunk in chunks:
                 with _deadline(self.endpoint, stall_s):
-                    if not await to_thread.run_sync(session.send, piece, abandon_on_cancel=True):
+                    if not await to_thread.run_sync(session.send, chunk, abandon_on_cancel=True):
                         break
             with _deadline(self.endpoint, 2 * stall_s):
-                return await to_thread.run_sync(session.drain, MAX_OUTPUT, abandon_on_cancel=True)
+                return await to_thread.run_sync(session.drain, limit, abandon_on_cancel=True)
 
     async def repin(self, pin: str) -> None:
         """Accept only this key from now on."""

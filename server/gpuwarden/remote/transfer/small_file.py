@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import PurePosixPath
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.remote.ssh.machine import Ssh
 
 PUT_S = 60.0
+_CHUNK = 1 << 18
 _LARGE = 64 << 10
 
 # $1 file, $2 size: succeed if the file is complete.
@@ -39,8 +41,12 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
         if seen.code == 0:
             return
 
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for at in range(0, len(content), _CHUNK):
+            yield content[at : at + _CHUNK]
+
     argv = ["/bin/sh", "-c", _PUT, "sh", folder, name, str(len(content))]
-    ran = await machine.feed(argv, content, stall_s=PUT_S)
+    ran = await machine.feed(argv, pieces(), stall_s=PUT_S)
     if ran.code != 0:
         why = ran.err.decode("utf-8", "replace").strip()[-300:] or "no reason given"
         raise BadRequest(
