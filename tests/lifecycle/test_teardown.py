@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.models import Handle, Manifest, Resources
+from gpuwarden.core.errors import BadRequest, Conflict, Refused, Unreachable
+from gpuwarden.core.models import Disclosure, Handle, Manifest, Resources
+from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
-from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.ledger.events import ArtifactsPulled
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state, last_pull, save_pull
+from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
@@ -115,6 +119,59 @@ async def test_an_undeclared_checkpoint_is_declared_pulled_and_proven(house: Hou
     assert view.record.state is Teardown.AWAITING_HUMAN and not view.findings
     assert {f.path for f in view.dying} == {"out/model", "elsewhere/final.safetensors"}
     house.holds()
+
+
+async def off(house: House, job: str) -> TeardownView:
+    """The user stops the machine in the platform's console, and a teardown is requested."""
+    house.cloud.stop(records(house.cloud)[0].id)
+    house.clock.advance(60)
+    house.cloud.tick()
+    return await house.asks(job)
+
+
+@pytest.mark.attack("ending", "has a plain yes delete an output that was declared late and never copied")
+@pytest.mark.parametrize("stored", [False, True], ids=["machine", "store"])
+async def test_an_output_declared_late_is_not_forgotten_when_the_machine_is_off(house: House, stored: bool) -> None:
+    job, _ = await undeclared(house)
+    if stored:  # as after a copy from an artifact store with a final list
+        last = last_pull(house.ctx, job)
+        assert last is not None
+        save_pull(house.ctx, last.model_copy(update={"store": "s3://b/p", "disclosure": Disclosure()}), size=1)
+        await prove(house.ctx, job)
+    assert copy_state(house.ctx, job) is Copy.PROVEN
+    house.backend.silent = True
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job, also=["elsewhere"])
+    house.backend.silent = False
+    assert copy_state(house.ctx, job) is Copy.STALE, "the watch pulls again"
+    view = await off(house, job)
+    assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in rules(view)
+    with pytest.raises(Refused):
+        await house.yes(view)
+    assert records(house.cloud)[0].state == "stopped", "not terminated"
+
+
+async def test_a_known_undeclared_checkpoint_still_blocks_when_the_machine_is_off(house: House) -> None:
+    job, before = await undeclared(house)
+    for _ in range(2):  # a second request keeps the finding, too
+        view = await off(house, job)
+        assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-001", "TD-ELSE-002"}
+        assert before.findings[0].message in {found.message for found in view.findings}
+
+
+async def test_a_copy_made_while_an_output_was_declared_is_not_recorded(house: House) -> None:
+    job, _ = await undeclared(house)
+    listed, made = house.backend.manifest, len(house.ctx.ledger.events(kind=ArtifactsPulled))
+
+    async def slow(*args: Any) -> Manifest:
+        declare(house.ctx, read_job(house.ctx.ledger, job), ["elsewhere"])
+        return await listed(*args)
+
+    house.backend.manifest = slow  # type: ignore[method-assign]
+    with pytest.raises(Conflict, match="declared while"):
+        await pull(house.ctx, job)
+    assert len(house.ctx.ledger.events(kind=ArtifactsPulled)) == made
+    assert len((await pull(house.ctx, job)).received.files) == 2
 
 
 @pytest.mark.attack("person", "uses one approval twice")

@@ -33,10 +33,10 @@ class Machine(StrEnum):
 class Copy(StrEnum):
     """The best copy of a job's outputs outside its machine.
 
-    STALE: made before the job ended. FROM_STORE: from the artifact store, while the machine still exists and may have
-    more outputs. PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are
-    broken or can't be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the
-    outputs.
+    STALE: made before the job ended, or before another output was declared. FROM_STORE: from the artifact store, while
+    the machine still exists and may have more outputs. PARTIAL: some files could not be copied. BROKEN: the copy equals
+    the machine's files, but they are broken or can't be verified. DAMAGED: the copy differs from the machine's files.
+    EMPTY: the machine has none of the outputs.
     """
 
     NONE = "none"

@@ -245,6 +245,8 @@ class TeardownFacts:
     - `copy_aside`: images, tables and logs that are broken on the machine as well, if no other file refutes the copy.
     - `store`: the address of the artifact store, if the store was checked. `store_why`: the reason why the store lacks
       files that the verb destroys.
+    - `checkpoint_before`: the message of the last check that found an undeclared checkpoint; used if the machine can't
+      be inspected now.
     """
 
     job_id: str
@@ -268,6 +270,7 @@ class TeardownFacts:
     store: str = ""
     store_why: str = ""
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("the machine has not been inspected"))
+    checkpoint_before: str = ""
 
     @property
     def gone(self) -> bool:

@@ -21,7 +21,8 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
 
     Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them. Declare and
     pull the files before the teardown, or let the user accept the loss by typing the file names at a terminal. Other
-    folders of the machine are not searched.
+    folders of the machine are not searched. If the machine can't be inspected, the last check that found such a
+    checkpoint still applies.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and the job saved extra/model.safetensors
@@ -33,7 +34,11 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
         teardown_request(job_id="j1", verb="terminate")
 
     """
-    if facts.gone or isinstance(facts.disclosure, Unknown):
+    if facts.gone:
+        return
+    if isinstance(facts.disclosure, Unknown):
+        if facts.checkpoint_before:
+            yield Found(facts.checkpoint_before)
         return
     found = [f for f in facts.disclosure.value.files if checkpoint_like(f.path)]
     if found:

@@ -18,8 +18,9 @@ from gpuwarden.core.errors import Conflict, DiskError, NotFound, NotSupported, U
 from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
-from gpuwarden.ledger.events import SelfStopArmed
+from gpuwarden.ledger.events import ArtifactsPulled, SelfStopArmed
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.artifacts.set_aside import bytes_replaced
 from gpuwarden.lifecycle.artifacts.store_contents import read_store
 from gpuwarden.lifecycle.artifacts.store_pull import readable_store
 from gpuwarden.lifecycle.context import Context
@@ -180,7 +181,7 @@ class Keeper:
         """Copy a job's outputs if all of them fit within the disk limit, and verify them.
 
         Return False if a running job has saved no file yet, or may be saving one now. Raises NotSupported if the copy
-        does not fit.
+        does not fit, and Conflict if some files could not be copied.
         """
         # imported here, because these imports take a second and most rounds copy nothing
         from gpuwarden.lifecycle.artifacts.pull import pull
@@ -194,7 +195,7 @@ class Keeper:
             fresh = any(listed.taken_at - at < QUIET_S for at in large)
             if job.state is Job.RUNNING and (fresh or not listed.files):
                 return False
-            await self._check_room(job.id, listed.bytes)
+            await self._check_room(job.id, listed.bytes + bytes_replaced(self.ctx, job, listed))
             try:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
@@ -204,6 +205,9 @@ class Keeper:
         # theirs, and may be worse on a busy computer.
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED and not being_verified(self.ctx, job.id):
             await verify_job(self.ctx, job.id)
+        if copy_state(self.ctx, job.id) is Copy.PARTIAL:
+            pulled = self.ctx.ledger.last(job.subject, ArtifactsPulled)
+            raise Conflict(f"some files could not be copied: {'; '.join(pulled.data.problems[:3]) if pulled else ''}")
         return True
 
 

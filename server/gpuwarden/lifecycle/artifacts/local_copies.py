@@ -19,7 +19,7 @@ from gpuwarden.core.next_step import Copy
 from gpuwarden.core.safe_names import LOG_NAME
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, TeardownBlocked
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, OutputsDeclared, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.leases.self_stopped import started_since
@@ -94,10 +94,8 @@ def save_pull(
     not_taken: Sequence[str] = (),
 ) -> None:
     """Record a pull: write the manifest to a separate file, and its digest to the ledger."""
-    name = f"{pulled.job}-{pulled.digest[7:23]}.json"
-    write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     event = ArtifactsPulled(
-        record=name,
+        record=write_record(ctx, pulled),
         digest=pulled.digest,
         dest=pulled.dest,
         files=len(pulled.places),
@@ -109,6 +107,18 @@ def save_pull(
         unsettled=bool(pulled.store) and pulled.disclosure is None,
     )
     ctx.ledger.add(f"job/{pulled.job}", event)
+
+
+def write_record(ctx: Context, pulled: Pulled) -> str:
+    """Write the record file of a pull, and return the file's name."""
+    name = record_name(pulled.job, pulled.digest)
+    write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
+    return name
+
+
+def record_name(job_id: str, digest: str) -> str:
+    """Return the name of the record file of the pull with this digest."""
+    return f"{job_id}-{digest[7:23]}.json"
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
@@ -126,18 +136,30 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
     return pulled if pulled.digest == digest else None
 
 
+def whole_from(ctx: Context, job_id: str) -> int | None:
+    """Return the number of the ledger event after which a pull has all outputs; None if the job may still have a
+    process.
+
+    The event is the job's end, or a later declaration of outputs: an earlier pull did not ask for them.
+    """
+    end, declared = at_rest(ctx.ledger, job_id), ctx.ledger.last(f"job/{job_id}", OutputsDeclared)
+    return None if end is None else max(end.seq, declared.seq if declared else 0)
+
+
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
-    """Return the copy to use for a job: the oldest complete, proven copy since the job's end, or else the latest pull.
+    """Return the copy to use for a job: the oldest complete, proven copy, or else the latest pull.
+
+    A complete copy was made after the job's end and after the last declaration of outputs.
 
     A later pull to another folder does not replace a proven copy. `listed` contains the files that are on the machine
     now: a copy that lacks one of them, or has an older version of it, is used only if no proven copy has all of them.
     """
-    end = at_rest(ctx.ledger, job_id)
+    since = whole_from(ctx, job_id)
     tried = set()
-    for event in ctx.ledger.events(f"job/{job_id}", kind=ArtifactsPulled) if end else ():
-        if end is None or event.seq < end.seq or event.data.digest in tried:
+    for event in ctx.ledger.events(f"job/{job_id}", kind=ArtifactsPulled) if since else ():
+        if since is None or event.seq < since or event.data.digest in tried:
             continue
-        if event.data.not_taken or _may_lack(ctx, job_id, event):
+        if event.data.problems or event.data.not_taken or _may_lack(ctx, job_id, event):
             continue
         tried.add(event.data.digest)
         pulled = read_pull(ctx, event.data.record, event.data.digest)
@@ -164,12 +186,12 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     seen = verified_now(ctx, job_id, pulled)
     if pulled.digest != last.data.digest and seen.verdict is Verdict.PROVEN:
         return Copy.PROVEN
-    end = at_rest(ctx.ledger, job_id)
-    if end is not None and last.seq < end.seq:
+    since = whole_from(ctx, job_id)
+    if since is not None and last.seq < since:
         return Copy.STALE
     if _may_lack(ctx, job_id, last):
         return Copy.FROM_STORE
-    if last.data.not_taken:
+    if last.data.not_taken or (since is not None and last.data.problems):
         return Copy.PARTIAL
     if not pulled.places:
         return Copy.EMPTY
@@ -211,16 +233,19 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
 
 def seal(pulled: Pulled) -> str | None:
     """Return a digest of the metadata of all copied files; None if a file is missing or is not a plain file."""
-    rows = []
-    for path in pulled.places.values():
-        try:
-            found = os.lstat(path)
-        except OSError:
-            return None
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        rows.append([path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino])
-    return digest(sorted(rows))
+    found = [info_of(path) for path in pulled.places.values()]
+    known = [info for info in found if info is not None]
+    return digest(sorted(known)) if len(known) == len(found) else None
+
+
+def info_of(path: str) -> list[str | int] | None:
+    """Return a file's path, size, times and inode; None if it is missing or is not a plain file."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    plain = stat.S_ISREG(found.st_mode)
+    return [path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino] if plain else None
 
 
 def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
@@ -242,10 +267,15 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
     ctx.ledger.add(job.subject, event)
 
 
+def proof_of(ctx: Context, job_id: str, pulled: Pulled) -> ArtifactsVerified | None:
+    """Return the last verification of a pull."""
+    proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
+    return next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
+
+
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
     """Return the verification state of a local copy, without a verdict if the copy changed after its verification."""
-    proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
-    proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
+    proof = proof_of(ctx, job_id, pulled)
     if proof is None or proof.seal is None:
         return Standing()
     if proof.level not in {Level.LOAD, Level.RESUME} or proof.seal != seal(pulled):

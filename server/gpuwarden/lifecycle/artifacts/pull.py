@@ -7,19 +7,24 @@ saved no other file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from gpuwarden.backends.base import Backend, artifacts
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, Refused, Unreachable, WardenError
-from gpuwarden.core.guidance import NextStep
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
+from gpuwarden.core.states import Job
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import OutputsDeclared
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.artifacts.set_aside import set_aside
 from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
 from gpuwarden.lifecycle.artifacts.store_pull import at_rest, readable_store, receive_from_store
 from gpuwarden.lifecycle.context import Context
@@ -30,6 +35,9 @@ from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
+
+_LOG: Final = re.compile(r"(?:^|/)events\.out\.tfevents\.[^/]+$|\.(?:log|jsonl|csv|out|err|wandb)$")
+"""Paths of files that hold no part of a checkpoint, and that jobs append to while they run."""
 
 LOG_LIMIT = 64 << 20
 _CHUNK = 1 << 20
@@ -71,9 +79,10 @@ async def pull(
     is off, gone or unreachable, the files come from the job's artifact store, if any. A machine that stopped itself
     is started only if the store's list is not final or the store refuses access.
 
-    Raises Conflict for a job that was never launched; BadRequest for a destination that is on the machine, belongs to
-    gpuwarden or contains other files; Unreachable if the machine does not respond (the next pull keeps the files
-    received so far); Refused if starting the machine costs more than the user allowed.
+    Raises Conflict for a job that was never launched, or if another call declared outputs meanwhile; BadRequest for a
+    destination that is on the machine, belongs to gpuwarden or contains other files; Unreachable if the machine does
+    not respond (the next pull keeps the files received so far); Refused if starting the machine costs more than the
+    user allowed.
     """
     job = read_job(ctx.ledger, job_id)
     if not job.spec.artifact_store or also:
@@ -112,7 +121,7 @@ async def _pull_from_store(
     if dest is None:
         private_folder(target)
     pulled, received = await receive_from_store(ctx, job, contents, target, progress)
-    _record(ctx, pulled, received)
+    _record(ctx, job, pulled, received)
     why = unsettled(ctx, job, contents)
     return PullResult(
         job,
@@ -150,24 +159,41 @@ async def _pull_machine(
         private_folder(target)
     async with artifacts(backend, job.handle, job.outputs, target) as (manifest, source):
         listed = believed(ctx, job_id, manifest)
-        received = await receive(source, listed, target, owner=job_id, progress=progress)
+        aside = partial(set_aside, ctx, job_id, target, listed)
+        received = await receive(source, listed, target, owner=job_id, progress=progress, replacing=aside)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
+    growing = _growing(received) if job.state is Job.RUNNING else frozenset()
+    settled = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in growing)})
     log, lost = await _pull_log(backend, job.handle, target, places.values())
-    _record(ctx, Pulled(job=job_id, dest=str(target), manifest=manifest, places=places), received)
+    _record(ctx, job, Pulled(job=job_id, dest=str(target), manifest=settled, places=places), received)
     rest = following(ctx, job)
     return PullResult(job, target, manifest, received, manifest.missing, log, rest, log_lost=lost)
 
 
-def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
-    save_pull(
-        ctx,
-        pulled,
-        size=sum(f.size for f in received.files),
-        missing=pulled.manifest.missing,
-        problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
-        not_taken=[p.path for p in received.problems[:20]],
-    )
+def _growing(received: Received) -> frozenset[str]:
+    """Return the logs that could not be received because a running job writes to them.
+
+    A job that writes often to a log would otherwise never have a complete copy.
+    """
+    return frozenset(p.path for p in received.problems if _LOG.search(p.path))
+
+
+def _record(ctx: Context, job: JobRecord, pulled: Pulled, received: Received) -> None:
+    """Record a pull. Raises Conflict if another call declared outputs meanwhile, because the copy lacks them."""
+    listed = {f.path for f in pulled.manifest.files}
+    with ctx.ledger.transaction():
+        if read_job(ctx.ledger, job.id).outputs != job.outputs:
+            again = do(Action.PULL, "again; only missing files are sent", job_id=job.id)
+            raise Conflict(f"further outputs of job {job.id} were declared while the others were copied", again)
+        save_pull(
+            ctx,
+            pulled,
+            size=sum(f.size for f in received.files),
+            missing=pulled.manifest.missing,
+            problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
+            not_taken=[p.path for p in received.problems if p.path in listed][:20],
+        )
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from gpuwarden.core.store_address import StoredFile
 from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.ledger.events import ArtifactsPulled
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_pull
+from gpuwarden.lifecycle.artifacts.set_aside import set_aside
 from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
 from gpuwarden.lifecycle.artifacts.store_copy import disagreement
 from gpuwarden.lifecycle.context import Context
@@ -125,7 +127,8 @@ async def receive_from_store(
     manifest = contents.manifest
     problems = await compare(contents, manifest)
     good = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in problems)})
-    received = await receive(StoreSource(contents), good, dest, owner=job.id, progress=progress)
+    aside = partial(set_aside, ctx, job.id, dest, good)
+    received = await receive(StoreSource(contents), good, dest, owner=job.id, progress=progress, replacing=aside)
     problems |= {p.path: f"in the artifact store: {p.why}" for p in received.problems}
     order = [f.path for f in manifest.files if f.path in problems]
     received = received.model_copy(update={"problems": tuple(Problem(path=p, why=problems[p]) for p in order)})

@@ -22,6 +22,7 @@ from gpuwarden.core.safe_names import STAGING
 from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_verified, seal
+from gpuwarden.lifecycle.artifacts.set_aside import drop_older
 from gpuwarden.lifecycle.artifacts.verify_hub import look_hub, verify_hub
 from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_there
 from gpuwarden.lifecycle.context import Context
@@ -128,6 +129,7 @@ async def verify_job(
             lambda: verify_path(dest, level, manifest=listed, against=against, progress=progress, limits=limits)
         )
         save_verified(ctx, job, pulled, before, report)
+        drop_older(ctx, job_id, pulled)
     finally:
         if held is not None:
             held.release()

@@ -22,13 +22,14 @@ from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Lease
 from gpuwarden.ledger.events import (
     ArtifactsPulled,
+    ArtifactsVerified,
     JobPreempted,
     JobSubmitted,
     RelaunchAllowed,
     RelaunchIntent,
     VerbSent,
 )
-from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_state, read_pull, verified_now
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_state, read_pull, record_name, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import caps_on, carried
 from gpuwarden.lifecycle.leases.meter import spent
@@ -88,10 +89,11 @@ def awaits_store(ctx: Context, job: JobRecord) -> bool:
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
     """Return a job's newest local copy whose proof is still valid, and the name of the copy's record."""
-    for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
-        pulled = read_pull(ctx, event.data.record, event.data.digest)
+    proofs = ctx.ledger.events(job.subject, kind=ArtifactsVerified)
+    for name in dict.fromkeys(event.data.pull for event in reversed(proofs) if event.data.verdict is Verdict.PROVEN):
+        pulled = read_pull(ctx, record_name(job.id, name), name)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
-            return pulled, event.data.record
+            return pulled, record_name(job.id, name)
     return None
 
 

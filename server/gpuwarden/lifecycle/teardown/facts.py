@@ -19,7 +19,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import ArtifactsPulled
+from gpuwarden.ledger.events import ArtifactsPulled, OutputsDeclared, TeardownAwaitingHuman, TeardownBlocked
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
@@ -27,6 +27,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import (
     last_pull,
     read_pull,
     verified_now,
+    whole_from,
 )
 from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, look_at_store
 from gpuwarden.lifecycle.context import Context
@@ -38,9 +39,9 @@ from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
     TeardownRecord,
-    at_rest,
     read_job,
     read_lease,
+    read_teardown,
 )
 from gpuwarden.remote.transfer.destination import bare
 from gpuwarden.rules.catalog import unusable_rules
@@ -95,6 +96,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         store=store.address if store else "",
         store_why=store.why if store else "",
         disclosure=await _disclosed(ctx, job, lease, handle, shown_last),
+        checkpoint_before=_checkpoint_before(ctx, job, lease),
     )
     return facts, pulled
 
@@ -155,14 +157,17 @@ async def _stored(
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest complete copy of a job's outputs.
 
-    A copy is complete if it was made from the machine after the job's end, or from an artifact store with a final
-    report, provided that the machine has not been started again since then.
+    A copy is complete if it was made after the job's end and after the last declaration of outputs: from the machine,
+    or from an artifact store with a final report, provided that the machine has not been started again since then.
     """
-    end = at_rest(ctx.ledger, job.id)
-    for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
-        if end is None or event.seq < end.seq:
+    since = whole_from(ctx, job.id)
+    for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if since else ():
+        if since is None or event.seq < since:
             break
-        pulled = None if event.data.unsettled else read_pull(ctx, event.data.record, event.data.digest)
+        data = event.data
+        # a file that a running job was still writing may be missing from the copy's manifest
+        lacks = data.unsettled or (data.problems and not data.not_taken)
+        pulled = None if lacks else read_pull(ctx, data.record, data.digest)
         if pulled is None or (pulled.store and started_since(ctx, job, event.seq)):
             continue
         return pulled
@@ -201,6 +206,25 @@ async def _disclosed(
         if file.path not in same and not any(f"{file.path}/".startswith(f"{output}/") for output in job.declared)
     )
     return Known(found.model_copy(update={"files": tuple(fresh)}))
+
+
+def _checkpoint_before(ctx: Context, job: JobRecord, lease: LeaseRecord) -> str:
+    """Return the message of TD-ELSE-002 if the last check of a machine reported an undeclared checkpoint.
+
+    It is empty if outputs were declared after that check, because they may include the checkpoint.
+    """
+    judged = [
+        event
+        for subject in ctx.ledger.subjects("teardown", job=job.id)
+        if read_teardown(ctx.ledger, subject.removeprefix("teardown/")).lease == lease.id
+        for kind in (TeardownBlocked, TeardownAwaitingHuman)
+        if (event := ctx.ledger.last(subject, kind)) is not None
+    ]
+    last = max(judged, key=lambda event: event.seq, default=None)
+    declared = ctx.ledger.last(job.subject, OutputsDeclared)
+    if last is None or (declared is not None and declared.seq > last.seq):
+        return ""
+    return next((found.message for found in last.data.findings if found.rule == "TD-ELSE-002"), "")
 
 
 def _files(

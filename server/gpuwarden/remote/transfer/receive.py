@@ -114,6 +114,11 @@ class Progress:
     files_total: int
 
 
+Replacing = Callable[[Mapping[str, str]], None]
+"""Prepares a folder for the replacement of its files. The argument maps paths in the manifest to hex sha256 digests; a
+file with the same digest is not replaced."""
+
+
 class ReceivedFile(Frozen):
     """One received file. `sha256` is its digest here; `verified` is true if the machine's file has the same digest."""
 
@@ -164,6 +169,7 @@ async def receive(
     *,
     owner: str = "",
     progress: Callable[[Progress], None] | None = None,
+    replacing: Replacing | None = None,
     parallel: int = PARALLEL,
     stall_s: float = STALL_S,
     tries: int = TRIES,
@@ -171,14 +177,16 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` to `dest` and compare digests.
 
-    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. Raises `Unreachable` if a file
+    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. `replacing` is called once, before
+    the first file in `dest` is replaced, with the known digests by path. Raises `Unreachable` if a file
     fails `tries` times in a row without a new byte. Received bytes are kept, and the next call continues after them.
     Raises `BadRequest` if there are too few free bytes or inodes, or if `dest` contains another owner's files, and
     `Conflict` if another process is receiving files into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
-        return await _Receiver(source, folder, progress, stall_s, tries, clock or SystemClock()).run(manifest, parallel)
+        receiver = _Receiver(source, folder, progress, stall_s, tries, clock or SystemClock())
+        return await receiver.run(manifest, parallel, replacing)
 
 
 _Portion = tuple[Sequence[Entry], Begun | None]
@@ -206,7 +214,7 @@ class _Receiver:
         self.sent = self.resumed = self.skipped = self.retries = 0
         self.total = self.count = 0
 
-    async def run(self, manifest: Manifest, parallel: int) -> Received:
+    async def run(self, manifest: Manifest, parallel: int, replacing: Replacing | None) -> Received:
         """Receive all files, several at a time, the largest first."""
         entries, self.refused = await to_thread.run_sync(self.dest.entries, manifest.files)
         try:
@@ -217,6 +225,11 @@ class _Receiver:
         self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
         if not self.dest.fresh:
             await self._learn([a for a, n in entries if self.dest.holds(a, n)])
+        if replacing is not None:
+            try:
+                replacing(self.digests)
+            except OSError as problem:
+                raise _disk_trouble(self.dest.path, problem) from problem
         self.total, self.count = sum(a.size for a, _ in entries), len(entries)
         queue = iter(list(self._portions(entries)))
         try:

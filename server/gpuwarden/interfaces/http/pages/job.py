@@ -47,7 +47,7 @@ HELD: Final = {
     Held.UNASKED: "not requested",
 }
 COPIES: Final = {
-    Copy.STALE: "copied before the job ended",
+    Copy.STALE: "copied before the job ended or another output was declared",
     Copy.PARTIAL: "some files could not be copied",
     Copy.EMPTY: "the machine has none of the outputs",
 }
