@@ -427,7 +427,7 @@ class TestSpending:
 
 
 class Typed(Terminal):
-    """A terminal where one PIN is typed."""
+    """A terminal that answers each PIN prompt with `pin`."""
 
     def __init__(self, pin: str) -> None:
         super().__init__(io.StringIO(), io.StringIO())
@@ -438,7 +438,7 @@ class Typed(Terminal):
 
 
 class Slow(Terminal):
-    """A terminal where a PIN is typed while others are being tried elsewhere."""
+    """A terminal that answers with `pin` after other terminals have used up all tries."""
 
     def __init__(self, ctx: Context, pin: str) -> None:
         super().__init__(io.StringIO("yes\n"), io.StringIO())

@@ -104,6 +104,40 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
 
 
 @pytest.mark.slow
+async def test_a_checkpoint_that_exists_only_there_withholds_the_advice_to_remove_the_folder(ctx: Context) -> None:
+    twice = TRAIN + "import shutil; shutil.copytree('out', 'extra')\nos.symlink('/etc/hostname', 'extra/link')\n"
+    done = await submit(ctx, spec(script=twice))
+    assert done.job is not None and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
+
+    async def advice() -> NotSupported:
+        with pytest.raises(NotSupported) as refused:
+            await request(ctx, done.job.id, "terminate")
+        return refused.value
+
+    await pull(ctx, done.job.id)
+    assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
+    told = await advice()
+    assert [s.action for s in told.next_steps] == [Action.MANUAL, Action.PULL, Action.VERIFY]
+    assert "extra/model.safetensors" in in_calls(told.next_steps) and "rm -r" not in in_calls(told.next_steps)
+    await pull(ctx, done.job.id, also=("extra/model.safetensors",))
+    assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
+    assert "rm -r" in in_calls((await advice()).next_steps), "every checkpoint is proven"
+
+
+@pytest.mark.slow
+async def test_a_machine_that_cannot_be_inspected_gets_no_advice_to_remove_a_folder(ctx: Context, box: Sshd) -> None:
+    done = await submit(ctx, spec())
+    assert done.job is not None and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
+    await pull(ctx, done.job.id)
+    assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
+    await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
+    box.stop()
+    with pytest.raises(NotSupported) as refused:
+        await request(ctx, done.job.id, "terminate")
+    assert "rm -r" not in in_calls(refused.value.next_steps)
+
+
+@pytest.mark.slow
 async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
     one, two = [await submit(ctx, spec(script=sleeper, args=(name,))) for name in ("one", "two")]

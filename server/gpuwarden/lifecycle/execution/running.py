@@ -91,8 +91,10 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
         if isinstance(found, Unknown):
             return False
         if found.value is None:
-            early = because(Code.COST_CAP_EARLY, cap=usd(job.spec.max_cost_usd))
-            return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY) if not capped else early)
+            early = because(Code.CANCELED_EARLY)
+            if not (job.cancel_requested or unwanted):
+                early = because(Code.COST_CAP_EARLY, cap=usd(job.spec.max_cost_usd))
+            return move(ctx, job, JobCanceled(), early)
     if _off(machine):
         return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
     return await _launch(ctx, job, job.place, attempt)

@@ -352,9 +352,13 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{lease.platform} reports no price for the machine of {job.id}, so its cost cap of "
             f"{usd(job.spec.max_cost_usd)} can't be enforced. May the job continue?"
         )
-        hold_s, following_steps = watch.unknown_minutes * 60, (do(Action.CANCEL, job_id=job.id),)
         yield Condition(
-            lease.subject, "cap_unenforced", text, hold_s, since=lease.opened_at, next_steps=following_steps
+            lease.subject,
+            "cap_unenforced",
+            text,
+            watch.unknown_minutes * 60,
+            since=lease.opened_at,
+            next_steps=(do(Action.CANCEL, job_id=job.id),),
         )
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     woken = ctx.ledger.last(lease.subject, ResumeIntent)

@@ -19,6 +19,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.ledger.events import ArtifactsPulled, OutputsDeclared, TeardownAwaitingHuman, TeardownBlocked
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
@@ -177,7 +178,7 @@ def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
 async def _disclosed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None], shown_last: Disclosure | None
 ) -> Answer[Disclosure]:
-    """Return the files that the job wrote on the machine outside its outputs, except unchanged inputs.
+    """Return the undeclared content of a rented machine.
 
     `shown_last` is the last disclosure in the artifact store if the machine is off.
     """
@@ -187,15 +188,18 @@ async def _disclosed(
         return handle
     if handle.value is None:
         return Known(Disclosure())
-    if shown_last is not None:
-        return Known(shown_last)
+    return Known(shown_last) if shown_last is not None else await _disclose(ctx, job, handle.value)
+
+
+async def _disclose(ctx: Context, job: JobRecord, handle: Handle) -> Answer[Disclosure]:
+    """Return the files that the job wrote outside its outputs, except unchanged inputs, and foreign processes."""
     try:
-        backend = ctx.backend(handle.value.backend)
-        found = await backend.disclose(handle.value)
+        backend = ctx.backend(handle.backend)
+        found = await backend.disclose(handle)
         # An input with a new modification time may still have its original content.
         new = {file.path for file in found.files}
         sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
-        there = (await backend.manifest(handle.value, sent)).files if sent else ()
+        there = (await backend.manifest(handle, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
@@ -206,6 +210,24 @@ async def _disclosed(
         if file.path not in same and not any(f"{file.path}/".startswith(f"{output}/") for output in job.declared)
     )
     return Known(found.model_copy(update={"files": tuple(fresh)}))
+
+
+async def not_copied(ctx: Context, job: JobRecord, handle: Handle, copy: Pulled | None) -> Answer[tuple[str, ...]]:
+    """Return the paths on the machine of outputs and undeclared checkpoints that a local copy lacks.
+
+    The answer is unknown if the machine can't be inspected, or not completely.
+    """
+    listed = await _listed(ctx, job, Known(None), None, Known(handle))
+    disclosed = await _disclose(ctx, job, handle)
+    if isinstance(listed, Unknown):
+        return listed
+    if isinstance(disclosed, Unknown):
+        return disclosed
+    if not disclosed.value.complete:
+        return Unknown("the list of its files is not complete")
+    outputs = (file.path for file in listed.value.files if copy is None or not copy.has(file))
+    undeclared = (file.path for file in disclosed.value.files if checkpoint_like(file.path))
+    return Known((*outputs, *listed.value.skipped, *undeclared))
 
 
 def _checkpoint_before(ctx: Context, job: JobRecord, lease: LeaseRecord) -> str:

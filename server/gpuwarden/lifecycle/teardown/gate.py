@@ -51,10 +51,12 @@ from gpuwarden.lifecycle.records import (
     read_teardown,
 )
 from gpuwarden.lifecycle.team import check_approver
-from gpuwarden.lifecycle.teardown.facts import facts_digest, gather
+from gpuwarden.lifecycle.teardown.facts import facts_digest, gather, not_copied
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
+SHOWN: Final = 5
+"""Files named in a message."""
 PATIENCE_S: Final = 600.0
 """If a machine is not confirmed stopped after this many seconds, the user must check the provider's console.
 """
@@ -126,7 +128,15 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
         verify = do(Action.VERIFY, "before you remove the run folder", job_id=job.id)
         return NotSupported(message, [only, *pull, verify])
-    copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
+    left = await not_copied(ctx, job, job.handle, pulled)
+    if isinstance(left, Unknown):
+        return NotSupported(message, f"Its run folder {job.handle.run_dir} can't be inspected now: {left.why}.")
+    if left.value:
+        more = f" and {len(left.value) - SHOWN} more" if len(left.value) > SHOWN else ""
+        only = f"Its run folder {job.handle.run_dir} has files that no copy has: {', '.join(left.value[:SHOWN])}{more}."
+        again = do(Action.PULL, "for each path that is not a declared output", job_id=job.id, also=("PATH",))
+        return NotSupported(message, [only, again, do(Action.VERIFY, job_id=job.id)])
+    copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "The job left no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
     if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), Keyed):  # reached over SSH
         remove = ["ssh", job.handle.place.host, shlex.join(remove)]
