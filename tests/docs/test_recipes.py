@@ -187,10 +187,12 @@ def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
     assert said["tool"]["ok"] and said["tool"]["message"].split(", ") == formats
 
 
+@pytest.mark.slow
 def test_the_emulator_is_one_of_the_platforms_of_the_lifecycle_tests(said: dict[str, Any]) -> None:
     assert {"mycloud", "runpod"} <= set(said["platforms"])
 
 
+@pytest.mark.slow
 def test_the_guard_learns_how_the_platform_ends_machines(said: dict[str, Any]) -> None:
     (hasty, stopped), (innocent, passing) = said["hasty"], said["innocent"]
     assert "mycloud" in hasty and stopped and "mycloud" in innocent and passing is None

@@ -157,6 +157,7 @@ def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
     assert (tmp_path / "n").read_text() == "3\n"
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("words", "code", "tries"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,8 +15,6 @@ from gpuwarden.knowledge.words import Speller
 
 WORK = 40_000
 """Characters that `stem` and the speller may be given in one search; a normal query needs under 2,000."""
-CPU_S = 2.0
-"""Ten times the aim, in CPU time of this thread, so that a busy machine does not matter; it was 8 to 19 s once."""
 
 FRAGMENTS = [
     "a", "A", "aB", "AaB", "1", "_", "a_", "e", "error", "cuda", " ", "\n", "\r", "x\n", "\t", "\u663e",
@@ -45,11 +41,11 @@ class Work:
         monkeypatch.setattr(words, "stem", counted_stem)
         monkeypatch.setattr(Speller, "nearest", counted_nearest)
 
-    def of(self, query: str) -> tuple[int, float]:
-        """Return the work and the CPU seconds of one search."""
-        self.done, start = 0, time.thread_time()
+    def of(self, query: str) -> int:
+        """Return the work of one search."""
+        self.done = 0
         search(shipped(), query)
-        return self.done, time.thread_time() - start
+        return self.done
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +63,7 @@ def filled(fragment: str) -> str:
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=ascii)
 def test_64_000_characters_of_one_thing(work: Work, fragment: str) -> None:
-    done, cpu_s = work.of(filled(fragment))
-    assert done <= WORK
-    assert cpu_s < CPU_S
+    assert work.of(filled(fragment)) <= WORK
 
 
 mixed = st.lists(
@@ -82,9 +76,7 @@ mixed = st.lists(
 @given(mixed)
 def test_64_000_characters_of_anything(work: Work, parts: list[tuple[str, int]]) -> None:
     query = filled("".join(fragment * times for fragment, times in parts) or " ")
-    done, cpu_s = work.of(query)
-    assert done <= WORK
-    assert cpu_s < CPU_S
+    assert work.of(query) <= WORK
 
 
 @pytest.mark.slow
@@ -92,9 +84,7 @@ def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
     signatures = sorted({s for g in shipped().gotchas.values() for s in g.signatures})
     everything = "\n".join(f"{n} {s * 5}" for n, s in enumerate(signatures))
     for start in range(0, len(everything), MAX_QUERY):
-        done, cpu_s = work.of(everything[start : start + MAX_QUERY])
-        assert done <= WORK
-        assert cpu_s < CPU_S
+        assert work.of(everything[start : start + MAX_QUERY]) <= WORK
 
 
 @given(st.text(alphabet="etaoinsrdgy", min_size=9, max_size=60))

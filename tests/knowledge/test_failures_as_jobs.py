@@ -25,6 +25,7 @@ from real_parts import need
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits, signals and file systems"),
 ]
 PYTHON = sys.executable
@@ -137,7 +138,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 async def test_a_job_that_fails_is_diagnosed(jobs: Jobs, case: Case) -> None:
     reply = await jobs.ended(**case.spec)
@@ -162,7 +162,6 @@ async def test_an_interpreter_line_that_ends_in_a_carriage_return(jobs: Jobs, tm
     told(await jobs.ended(command=["bash", "-c", str(file)]), "UNI-026", "interpreter|required file not found")
 
 
-@pytest.mark.slow
 async def test_the_port_is_taken(jobs: Jobs) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -241,7 +240,6 @@ while True:
 """
 
 
-@pytest.mark.slow
 async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
     with memory_group(48 << 20) as group:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
@@ -257,13 +255,11 @@ async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> 
     assert reply["state"] == "failed" and not reply.get("diagnoses"), reply
 
 
-@pytest.mark.slow
 async def test_our_own_time_limit(jobs: Jobs) -> None:
     reply = await jobs.ended(script=script("import time\ntime.sleep(60)\n"), timeout_s=1)
     told(reply, "UNI-073", "observed: the job ended: the time limit of 1 s was reached")
 
 
-@pytest.mark.slow
 async def test_killed_in_the_middle_of_a_save_and_resumed(jobs: Jobs, tmp_path: Path) -> None:
     save = """
 import os, pickle, sys
@@ -296,7 +292,6 @@ for step in range(30): put(step, loss=2.0 - step / 100, grad_norm=1.0)
 """
 
 
-@pytest.mark.slow
 async def test_a_loss_that_is_not_a_number_in_the_metrics_alone(jobs: Jobs) -> None:
     job_id = await jobs.start(script=script(METRICS + "put(30, loss=float('nan'))\ntime.sleep(60)\n"))
     reply = await jobs.until(job_id, step=30)
@@ -319,7 +314,6 @@ async def test_a_hidden_nan_shows_in_the_gradient_norm(jobs: Jobs) -> None:
     told(reply, "PREC-012", "grad_norm is not finite at step 30", sure=False)
 
 
-@pytest.mark.slow
 async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     code = METRICS + "for step in range(30, 60): put(step, loss=40.0 + step)\ntime.sleep(60)\n"
     job_id = await jobs.start(script=script(code))
@@ -328,7 +322,6 @@ async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     await jobs.call("cancel_job", job_id=job_id)
 
 
-@pytest.mark.slow
 async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(*args: Any) -> launch.Launch:
         ready = prepare(*args)
@@ -343,7 +336,6 @@ async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
     await jobs.call("cancel_job", job_id=job_id)
 
 
-@pytest.mark.slow
 async def test_a_healthy_run_with_noise_and_recoveries_has_no_diagnosis(jobs: Jobs) -> None:
     noise = """
 print("WARNING retrying in 1 s: HTTPSConnectionPool: Read timed out; Connection reset by peer", flush=True)

@@ -112,6 +112,7 @@ ATTACKS: dict[str, Callable[[Path], dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "raises a cap by an environment variable")
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_no_variable_spends_above_the_file(

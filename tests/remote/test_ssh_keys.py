@@ -17,7 +17,7 @@ from gpuwarden.remote.ssh.host_keys import (
 from ssh_kit import machine
 from sshd import Sshd, keygen
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("client")]
 
 
 async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ async def test_links_pipes_and_devices_are_never_sent(box: Ssh, tmp_path: Path) 
             await push(box, {"x": path}, str(tmp_path / "far"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, SMALL_BYTES + 1])
 async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wording: Wording

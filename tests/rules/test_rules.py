@@ -226,7 +226,17 @@ def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
     assert [rule_id for rule_id, (fires, silent) in kept.items() if not fires or not silent] == []
 
 
-@pytest.mark.parametrize("rule_id", sorted(EXAMPLES.keys() | FILES.keys()))
+LONG = {"PF-API-005", "PF-IN-002"}
+"""Rules whose examples are many whole scripts."""
+
+
+@pytest.mark.parametrize(
+    "rule_id",
+    [
+        pytest.param(rule_id, marks=pytest.mark.slow if rule_id in LONG else ())
+        for rule_id in sorted(EXAMPLES.keys() | FILES.keys())
+    ],
+)
 def test_a_rule_speaks_where_it_should_and_only_there(rule_id: str) -> None:
     fires, silent = EXAMPLES.get(rule_id) or examples_of(FILES[rule_id])
     for facts in fires:

@@ -211,6 +211,7 @@ def test_an_argument_passes_up_to_its_last_release_and_not_behind_it(arguments: 
     assert [f for f in found(text, "transformers==5.15.1") if f.blocks]
 
 
+@pytest.mark.slow
 def test_what_is_advised_is_there_when_the_argument_is_gone() -> None:
     """In every trainer and configuration that had the argument, from the first release without it on."""
     looked = 0

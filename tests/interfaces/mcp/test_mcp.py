@@ -98,6 +98,7 @@ async def test_a_wait_for_news_is_bounded_and_ends_with_the_job(ctx: Context) ->
         assert (await talk.client.call_tool("check_job", {"job_id": job_id, "until": "forever"})).is_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [

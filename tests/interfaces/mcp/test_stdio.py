@@ -136,6 +136,7 @@ def test_a_name_that_is_not_text_does_not_end_the_server(tmp_path: Path) -> None
         assert report["result"]["structuredContent"]["verdict"] == "refuted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", OPENINGS)
 def test_a_server_that_could_not_start_explains_and_starts_at_the_next_call(tmp_path: Path, era: str) -> None:
     home, envelope = tmp_path / "home", ENVELOPE if era == "modern" else {}
@@ -157,6 +158,7 @@ def test_a_server_that_could_not_start_explains_and_starts_at_the_next_call(tmp_
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_never_started_ends_with_the_reason(tmp_path: Path) -> None:
     home = tmp_path / "home"
     policy_file(home).write_text(INVALID_POLICY, "utf-8")
@@ -195,6 +197,7 @@ def test_a_running_server_obeys_the_policy_of_now(tmp_path: Path) -> None:
         assert submits(receipt=submits()["receipt"])["code"] == "accepted"
 
 
+@pytest.mark.slow
 def test_output_beside_the_server_never_reaches_the_client(tmp_path: Path) -> None:
     """A tool or a library may print; the client would take it for a message."""
     code = "import os, subprocess, sys\nfrom gpuwarden.interfaces.mcp import background_watch\n"

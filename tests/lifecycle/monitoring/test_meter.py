@@ -82,6 +82,7 @@ STRUCK = [Fault(kind=kind, seconds=300) for kind in STRIKES]
 FAULTS = [*LOST, Fault(kind="stale", call="get", seconds=600), *STRUCK, Fault(kind="bills_when_stopped")]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kind}-{f.call}")
 async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
