@@ -69,7 +69,10 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         [submit(), submit(artifact_store=Known(""))],
     ),
-    "PF-OUT-001": ([submit(outputs=())], [submit()]),
+    "PF-OUT-001": (
+        [submit(outputs=(name,) if name else ()) for name in ("", "out/*.pt", "~/out", "out/step-?", "$SCRATCH/out")],
+        [submit(), submit(outputs=("out/a=1,b~2 [3] $",))],
+    ),
     "PF-OUT-002": (
         [submit(), MISPLACED, submit(interruptible=True)],
         [submit(OWNED), submit(OWNED, outputs=("/dev/shm/out",)), submit(outputs=()), submit(None)],
