@@ -15,13 +15,17 @@ from gpuwarden.checkpoints.safe_file import kind
 
 @dataclass
 class Folder:
-    """One folder in the tree: its files with their sizes, and its subfolders. `odd` describes all other entries."""
+    """One folder in the tree: its files with their sizes, and its subfolders. `odd` describes all other entries.
+
+    `links` are the names of links to other entries of the tree.
+    """
 
     path: Path
     rel: str
     files: dict[str, int] = field(default_factory=dict)
     folders: dict[str, Folder] = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)
+    links: set[str] = field(default_factory=set)
 
     def join(self, name: str) -> str:
         """Return the path of an entry, relative to the root of the tree."""
@@ -124,6 +128,7 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
                 folder.odd[entry.name] = "is a broken link"
             elif (target + os.sep).startswith(root):
                 tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
+                folder.links.add(entry.name)
             elif Path(target).parent == tree.blob_folder and Path(target).is_file():
                 folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
                 tree.blobs[rel] = Path(target)

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.layouts.stepped import like_weights
 from gpuwarden.checkpoints.pickles.torch_objects import sizes, tensor
 from gpuwarden.checkpoints.tree import Folder
 from gpuwarden.checkpoints.values import optimizer
@@ -83,24 +84,19 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true if the folder contains ranks' parts, or both `latest` and a `global_step` folder."""
-    return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
-        "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
-    )
+    """Return true if the folder contains ranks' parts or `latest`."""
+    return "latest" in folder.files or _has_parts(folder)
+
+
+def _has_parts(folder: Folder) -> bool:
+    return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is valid."""
     judgement = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
-        with found.open(found.place(folder.join("latest")), "") as source:
-            name = source.head(200).decode("utf-8", "replace").strip()
-        tag = _TAG.fullmatch(name)
-        later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and tag and int(m.group(1)) > int(tag.group(1))]
-        if name not in folder.folders:
-            judgement.problems.append(f"latest names {short(name, 60)!r}, which does not exist")
-        elif later:
-            judgement.warnings.append(f"latest names {name}, so a resume would ignore {some(sorted(later))}")
+        _latest(folder, found, judgement)
     parts = _Parts.of(folder, found)
     if not parts.ranks and not parts.whole:
         return judgement
@@ -120,6 +116,21 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             if key[0] == "optim":
                 _shares(folder, found, parts, ranks, judgement)
     return judgement
+
+
+def _latest(folder: Folder, found: Findings, judgement: Judgement) -> None:
+    """Check that the save in `latest` exists, and report newer saves."""
+    with found.open(found.place(folder.join("latest")), "") as source:
+        name = source.head(200).decode("utf-8", "replace").strip()
+    tag = _TAG.fullmatch(name)
+    later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and tag and int(m.group(1)) > int(tag.group(1))]
+    if name in folder.folders or name in folder.links or name in folder.odd:
+        if later:
+            judgement.warnings.append(f"latest names {name}, so a resume would ignore {some(sorted(later))}")
+    elif any(n.startswith("global_step") or _has_parts(f) for n, f in folder.folders.items()):
+        judgement.problems.append(f"latest names {short(name, 60)!r}, which does not exist")
+    elif tag and not any(map(like_weights, folder.files)):  # other programs also write files with this name
+        judgement.doubts.append(f"latest names {name}, but no save exists")
 
 
 def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
@@ -148,6 +159,10 @@ def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
         judgement.problems.append(f"all files of the model-parallel parts {some(lost)} are missing")
+    states = {m for kind, m in parts.ranks if kind == "model"} | set(parts.whole)
+    lowest = next(m for m in range(len(states) + 1) if m not in states)
+    if not lost and lowest <= max(known):
+        judgement.doubts.append(f"mp_rank {lowest:02} has no model states")
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
     if parts.stage == 3 and bare:
