@@ -66,7 +66,7 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
     if not job.resume_requested:
         return False
     interrupted = job.reason is Code.PAUSED_INTERRUPTED
-    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    times, limit = job.restarts, job.spec.max_restarts
     if interrupted and times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
     assert place is not None

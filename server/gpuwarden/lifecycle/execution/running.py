@@ -374,7 +374,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
     if job.pausing:
         return move(ctx, job, JobPaused(), because(Code.PAUSED_INTERRUPTED))
-    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    times, limit = job.restarts, job.spec.max_restarts
     if times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
     place, limit_s = job.place, None
