@@ -40,7 +40,7 @@ from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
 from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch, next_machine, taken
-from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.meter import look
 from gpuwarden.lifecycle.leases.self_stop import self_stop_order
@@ -377,27 +377,32 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
     times, limit = job.restarts, job.spec.max_restarts
     if times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
-    place, limit_s = job.place, None
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
             return _lease_ended(ctx, job) and await relaunch(ctx, job)
+        return await _launch_again(ctx, job, job.lease, answer.value)
+    assert job.place is not None
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=job.place), because(Code.RELAUNCH))
+
+
+async def _launch_again(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
+    """Start the next attempt on the job's machine once it is running; request the start of an interrupted machine."""
+    try:
         if job.resumed:  # the cost of the pause counts against the limits
-            try:
-                limit_s = allowed_attempt(ctx, job).timeout_s
-            except Refused as dear:
-                return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=dear.message))
-        if answer.value.state is InstanceState.INTERRUPTED:
-            await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
-        if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
+            allowed_attempt(ctx, job)
+        if machine.state is InstanceState.INTERRUPTED:
+            await restart(ctx, read_lease(ctx.ledger, lease), machine)
+        if machine.state is not InstanceState.RUNNING or machine.place is None:
             return False
-        place = pinned(ctx, job.lease, answer.value.place)
-    assert place is not None
-    return move(
-        ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place, timeout_s=limit_s), because(Code.RELAUNCH)
-    )
+        place = pinned(ctx, lease, machine.place)
+        if job.resumed:
+            return await launch_within_limits(ctx, job, place, Code.RELAUNCH)
+    except Refused as dear:
+        return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=dear.message))
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
 
 
 async def relaunch(ctx: Context, job: JobRecord) -> bool:
@@ -406,15 +411,16 @@ async def relaunch(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
     if awaits_store(ctx, job):
         return False
-    found = next_machine(ctx, job)
-    if isinstance(found, str):
-        return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))
-    intent = RelaunchIntent(
-        pull=found.copy.digest,
-        record=found.record,
-        worst_cost=found.worst_cost,
-        left=found.left,
-        generation=job.generation,
-    )
-    ctx.ledger.add(job.subject, intent.because(because(Code.ANOTHER_MACHINE)))
+    async with ctx.lock("submit"):  # so that two relaunches can't use the same budget
+        found = next_machine(ctx, job)
+        if isinstance(found, str):
+            return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))
+        intent = RelaunchIntent(
+            pull=found.copy.digest,
+            record=found.record,
+            worst_cost=found.worst_cost,
+            left=found.left,
+            generation=job.generation,
+        )
+        ctx.ledger.add(job.subject, intent.because(because(Code.ANOTHER_MACHINE)))
     return await rent(ctx, job)
