@@ -147,6 +147,24 @@ def test_what_ray_says_of_an_end_that_the_runner_did_not_see(
         assert changes["message"].splitlines()[1] in seen.why
 
 
+@pytest.mark.parametrize(
+    ("wants", "started", "reason"),
+    [
+        ({"gpu": "any"}, False, Code.ENGINE_DROPPED),
+        ({"options": {"resources": {"fast_disk": 1}}}, False, Code.ENGINE_DROPPED),
+        ({"gpu": "any"}, True, Code.ENGINE_TOOK),
+        ({}, False, Code.ENGINE_TOOK),
+    ],
+)
+def test_a_job_that_waited_too_long_for_room_was_dropped(wants: dict[str, Any], started: bool, reason: Code) -> None:
+    spec = JobSpec(platform="ray/x", command=("true",), **wants)
+    marks = options.request(spec, "gw-t", 1, "/shared/gw-t", "runner.py")["metadata"]
+    late = row(status="FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_TIMEOUT", metadata=marks)
+    status = {"state": "running", "attempt": 1} if started else {}
+    seen = observation({"folder": "present", "now": 9.0, **status}, rows_of(200, [late], FOLDERS)["gw-t"])
+    assert (seen.state, seen.reason, seen.meter) == (Job.PREEMPTED, reason, False)
+
+
 def test_a_success_that_no_runner_reported_is_not_one() -> None:
     found = rows_of(200, [row(status="SUCCEEDED", driver_exit_code=0)], FOLDERS)["gw-t"]
     seen = observation({"folder": "present", "now": 9.0}, found)

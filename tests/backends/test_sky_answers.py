@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuwarden.backends.sky_jobs import SkyJobsBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NoCapacity, NotFound, NotSupported, Unreachable
-from gpuwarden.core.models import Resources
+from gpuwarden.core.models import Handle, Place, Resources
 from gpuwarden.providers.sky import SkyProvider
-from gpuwarden.remote.sky import client
+from gpuwarden.remote.sky import client, sdk_helper
 from gpuwarden.remote.sky.client import SkyClient, sky_python
 from gpuwarden.remote.sky.rows import Done, cluster_name, minutes, task, token_of
 from lifecycle_kit import open_house
@@ -92,6 +95,42 @@ def ended() -> Iterator[None]:
         helper = client._HELPERS.popitem()[1]
         if helper.process.returncode is None:
             helper.end()
+
+
+@pytest.mark.parametrize("most", [100, 1 << 20])
+async def test_the_end_of_a_long_log_is_kept_and_cursors_count_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    lines = [f"step {n}\n" for n in range(100)]
+    pieces = [
+        "SkyPilot's own line\n",
+        *(f"\x1b[36m(train, pid=7)\x1b[0m {line}" for line in lines),
+        None,
+        "after the end",
+    ]
+    monkeypatch.setattr(sdk_helper, "MAX_LOG", most)
+    for name in ("sdk", "jobs_sdk"):
+        monkeypatch.setattr(sdk_helper, name, SimpleNamespace(tail_logs=lambda *_, **__: iter(pieces)), raising=False)
+    row: dict[str, Any] = {"id": 1, "name": "gw-t-a1", "status": "RUNNING", "recoveries": 0}
+    row |= dict.fromkeys(("schedule", "cloud", "where", "resources", "why", "cluster"), "")
+    row |= dict.fromkeys(("submitted_at", "started_at", "ended_at"))
+
+    class Played(SkyClient):
+        async def ask(self, shape: Any, ask: str, **given: Any) -> Any:
+            return shape.model_validate(getattr(sdk_helper, ask)(**given) if ask != "managed" else {"rows": [row]})
+
+    place = Place(platform="sky-jobs/aws", run_root="/managed")
+    handle = Handle(backend="sky_jobs", token="t", run_dir="/managed/gw-t", place=place)
+    read, whole = partial(SkyJobsBackend(SystemClock(), Played()).logs, handle), "".join(lines)
+    end = await read(-30)
+    assert (end.text, end.next, end.size) == (whole[-30:], len(whole), len(whole))
+    assert ((await read(0)).text == whole) is (most > 100)
+    assert whole.endswith((await read(0)).text) and (await read(len(whole) - 8)).text == "step 99\n"
+    assert (await read(end.next)).text == ""
+    log = sdk_helper.logs("c", 1)
+    assert log["text"].endswith("step 99\n") and len(log["text"]) + log["missing"] == sum(
+        len(sdk_helper.plain(piece)) for piece in pieces[:-2]
+    )
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a_b", "../x", "ü", "x" * 70, "end-"])

@@ -262,6 +262,25 @@ def test_accounting_is_asked_for_the_users_own_jobs(tmp_path: Path) -> None:
     assert f"--user={slurm_agent.getpass_user()}" in (tmp_path / "given").read_text().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("end", "listed", "kept"),
+    [
+        ("Unknown", "echo 6 8_0", False),
+        ("Unknown", "echo 6 7", True),
+        ("Unknown", "echo 'Unable to contact slurm controller' >&2; exit 1", True),
+        ("300", "echo 6 8_0", True),
+    ],
+)
+def test_a_job_without_an_end_counts_only_while_the_controller_has_it(
+    played: Played, end: str, listed: str, kept: bool
+) -> None:
+    played.play("squeue", f"""case "$1" in --json) echo '{{"jobs": []}}';; *) {listed};; esac""")
+    played.play("sacct", f"echo '7|gw-j1-a1|RUNNING|0:0|100|200|{end}|100|p|x|n|{played.run_dir}'")
+    folders = {"gw-j1": str(played.run_dir)}
+    found = slurm_agent.jobs({"folders": folders}, slurm_agent.environment(played.env))
+    assert [row.id for row in accounting_rows(found["accounting"]["out"], folders)] == [7] * kept
+
+
 # ------------------------------------------------------------------------------------------------------------- arrays
 
 

@@ -116,6 +116,8 @@ def test_an_exit_code_is_read_in_every_form(value: object, code: int | None, sig
         (num(0, infinite=True), None),
         (2**32 - 1, None),
         (2**32 - 2, None),
+        (2**16 - 1, 65_535.0),
+        (2**16 - 2, 65_534.0),
         (True, None),
         ("soon", None),
         (None, None),
@@ -129,6 +131,17 @@ def test_an_exit_code_is_read_in_every_form(value: object, code: int | None, sig
 )
 def test_a_number_that_is_not_set_is_none(value: object, read: float | None) -> None:
     assert number(value) == read
+
+
+@pytest.mark.parametrize("value", [2**16 - 2, 2**16 - 1])
+def test_a_number_that_is_unset_in_16_bits_is_an_ordinary_one_in_a_wider_field(value: int) -> None:
+    found = row(job_id=value, time_limit=value, restart_cnt=value)
+    assert (found.id, found.allocation.id, found.allocation.restarts) == (value, str(value), 0)
+    assert found.allocation.ends_at == 200 + value * 60
+    line = f"{value}|gw-j1-a1|COMPLETED|0:0|100|200|300|{value}|gpu|cpu=4|n1|/r/gw-j1\n"
+    (ended,) = accounting_rows(line, {"gw-j1": "/r/gw-j1"})
+    assert (ended.id, ended.allocation.used_s) == (value, value)
+    assert exit_of({"return_code": 3, "signal": {"signal_id": value}}) == (3, None)
 
 
 @pytest.mark.parametrize("rows", [None, {}, [7], [old(name="other")], [old(name=None)], [old(job_id=None)]])

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.clock import Clock
@@ -15,6 +18,7 @@ from gpuwarden.core.models import InstanceState, JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Local, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import Body
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.context import Context
@@ -229,6 +233,22 @@ def launches(said: Path) -> list[tuple[str, int]]:
     """Return job and attempt of every launch, as recorded by the jobs."""
     lines = said.read_text().splitlines() if said.exists() else []
     return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+
+def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body]) -> list[tuple[type[Body], bool]]:
+    """Record for each further event of these kinds whether the lock `submit` was held when it was added."""
+    plain, found = ctx.ledger.add, list[tuple[type[Body], bool]]()
+
+    def add(subject: str, body: Body, **more: Any) -> Any:
+        if isinstance(body, kinds):
+            free = ctx.ledger.lock("submit")
+            found.append((type(body), free is None))
+            if free is not None:
+                free.release()
+        return plain(subject, body, **more)
+
+    patch.setattr(ctx.ledger, "add", add)
+    return found
 
 
 def story(events: list[Event]) -> str:

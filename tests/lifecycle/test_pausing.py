@@ -17,14 +17,15 @@ from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.ledger.events import PauseRequested, ResumeIntent, ResumeRequested
+from gpuwarden.ledger.events import JobSubmitting, PauseRequested, ResumeIntent, ResumeRequested
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.leases.budgets import DAY_S, spent_today
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import launch, prove, records, training
+from lifecycle_kit import launch, prove, records, training, under_caps_lock
 from mortal_kit import Died, Fuse, Mortal, MortalLedger
 from pausing_kit import RUNPOD, Paused
 from pretend_machines import Processes
@@ -318,6 +319,26 @@ async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Pau
 
 
 # 36 USD an hour: an hour's limit makes 36 USD, which is what was approved.
+
+
+async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_the_caps(
+    house: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.opens()
+    job = await house.started(interruptible=True)
+    await pause(house.ctx, job)
+    await house.after(DAY_S - 500, job)
+    held = under_caps_lock(house.ctx, monkeypatch, ResumeRequested, JobSubmitting)
+    await resume(house.ctx, job)
+    assert held == [(ResumeRequested, True), (JobSubmitting, True)]
+    await house.after(600, job)
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="preempt"))
+    for _ in range(4):
+        await house.after(40, job)
+    assert held[2:] == [(JobSubmitting, True)]
+    first, second = (e.data for e in house.ctx.ledger.events(f"job/{job}", kind=JobSubmitting)[1:])
+    assert first.worst_cost and second.worst_cost, "an interruption gives the full time limit again"
+    assert first.worst_cost < spent_today(house.ctx, pretend=True) < second.worst_cost
 
 
 async def test_a_resume_gets_the_time_that_is_left(house: Paused) -> None:

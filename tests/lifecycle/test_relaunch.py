@@ -20,12 +20,15 @@ from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import Decided, grant_spending
 from gpuwarden.ledger.events import CreateIntent, ReceiptIssued, RelaunchAllowed, RelaunchIntent
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.execution import running
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.leases.budgets import spent_today
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import open_house, prove, records
+from lifecycle_kit import open_house, prove, records, under_caps_lock
 from pretend_machines import Processes
 from relaunch_kit import BUDGET, Allowed
 from terminal import Typed
@@ -157,6 +160,25 @@ async def test_a_cap_that_is_set_holds(house: Allowed) -> None:
     await house.rounds()
     record = read_job(house.ctx.ledger, job)
     assert record.state is Job.FAILED and "per_day_usd" in record.why and house.rented() == 1
+
+
+async def test_the_cost_of_a_relaunch_is_recorded_under_the_lock_of_the_caps_before_anything_is_rented(
+    house: Allowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await house.copied()
+    lost = str(read_job(house.ctx.ledger, job).lease)
+    held = under_caps_lock(house.ctx, monkeypatch, RelaunchIntent)
+
+    async def dies(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(running, "rent", dies)
+    house.takes()
+    for _ in range(8):
+        await house.rounds(0 if held else 1)
+    assert held == [(RelaunchIntent, True)] and house.rented() == 1
+    worst, paid = read_job(house.ctx.ledger, job).worst_cost, spent(house.ctx, lost)
+    assert worst and paid and spent_today(house.ctx, pretend=True) == pytest.approx(paid + worst)
 
 
 @pytest.mark.slow

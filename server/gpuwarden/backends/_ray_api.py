@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from gpuwarden.backends._slurm_rows import Row
+from gpuwarden.backends._slurm_rows import DROPPED, Row
 from gpuwarden.core.engine import UNLIMITED, Asked, EngineLimits, Queue
 from gpuwarden.core.errors import AuthFailed, BadReply, NotSupported, Unreachable
 from gpuwarden.core.models import Allocation, Place
@@ -32,7 +32,11 @@ OLDEST: Final = (2, 8)
 MARK: Final = "gpuwarden_job"
 FOLDER: Final = "gpuwarden_folder"
 ATTEMPT: Final = "gpuwarden_attempt"
-"""Keys of a job's metadata: its stem, its run folder, and its attempt."""
+RESERVES: Final = "gpuwarden_reserves"
+"""Keys of a job's metadata: its stem, its run folder, its attempt, and whether it reserves resources.
+
+Ray's list does not contain the resources.
+"""
 
 _ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,3}")
 _PYTHON: Final = re.compile(r"/lib(?:64)?/python([0-9])\.([0-9]{1,2})/(?:site|dist)-packages/ray/")
@@ -46,10 +50,11 @@ _STATES: Final = {
     "STOPPED": "CANCELLED",
     "FAILED": "FAILED",
 }
+_QUEUE_TIMEOUT: Final = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 _TAKEN: Final = frozenset(
     {
         "JOB_SUPERVISOR_ACTOR_DIED",
-        "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+        _QUEUE_TIMEOUT,
         "JOB_SUPERVISOR_ACTOR_START_FAILURE",
         "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
     }
@@ -164,6 +169,8 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
     error, code = str(raw.get("error_type") or ""), raw.get("driver_exit_code")
     if state == "FAILED" and error in _TAKEN:
         state = "NODE_FAIL"
+    # A job that reserves nothing does not wait for room: its runtime environment took too long.
+    dropped = error == _QUEUE_TIMEOUT and raw["metadata"].get(RESERVES) == "yes"
     code = code if type(code) is int and abs(code) < 1 << 31 and state in {"FAILED", "COMPLETED"} else None
     message = last_line(raw.get("message"))
     return Row(
@@ -171,7 +178,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
         attempt=attempt,
         id=0,
         state=state,
-        flags=frozenset(),
+        flags=frozenset({DROPPED} if dropped else ()),
         exit_code=code if code is None or code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         submitted_at=_seconds(raw.get("start_time")) or 0.0,

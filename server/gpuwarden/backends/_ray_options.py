@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gpuwarden.backends._ray_api import ATTEMPT, FOLDER, MARK, submission_id
+from gpuwarden.backends._ray_api import ATTEMPT, FOLDER, MARK, RESERVES, submission_id
 from gpuwarden.core.engine import Asked, engine_options
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.remote.ssh.shell_quote import quote
@@ -74,11 +74,12 @@ def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -
         "entrypoint_memory": options.memory_gb * 2**30 if options.memory_gb else None,
         "entrypoint_resources": resources or None,
     }
+    reserves = {RESERVES: "yes"} if any(given.values()) else {}
     return {
         "submission_id": submission_id(stem, attempt, run_dir),
         "entrypoint": entrypoint(attempt, run_dir, runner),
         "runtime_env": runtime_env(spec),
-        "metadata": {MARK: stem, FOLDER: run_dir, ATTEMPT: str(attempt), "name": spec.name},
+        "metadata": {MARK: stem, FOLDER: run_dir, ATTEMPT: str(attempt), "name": spec.name, **reserves},
         **{name: value for name, value in given.items() if value is not None},
     }
 

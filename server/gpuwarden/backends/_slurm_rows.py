@@ -16,8 +16,10 @@ from gpuwarden.core.errors import BadReply
 from gpuwarden.core.models import Allocation
 from gpuwarden.core.sanitize import line
 
-NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
+NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 2**64 - 2, 2**64 - 1})
 """The values that older versions use for an unset or infinite number."""
+NO_SHORT: Final = frozenset({0xFFFE, 0xFFFF})
+"""The same for a field of 16 bits. In wider fields, such as an id or a duration, these are ordinary numbers."""
 MOST: Final = 1e11
 """Numbers above this are invalid: as a time in seconds, it is in the year 5138."""
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
@@ -25,6 +27,8 @@ RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 """End states that the job did not cause: the engine preempted it, or its machine failed."""
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
+DROPPED: Final = "DROPPED"
+"""The flag of a job that its engine dropped before any machine had room for it. Slurm has no such flag."""
 QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
 
@@ -90,7 +94,7 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
             why="" if row.get("state_reason") in (None, "None") else line(row.get("state_reason"), 80),
             queue=line(row.get("partition") or "", 80),
             nodes=line(row.get("nodes") or "", 200),
-            restarts=int(number(row.get("restart_cnt")) or 0),
+            restarts=int(number(row.get("restart_cnt"), NO_SHORT) or 0),
             ends_at=started + limit * 60 if begun and started and limit is not None else None,
             resources=line(row.get("tres_alloc_str") or row.get("tres_req_str") or "", 200),
         ),
@@ -147,15 +151,18 @@ def _named(name: object) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def number(value: object) -> float | None:
-    """Parse a number in any version's format; None if it is unset, infinite or invalid."""
+def number(value: object, unset: frozenset[int] = frozenset()) -> float | None:
+    """Parse a number in any version's format; None if it is unset, infinite or invalid.
+
+    `unset` contains further values that mean that the field is unset.
+    """
     if isinstance(value, Mapping):
         if value.get("set") is False or value.get("infinite") is True:
             return None
         value = value.get("number")
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value in NO_VALUE:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value in NO_VALUE | unset:
         return None
     return float(value) if 0 <= value < MOST else None
 
@@ -186,7 +193,7 @@ def exit_of(value: object) -> tuple[int | None, int | None]:
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal")
         named = signal.get("signal_id", signal.get("id")) if isinstance(signal, Mapping) else None
-        return _ended(number(value.get("return_code")), number(named))
+        return _ended(number(value.get("return_code")), number(named, NO_SHORT))
     if isinstance(value, str) and (found := re.fullmatch(r"(\d{1,9}):(\d{1,9})", value)):
         return _ended(float(found[1]), float(found[2]))
     status = number(value)

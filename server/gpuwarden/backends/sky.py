@@ -133,7 +133,7 @@ class SkyBackend(SshBackend):
         for handle in handles:
             row, status = rows.get(launch.run_name(handle.token)), seen[handle.run_dir]
             if row is not None and row.over and status.get("attempt") != row.attempt:
-                row = replace(row, message=line((await self._log(handle, row.id))[-300:], 300))
+                row = replace(row, message=line((await self._log(handle, row.id)).text[-300:], 300))
             observed[handle.token] = observation(status, row).model_copy(update={"meter": True})
         return observed
 
@@ -145,8 +145,8 @@ class SkyBackend(SshBackend):
             row = await self._row(handle)
             if row is None:
                 raise
-        raw = (await self._log(handle, row.id)).encode()
-        return LogChunk.cut(raw, cursor, limit)
+        log = await self._log(handle, row.id)
+        return LogChunk.cut(log.text.encode(), cursor, limit, log.missing)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """End the job. The runner stops a running job after a grace period; SkyPilot cancels any other job."""
@@ -171,8 +171,8 @@ class SkyBackend(SshBackend):
     async def _row(self, handle: Handle) -> Row | None:
         return _rows(await self._queue(handle.place)).get(launch.run_name(handle.token))
 
-    async def _log(self, handle: Handle, job: int) -> str:
-        return (await self._sky.ask(Log, "logs", cluster=_cluster(handle.place), job_id=job)).text
+    async def _log(self, handle: Handle, job: int) -> Log:
+        return await self._sky.ask(Log, "logs", cluster=_cluster(handle.place), job_id=job)
 
 
 def _cluster(place: Place) -> str:

@@ -166,8 +166,8 @@ class SkyJobsBackend:
         """
         job = newest(await self._queue(_stem(handle)), _stem(handle))
         waits = job is None or STATES.get(job.status, (Job.UNKNOWN,))[0] is Job.QUEUED
-        found = None if job is None or waits else await self._sky.ask(Log, "managed_logs", job_id=job.id)
-        return LogChunk.cut(found.text.encode() if found else b"", cursor, limit)
+        log = Log(text="") if job is None or waits else await self._sky.ask(Log, "managed_logs", job_id=job.id)
+        return LogChunk.cut(log.text.encode(), cursor, limit, log.missing)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Cancel the job. Returns PENDING until the controller reports that the job and its machine have ended.

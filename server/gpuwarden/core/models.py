@@ -626,12 +626,16 @@ class LogChunk(Frozen):
     truncated: bool = False
 
     @classmethod
-    def cut(cls, raw: bytes, cursor: int, limit: int) -> LogChunk:
-        """Return the part of a complete log after a byte cursor; a negative cursor counts from the end of the log."""
-        start = min(cursor, len(raw)) if cursor >= 0 else max(0, len(raw) + cursor)
-        piece = raw[start : start + limit]
+    def cut(cls, raw: bytes, cursor: int, limit: int, missing: int = 0) -> LogChunk:
+        """Return the part of a log after a byte cursor; a negative cursor counts from the end of the log.
+
+        `raw` lacks the first `missing` bytes of the log, which are skipped.
+        """
+        size = missing + len(raw)
+        start = max(missing, min(cursor, size) if cursor >= 0 else size + cursor)
+        piece = raw[start - missing : start - missing + limit]
         end = start + len(piece)
-        return cls(text=piece.decode("utf-8", "replace"), next=end, size=len(raw), truncated=end < len(raw))
+        return cls(text=piece.decode("utf-8", "replace"), next=end, size=size, truncated=end < size)
 
 
 # ----------------------------------------------------------------------------------------------------- artifacts

@@ -44,6 +44,7 @@ class Code(StrEnum):
     ENGINE_QUEUE = "engine_queue"
     ENGINE_STARTS = "engine_starts"
     ENGINE_TOOK = "engine_took"
+    ENGINE_DROPPED = "engine_dropped"
     ENGINE_DISAGREES = "engine_disagrees"
     UNLISTED = "unlisted"
 
@@ -121,6 +122,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
+    Code.ENGINE_DROPPED: "the engine dropped it from its queue before it started",
     Code.UNLISTED: "the engine does not list the job, but the job's runner is still writing its status",
     Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner has not recorded an end",
     Code.RELAUNCH: "relaunch",

@@ -22,6 +22,7 @@ from gpuwarden.ledger.events import (
     JobFailed,
     JobMovedOn,
     JobPaused,
+    JobPreempted,
     JobProvisioning,
     JobSubmitted,
     JobSubmitting,
@@ -79,6 +80,8 @@ class JobRecord:
     """True if a resume was requested after the last pause and no teardown of the machine has started since."""
     resumed: int = 0
     """The number of attempts that resumed the job after a pause. These attempts do not count as restarts."""
+    dropped: int = 0
+    """The number of attempts that an engine dropped from its queue before they started."""
     limit_s: int | None = None
     """The time limit of the current attempt in seconds; None if the spec's limit applies."""
     person: str = ""
@@ -98,6 +101,11 @@ class JobRecord:
     def subject(self) -> str:
         """Return the job's subject in the ledger."""
         return f"job/{self.id}"
+
+    @property
+    def restarts(self) -> int:
+        """Return the number of attempts that count against the restart limit once the current one is interrupted."""
+        return self.attempt - self.resumed - self.dropped
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -268,6 +276,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         pausing=pause > max(_at(events, JobPaused), _at(events, JobSubmitting), _at(events, JobProvisioning)),
         resume_requested=_at(events, ResumeRequested) > pause and not _stopped_since(events, lease_events),
         resumed=sum(e.data.reason_code is Code.RESUMED for e in events if isinstance(e.data, JobSubmitting)),
+        dropped=sum(e.data.reason_code is Code.ENGINE_DROPPED for e in events if isinstance(e.data, JobPreempted)),
         limit_s=announced.timeout_s if announced else None,
         array=announced.array if announced else "",
         person=person_of(accepted.actor),

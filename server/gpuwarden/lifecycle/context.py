@@ -243,6 +243,9 @@ class Context:
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
         """Lock a job, so that only one process at a time advances it. The locks of a dead process are released.
 
+        The lock `submit` protects the caps, from their check until the cost is recorded. It is the last lock to take:
+        its holder takes no other lock and makes no network call.
+
         Raises Conflict if another process holds the lock for longer than `patience_s` seconds.
         """
         deadline = anyio.current_time() + patience_s

@@ -107,8 +107,9 @@ class JobMovedOn(Body):
 
 
 class JobSubmitting(Body):
-    """A machine is ready, and an attempt will be launched on it. `timeout_s` is set if the job has been paused.
+    """A machine is ready, and an attempt will be launched on it.
 
+    If the job has been paused, `timeout_s` is set, and the job may cost up to `worst_cost` US dollars in total.
     `array` is the token of the array in which the attempt is launched, or empty if the attempt is launched separately.
     """
 
@@ -117,6 +118,7 @@ class JobSubmitting(Body):
     place: Place | None = None
     attempt: int = 1
     timeout_s: int | None = None
+    worst_cost: float | None = None
     array: str = ""
 
 

@@ -18,7 +18,6 @@ from gpuwarden.core.states import Lease
 from gpuwarden.ledger.events import (
     JobCanceled,
     JobFailed,
-    JobSubmitting,
     ResumeIntent,
     ResumeRequested,
     StartRefused,
@@ -28,7 +27,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.provisioning import restart
 from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
-from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.running import relaunch
 from gpuwarden.lifecycle.execution.transitions import move, over_cap
 from gpuwarden.lifecycle.leases.accounts import Bound
@@ -66,12 +65,11 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
     if not job.resume_requested:
         return False
     interrupted = job.reason is Code.PAUSED_INTERRUPTED
-    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    times, limit = job.restarts, job.spec.max_restarts
     if interrupted and times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
     assert place is not None
-    again = JobSubmitting(attempt=job.attempt + 1, place=place, timeout_s=allowed_attempt(ctx, job).timeout_s)
-    return move(ctx, job, again, because(Code.RELAUNCH if interrupted else Code.RESUMED))
+    return await launch_within_limits(ctx, job, place, Code.RELAUNCH if interrupted else Code.RESUMED)
 
 
 async def _machine_gone(ctx: Context, job: JobRecord) -> bool:

@@ -8,8 +8,18 @@ from typing import Final, NamedTuple
 
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.ledger.events import JobAccepted, JobPaused, JobPreempted, JobSubmitted, ReceiptIssued
+from gpuwarden.core.models import Place
+from gpuwarden.core.reasons import Code, because
+from gpuwarden.ledger.events import (
+    JobAccepted,
+    JobPaused,
+    JobPreempted,
+    JobSubmitted,
+    JobSubmitting,
+    ReceiptIssued,
+)
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.transitions import move
 from gpuwarden.lifecycle.leases.budgets import DAY_S, over_caps
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
@@ -67,6 +77,16 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     if bought_s < WORTH_S:
         raise _refused(job, why)
     return Attempt(int(bought_s), approved)
+
+
+async def launch_within_limits(ctx: Context, job: JobRecord, place: Place, why: Code) -> bool:
+    """Move a job that has been paused to its next attempt. Raises Refused, as `allowed_attempt` does."""
+    async with ctx.lock("submit"):  # so that two attempts can't use the same budget
+        left = allowed_attempt(ctx, job)
+        attempt = JobSubmitting(
+            attempt=job.attempt + 1, place=place, timeout_s=left.timeout_s, worst_cost=left.worst_cost
+        )
+        return move(ctx, job, attempt, because(why))
 
 
 def _approved(ctx: Context, job: JobRecord) -> float | None:

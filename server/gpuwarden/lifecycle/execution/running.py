@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.errors import Refused, Unreachable, WardenError
 from gpuwarden.core.models import Answer, Handle, Instance, InstanceState, Known, Observation, Place, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, Reason, because
@@ -35,12 +35,12 @@ from gpuwarden.ledger.events import (
     SubmitIntent,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.execution.arrays import refused, send_array, sent_before, submitted
+from gpuwarden.lifecycle.execution.arrays import refused, send_array, settled, submitted
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
 from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch, next_machine, taken
-from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.meter import look
 from gpuwarden.lifecycle.leases.self_stop import self_stop_order
@@ -87,7 +87,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     if job.cancel_requested or unwanted or capped:
         found: Answer[Handle | None] = Known(None)
         if job.attempt >= attempt and not _off(machine):  # the attempt may have been launched
-            found = await sent_before(ctx, job)
+            found = await settled(ctx, job)
         if isinstance(found, Unknown):
             return False
         if found.value is None:
@@ -105,7 +105,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     if job.lease is not None:
         place = place.model_copy(update={"self_stop_order": self_stop_order(ctx, job, place)})
     token = f"{job.id}-a{attempt}"
-    backend = ctx.backend(ctx.profile(job.spec.platform).backend)
+    profile = ctx.profile(job.spec.platform)
+    backend = ctx.backend(profile.backend)
     secrets = secrets_of(ctx, job, seals=backend.seals)
     repeated = ctx.ledger.used(SubmitIntent, token) is not None
     ctx.blind.pop(job.id, None)
@@ -113,6 +114,9 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     try:
         with anyio.fail_after(STEP_S):
+            found = await settled(ctx, job, attempt) if repeated and profile.kind == "serverless" else None
+            if isinstance(found, Unknown):
+                raise Unreachable(found.why)
             task = await order_of(ctx, job, secrets, attempt)
             handle = await backend.submit(
                 task.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=task.inputs
@@ -374,30 +378,35 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
     if job.pausing:
         return move(ctx, job, JobPaused(), because(Code.PAUSED_INTERRUPTED))
-    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    times, limit = job.restarts, job.spec.max_restarts
     if times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
-    place, limit_s = job.place, None
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
             return _lease_ended(ctx, job) and await relaunch(ctx, job)
+        return await _launch_again(ctx, job, job.lease, answer.value)
+    assert job.place is not None
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=job.place), because(Code.RELAUNCH))
+
+
+async def _launch_again(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
+    """Start the next attempt on the job's machine once it is running; request the start of an interrupted machine."""
+    try:
         if job.resumed:  # the cost of the pause counts against the limits
-            try:
-                limit_s = allowed_attempt(ctx, job).timeout_s
-            except Refused as dear:
-                return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=dear.message))
-        if answer.value.state is InstanceState.INTERRUPTED:
-            await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
-        if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
+            allowed_attempt(ctx, job)
+        if machine.state is InstanceState.INTERRUPTED:
+            await restart(ctx, read_lease(ctx.ledger, lease), machine)
+        if machine.state is not InstanceState.RUNNING or machine.place is None:
             return False
-        place = pinned(ctx, job.lease, answer.value.place)
-    assert place is not None
-    return move(
-        ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place, timeout_s=limit_s), because(Code.RELAUNCH)
-    )
+        place = pinned(ctx, lease, machine.place)
+        if job.resumed:
+            return await launch_within_limits(ctx, job, place, Code.RELAUNCH)
+    except Refused as dear:
+        return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=dear.message))
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
 
 
 async def relaunch(ctx: Context, job: JobRecord) -> bool:
@@ -406,15 +415,16 @@ async def relaunch(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
     if awaits_store(ctx, job):
         return False
-    found = next_machine(ctx, job)
-    if isinstance(found, str):
-        return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))
-    intent = RelaunchIntent(
-        pull=found.copy.digest,
-        record=found.record,
-        worst_cost=found.worst_cost,
-        left=found.left,
-        generation=job.generation,
-    )
-    ctx.ledger.add(job.subject, intent.because(because(Code.ANOTHER_MACHINE)))
+    async with ctx.lock("submit"):  # so that two relaunches can't use the same budget
+        found = next_machine(ctx, job)
+        if isinstance(found, str):
+            return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))
+        intent = RelaunchIntent(
+            pull=found.copy.digest,
+            record=found.record,
+            worst_cost=found.worst_cost,
+            left=found.left,
+            generation=job.generation,
+        )
+        ctx.ledger.add(job.subject, intent.because(because(Code.ANOTHER_MACHINE)))
     return await rent(ctx, job)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued, ResumeRequested
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ApprovalGranted, JobSubmitting, ReceiptIssued, RelaunchIntent, ResumeRequested
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
@@ -130,13 +131,19 @@ def spent_today(
 
 
 def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return the maximum further cost of a job that has been resumed after a pause, in US dollars; 0 for other jobs."""
-    resumed = ctx.ledger.last(job.subject, ResumeRequested)
-    rests = job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested)
-    if resumed is None or resumed.data.worst_cost is None or rests:
+    """Return the maximum further cost of a job that has been resumed or relaunched, in US dollars; 0 for other jobs."""
+    if job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested):
         return 0.0
-    here = sum(lease.cost or 0.0 for lease in leases if lease.id == job.lease)
-    return max(0.0, resumed.data.worst_cost - here)
+    kinds = (ResumeRequested, RelaunchIntent, JobSubmitting)
+    found: list[Event[Any] | None] = [ctx.ledger.last(job.subject, kind) for kind in kinds]
+    last = max((e for e in found if e and e.data.worst_cost is not None), key=lambda e: e.seq, default=None)
+    if last is None:
+        return 0.0
+    worst: float = last.data.worst_cost
+    # The cost of a relaunch is that of a machine that may not have been requested yet.
+    before = isinstance(last.data, RelaunchIntent) and job.generation <= last.data.generation
+    here = sum(lease.cost or 0.0 for lease in leases if lease.id == job.lease and not before)
+    return max(0.0, worst - here)
 
 
 def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:

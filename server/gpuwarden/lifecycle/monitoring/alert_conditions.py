@@ -205,7 +205,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
         yield Condition(job.subject, "failed", text, mark=str(job.since), next_steps=following)
     taken = ctx.ledger.last(job.subject, JobPreempted)
-    if taken is not None and _recent(ctx, taken.at):
+    if taken is not None and taken.data.reason_code is not Code.ENGINE_DROPPED and _recent(ctx, taken.at):
         text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
         yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
     again = ctx.ledger.last(job.subject, RelaunchIntent)

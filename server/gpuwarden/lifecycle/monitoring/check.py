@@ -229,6 +229,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
                 do(Action.TEARDOWN, "to follow the request; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:
-            ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))
+            async with ctx.lock("submit"):  # so that two resumes can't use the same budget
+                ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))
         job = await advance_locked(ctx, job_id)
     return await _signaled(ctx, job)

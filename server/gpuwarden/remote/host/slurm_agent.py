@@ -37,6 +37,7 @@ KEPT = (
     "array_job_id", "array_task_id", "array_task_string", "user_name", "user_id", "current_working_directory",
 )  # fmt: skip
 SACCT = "JobID,JobName,State,ExitCode,Submit,Start,End,ElapsedRaw,Partition,AllocTRES,NodeList,WorkDir"
+END = SACCT.split(",").index("End")
 QOS = (
     "Name,MaxWall,MaxTRES,MaxTRESPerNode,MaxTRESPerUser,MaxTRESPerAccount,MaxJobsPerUser,MaxJobsPerAccount,"
     "MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpJobs,GrpSubmit,GrpTRES,GrpTRESMins,MaxTRESMins,GrpWall"
@@ -267,7 +268,8 @@ def jobs(request: Json, env: Json) -> Json:
         argv = ["sacct", "-X", "-n", "-P", "--user=" + getpass_user(), "-S", since, *named, "-o", SACCT]
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
-            answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
+            lines = without_runaways(accounted(answer["out"], tasks, lacking), env)
+            answer["out"] = "".join(line + "\n" for line in lines)
         if answer["rc"] != 0:  # accounting is either not configured or not running
             config = run(["scontrol", "show", "config"], env)
             answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
@@ -296,6 +298,20 @@ def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
             name = members[number]
             found.append("|".join(["{}_{}".format(job, number), name, *fields[2:-1], tasks[name]["at"]]))
     return found
+
+
+def without_runaways(lines: List[str], env: Json) -> List[str]:
+    """Omit the `sacct` lines of jobs without an end that the controller does not have: accounting never got their end.
+
+    The list includes hidden partitions, in which `squeue` shows no jobs by default. If the controller does not answer,
+    all lines are returned.
+    """
+    open_jobs = {line.partition("|")[0] for line in lines if line.split("|")[END] == "Unknown"}
+    if not open_jobs:
+        return lines
+    done = run(["squeue", "-h", "-a", "-r", "--me", "--states=all", "-o", "%i"], env)
+    runaways = open_jobs - set(done["out"].split()) if done["rc"] == 0 else set()
+    return [line for line in lines if line.partition("|")[0] not in runaways]
 
 
 def log_of(task: Json) -> str:

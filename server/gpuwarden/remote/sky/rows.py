@@ -148,9 +148,10 @@ class Cost(Frozen):
 
 
 class Log(Frozen):
-    """The text of a job's log."""
+    """The end of a job's log. `missing` is the number of bytes before it."""
 
     text: str
+    missing: int = 0
 
 
 class Done(Frozen):

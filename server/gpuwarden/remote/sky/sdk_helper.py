@@ -13,7 +13,8 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Optional
 
 Json = Dict[str, Any]
 
@@ -232,9 +233,13 @@ def cancel_managed(job_id: int, graceful: bool) -> Json:
 
 def managed_logs(job_id: int) -> Json:
     """Return a managed job's output, or SkyPilot's own messages if the job printed nothing."""
-    text = streamed(jobs_sdk.tail_logs(job_id=job_id, follow=False, preload_content=False))
-    printed = [line for line, count in (_PRINTED.subn("", one, count=1) for one in text.splitlines(True)) if count]
-    return {"text": "".join(printed) or text}
+    whole, printed = End(), End()
+    for line in lines_of(jobs_sdk.tail_logs(job_id=job_id, follow=False, preload_content=False)):
+        whole.add(line)
+        bare, count = _PRINTED.subn("", line, count=1)
+        if count:
+            printed.add(bare)
+    return (printed if printed.lines else whole).reply()
 
 
 def write_alias(record: Any) -> None:
@@ -314,20 +319,40 @@ def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
 
 def logs(cluster: str, job_id: int) -> Json:
     """Return SkyPilot's log of a job."""
-    text = streamed(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False))
-    if not text:
+    whole = End()
+    for line in lines_of(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False)):
+        whole.add(line)
+    if not whole.lines:
         sdk.get(sdk.queue(cluster))  # raises an error if the cluster no longer exists
-    return {"text": text}
+    return whole.reply()
 
 
-def streamed(chunks: Any) -> str:
-    """Join the pieces of a log and remove color codes."""
-    text = ""
-    for chunk in chunks:
-        if chunk is None or len(text) > MAX_LOG:
-            break
-        text += chunk
-    return plain(text)
+def lines_of(pieces: Any) -> Iterator[str]:
+    """Yield the lines of a log without color codes. The SDK yields whole lines, and None at the end."""
+    for piece in pieces:
+        if piece is None:
+            return
+        yield from plain(piece).splitlines(True)
+
+
+class End:
+    """The last lines of a log, up to `MAX_LOG` bytes. `missing` is the number of bytes before them."""
+
+    def __init__(self) -> None:
+        self.lines: Deque[bytes] = deque()
+        self.size = self.missing = 0
+
+    def add(self, line: str) -> None:
+        """Add the next line. The last line is kept however long it is."""
+        self.lines.append(line.encode("utf-8", "replace"))
+        self.size += len(self.lines[-1])
+        while self.size > MAX_LOG and len(self.lines) > 1:
+            gone = len(self.lines.popleft())
+            self.size, self.missing = self.size - gone, self.missing + gone
+
+    def reply(self) -> Json:
+        """Return the lines as one text."""
+        return {"text": b"".join(self.lines).decode(), "missing": self.missing}
 
 
 def cost(names: List[str]) -> List[Json]:

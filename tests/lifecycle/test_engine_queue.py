@@ -1,0 +1,39 @@
+"""A job that its engine drops from the queue waits again, and only an attempt that has started uses up a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.models import JobSpec
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from lifecycle_kit import launch, open_house
+from pretend_queue import PretendQueue
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_job_that_was_dropped_before_it_started_waits_again_without_using_up_a_restart(tmp_path: Path) -> None:
+    clock = FakeClock()
+    ctx, queue = open_house(tmp_path / "home", clock), PretendQueue(clock)
+    ctx._backends["slurm"] = queue
+    queue.confine(lambda: ctx.policy.local, ())
+    spec = JobSpec(platform="slurm/local", command=("train",), outputs=("out",), timeout_s=3600, max_restarts=0)
+    job, watcher = await launch(ctx, spec), Watcher(ctx)
+    for attempt in (2, 3, 4):
+        queue.rows[-1]["job_state"] = ["NODE_FAIL", "DROPPED"]
+        assert not (await watcher.round()).news
+        seen = (await check(ctx, job)).job
+        assert (seen.state, seen.attempt, seen.restarts) == (Job.QUEUED, attempt, 1)
+    queue.start(queue.rows[-1])
+    await check(ctx, job)
+    queue.rows[-1]["job_state"] = ["NODE_FAIL"]
+    seen = (await check(ctx, job)).job
+    assert (seen.state, seen.reason) == (Job.FAILED, Code.MAX_RESTARTS)
+    assert [alert.kind for alert in (await watcher.round()).news] == ["failed", "preempted"]
+    ctx.ledger.close()
