@@ -624,14 +624,31 @@ class LogChunk(Frozen):
     next: int
     size: int
     truncated: bool = False
+    latin: str = ""
+    """The bytes as Latin-1, if they are not the UTF-8 form of `text`."""
+
+    @classmethod
+    def of(cls, piece: bytes, start: int, size: int, *, truncated: bool = False) -> LogChunk:
+        """Return the chunk that contains the bytes `piece` at the position `start`."""
+        text = piece.decode("utf-8", "replace")
+        latin = "" if text.encode() == piece else piece.decode("latin-1")
+        return cls(text=text, next=start + len(piece), size=size, truncated=truncated, latin=latin)
 
     @classmethod
     def cut(cls, raw: bytes, cursor: int, limit: int) -> LogChunk:
         """Return the part of a complete log after a byte cursor; a negative cursor counts from the end of the log."""
         start = min(cursor, len(raw)) if cursor >= 0 else max(0, len(raw) + cursor)
-        piece = raw[start : start + limit]
-        end = start + len(piece)
-        return cls(text=piece.decode("utf-8", "replace"), next=end, size=len(raw), truncated=end < len(raw))
+        return cls.of(raw[start : start + limit], start, len(raw), truncated=start + limit < len(raw))
+
+    @property
+    def data(self) -> bytes:
+        """Return the chunk's bytes."""
+        return self.latin.encode("latin-1", "replace") if self.latin else self.text.encode()
+
+    @property
+    def start(self) -> int:
+        """Return the position of the first byte."""
+        return self.next - len(self.data)
 
 
 # ----------------------------------------------------------------------------------------------------- artifacts
