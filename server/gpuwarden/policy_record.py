@@ -31,6 +31,8 @@ from gpuwarden.running_servers import known_homes
 
 RECORD: Final = "policy.json"
 """The record's name in the folder of the ledger."""
+WRONG_PINS: Final = "wrong_pins"
+"""Name of the file with the times of wrong PINs, in the folder of the policy file."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from gpuwarden.core.errors import LedgerError, Refused
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import hash_pin
+from gpuwarden.interfaces.cli.approval import PIN_TRIES, check_pin
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.ledger.events import PinWrong
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import RECORD, digest_of, read_record, usual_homes
-from terminal import typed
+from terminal import Typed, typed
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +161,22 @@ async def test_a_link_to_the_recorded_file_brings_no_profiles_of_its_own(
     ctx = open_context("mcp")
     assert [n.kind for n in ctx.notices] == ["other_policy"] and ctx.own_profiles is None
     assert ctx.notes_file is not None and ctx.notes_file.parent != theirs.parent
+
+
+@pytest.mark.attack("person", "tries each PIN with a fresh ledger")
+async def test_a_fresh_ledger_allows_no_more_pins(
+    account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(PIN_TRIES):
+        monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / f"ledger-{n}"))
+        with pytest.raises(Refused):
+            await check_pin(open_context("cli"), Typed(THEIRS))
+    for home in (tmp_path / "one-more", load_config({}).home):
+        monkeypatch.setenv("GPUWARDEN_HOME", str(home))
+        ctx = open_context("cli")
+        with pytest.raises(Refused):
+            await check_pin(ctx, Typed(PIN))
+        assert not ctx.ledger.events(kind=PinWrong.kind())
 
 
 # ------------------------------------------------------------------------------------------ accepting another file

@@ -112,7 +112,7 @@ class RunnerBackend:
         """Read the log from a byte cursor; a negative cursor counts from the end."""
         reply = await self.ask(handle.place, "logs", handle.run_dir, {"cursor": cursor, "limit": limit})
         try:
-            return LogChunk(**{k: reply.get(k) for k in ("text", "next", "size", "truncated")})  # type: ignore[arg-type]
+            return LogChunk.model_validate({k: reply[k] for k in LogChunk.model_fields if k in reply})
         except ValidationError as error:
             raise BadReply(f"the runner's log reply has {error.error_count()} invalid fields", "Try again.") from error
 

@@ -624,6 +624,15 @@ class LogChunk(Frozen):
     next: int
     size: int
     truncated: bool = False
+    latin: str = ""
+    """The bytes as Latin-1, if they are not the UTF-8 form of `text`."""
+
+    @classmethod
+    def of(cls, piece: bytes, start: int, size: int, *, truncated: bool = False) -> LogChunk:
+        """Return the chunk that contains the bytes `piece` at the position `start`."""
+        text = piece.decode("utf-8", "replace")
+        latin = "" if text.encode() == piece else piece.decode("latin-1")
+        return cls(text=text, next=start + len(piece), size=size, truncated=truncated, latin=latin)
 
     @classmethod
     def cut(cls, raw: bytes, cursor: int, limit: int, missing: int = 0) -> LogChunk:
@@ -634,8 +643,17 @@ class LogChunk(Frozen):
         size = missing + len(raw)
         start = max(missing, min(cursor, size) if cursor >= 0 else size + cursor)
         piece = raw[start - missing : start - missing + limit]
-        end = start + len(piece)
-        return cls(text=piece.decode("utf-8", "replace"), next=end, size=size, truncated=end < size)
+        return cls.of(piece, start, size, truncated=start + len(piece) < size)
+
+    @property
+    def data(self) -> bytes:
+        """Return the chunk's bytes."""
+        return self.latin.encode("latin-1", "replace") if self.latin else self.text.encode()
+
+    @property
+    def start(self) -> int:
+        """Return the position of the first byte."""
+        return self.next - len(self.data)
 
 
 # ----------------------------------------------------------------------------------------------------- artifacts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 HIDDEN = "[secret removed]"
@@ -64,11 +64,34 @@ _UNSAFE = re.compile(
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 
 
-def redact(text: str, values: Iterable[str] = ()) -> str:
-    """Return `text` without tokens of known formats and without the given secret values (of 6 characters or more)."""
+def redact(text: str, values: Iterable[str] = (), mark: Callable[[str], str] = lambda _: HIDDEN) -> str:
+    """Return `text` without tokens of known formats and without the given secret values (of 6 characters or more).
+
+    `mark` returns the replacement of a secret.
+    """
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
-    return TOKEN.sub(HIDDEN, text)
+        text = text.replace(value, mark(value))
+    return TOKEN.sub(lambda found: mark(found[0]), text)
+
+
+def redacted_part(text: str, start: int, end: int, values: Iterable[str] = ()) -> str:
+    """Return the part of a redacted, plain text from `start` to `end`.
+
+    A secret that crosses a boundary is hidden as a whole. The part that contains its start contains its replacement, so
+    adjacent parts add up to the redacted text.
+    """
+    hidden = redact(text, values, lambda secret: "\1" + "\0" * (len(secret) - 1))  # control characters are not plain
+    return hidden[start:end].replace("\0", "").replace("\1", HIDDEN)
+
+
+def plain_length(text: str, end: int) -> int:
+    """Return the length of the plain form of the first `end` characters of `text`."""
+    escapes = (found.span() for found in _ANSI.finditer(text) if found.start() < end)
+    kept, at = [], 0
+    for first, last in escapes:
+        kept.append(text[at:first])
+        at = min(last, end)
+    return len("".join([*kept, text[at:end]]).replace("\r\n", "\n"))
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:

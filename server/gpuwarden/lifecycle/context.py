@@ -24,7 +24,7 @@ from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.metrics.store import MetricStore
 from gpuwarden.notes import Notes, load_notes
-from gpuwarden.policy_record import InForce, Notice, digest_of
+from gpuwarden.policy_record import WRONG_PINS, InForce, Notice, digest_of
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
@@ -216,7 +216,7 @@ class Context:
     def kept(self) -> tuple[Path, ...]:
         """Return the paths that are never sent to a machine and that only gpuwarden and its user may write."""
         folder = self.notes_file.parent if self.notes_file else None
-        beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
+        beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles", WRONG_PINS)) if folder else ()
         return (self.home, *beside, *filter(None, [self.in_force.file]))
 
     @cached_property

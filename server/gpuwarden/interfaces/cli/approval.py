@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from anyio import to_thread
+from filelock import FileLock
 
 from gpuwarden.config import load_config
 from gpuwarden.core.clock import ShiftedClock
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, DiskError, NotFound, Refused
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import JobSpec, Verb, digest
 from gpuwarden.core.money import at_most, bills_on, usd, usd_per_hour
@@ -49,6 +50,7 @@ from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
 from gpuwarden.lifecycle.teardown.orders import Objection
 from gpuwarden.people import user_here
+from gpuwarden.policy_record import WRONG_PINS
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -410,18 +412,44 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Check a PIN, and limit wrong attempts so that the PIN can't be guessed.
 
-    The lock serializes attempts, so that parallel processes can't exceed the limit. The time is the system's, because
+    The locks serialize attempts, so that parallel processes can't exceed the limit. The time is the system's, because
     a variable can shift the clock of a rehearsal.
     """
+    file = ctx.in_force.file
     async with ctx.lock("pin"):
-        now = time.time() if isinstance(ctx.clock, ShiftedClock) else ctx.clock.now()
-        wrong = (event.data.tried_at or event.at for event in ctx.ledger.events("approval/pin", kind=PinWrong))
-        recent = sum(1 for at in wrong if 0 <= now - at < PIN_WINDOW_S)
-        if recent >= PIN_TRIES:
-            raise Refused(f"{recent} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
-        if not pin_matches(pin, pin_hash):
-            ctx.ledger.add("approval/pin", PinWrong(by=user(), tried_at=now))
-            raise Refused("the PIN is wrong; nothing was changed")
+        with _wrong_pins(file.with_name(WRONG_PINS) if file else None) as everywhere:
+            now = time.time() if isinstance(ctx.clock, ShiftedClock) else ctx.clock.now()
+            here = [event.data.tried_at or event.at for event in ctx.ledger.events("approval/pin", kind=PinWrong)]
+            recent = max(sum(1 for at in wrong if 0 <= now - at < PIN_WINDOW_S) for wrong in (here, everywhere))
+            if recent >= PIN_TRIES:
+                raise Refused(f"{recent} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
+            if not pin_matches(pin, pin_hash):
+                everywhere.append(now)
+                ctx.ledger.add("approval/pin", PinWrong(by=user(), tried_at=now))
+                raise Refused("the PIN is wrong; nothing was changed")
+
+
+@contextlib.contextmanager
+def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
+    """Yield the times of the wrong PINs for a policy under a lock, then store the changed list. Raises DiskError.
+
+    The list is beside the policy file, which contains the PIN's hash, because a variable can select a new ledger. If
+    the user can't write to that folder, only the ledger counts.
+    """
+    if file is None or not os.access(file.parent, os.W_OK):
+        yield []
+        return
+    try:
+        with FileLock(file.with_suffix(".lock"), mode=0o600, timeout=30):
+            before = [float(at) for at in file.read_text("utf-8").split()] if file.exists() else []
+            times = [*before]
+            try:
+                yield times
+            finally:
+                if times != before:
+                    write_private(file, "\n".join(map(str, times[-PIN_TRIES:])))
+    except (OSError, ValueError) as error:
+        raise DiskError(f"the wrong PINs in {file} can't be counted", "Check that file, then try again.") from error
 
 
 async def choose_pin(ctx: Context) -> Result:

@@ -30,7 +30,7 @@ from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
 from gpuwarden.interfaces.launch import FIRST_START_S, FROZEN, NAME, OWN_ENVIRONMENT
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.setup.clients import BRINGS_GUARD, client_files, plugin_folder
-from gpuwarden.policy_record import RECORD
+from gpuwarden.policy_record import RECORD, WRONG_PINS
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.running_servers import folder as servers_folder
 
@@ -261,6 +261,7 @@ def _told(config: Config, settings: list[Path]) -> str:
         config.home / RECORD,
         config.policy_file,
         config.policy_file.parent / "profiles",
+        config.policy_file.with_name(WRONG_PINS),
         _folder(config),
     ]
     values = {

@@ -212,7 +212,7 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
     return not gone and (event.data.unsettled or started_since(ctx, job, event.seq))
 
 
-def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
+async def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
     """Return a part of the pulled log; a negative `start` counts from the end. Return None if no log was pulled."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
@@ -228,7 +228,7 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
             piece = stream.read(limit)
     except OSError:
         return None
-    return LogChunk(text=piece.decode("utf-8", "replace"), next=begin + len(piece), size=size)
+    return LogChunk.of(piece, begin, size)
 
 
 def seal(pulled: Pulled) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpuwarden.core.errors import Conflict, NotSupported, WardenError
 from gpuwarden.core.guidance import Action, NextStep, do, steps
-from gpuwarden.core.models import InstanceState, LogChunk, Observation, RunnerAlert
+from gpuwarden.core.models import InstanceState, Observation, RunnerAlert
 from gpuwarden.core.next_step import UNDER_WAY, Copy
 from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
@@ -28,6 +29,7 @@ from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
+from gpuwarden.lifecycle.monitoring.log_part import LogPart, log_part
 from gpuwarden.lifecycle.monitoring.time_left import time_left
 from gpuwarden.lifecycle.posted import posted_problems
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
@@ -46,7 +48,7 @@ class Checked:
     job: JobRecord
     observation: Observation | None
     lease: LeaseRecord | None
-    log: LogChunk | None
+    log: LogPart | None
     note: str = ""
     explained: Explained = NOTHING
     next_steps: tuple[NextStep, ...] = ()
@@ -101,17 +103,19 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = note or f"The state of the machine is unknown, so it counts as billed: {unseen}."
     observation, log = None, None
     start = -limit if cursor is None else cursor
+    pulled = partial(pulled_log, ctx, job_id)
     # Logs are lost with a machine, but a serverless platform keeps a job's log after its container is gone.
     kept = ctx.profile(job.spec.platform).kind == "serverless"
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
         try:
-            log = None if not limit else await ctx.backend(job.handle.backend).logs(job.handle, start, limit)
+            read = partial(ctx.backend(job.handle.backend).logs, job.handle)
+            log = await log_part(ctx, job, read, start, limit) if limit else None
             observation = with_printed_progress(observation, log.text if log else "")
         except WardenError as error:
-            log = pulled_log(ctx, job_id, start, limit) if limit else None
+            log = await log_part(ctx, job, pulled, start, limit) if limit else None
             note = note or f"the log can't be read: {error.message}{'; this is the pulled copy' if log else ''}"
-    elif job.handle is not None and (log := pulled_log(ctx, job_id, start, limit)):
+    elif job.handle is not None and (log := await log_part(ctx, job, pulled, start, limit)):
         note = note or "The machine is gone; this is the pulled copy of the log."
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))

@@ -116,5 +116,5 @@ async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
             return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text
         except WardenError:
             pass  # the pulled copy may still help
-    kept = pulled_log(ctx, job.id, -TAIL, TAIL)
+    kept = await pulled_log(ctx, job.id, -TAIL, TAIL)
     return kept.text if kept else ""

@@ -117,10 +117,11 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
         lead = next((i for i, b in enumerate(data[:4]) if b & 0xC0 != 0x80), 0)
         start, data = start + lead, data[lead:]
     data = whole_characters(data)
-    end = start + len(data)
+    end, text = start + len(data), data.decode("utf-8", "replace")
     return {
         "ok": True,
-        "text": data.decode("utf-8", "replace"),
+        "text": text,
+        "latin": "" if text.encode() == data else data.decode("latin-1"),  # the exact bytes
         "next": end,
         "size": max(size, end),
         "truncated": truncated,

@@ -12,7 +12,7 @@ from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.sanitize import plain, redact, unfenced
+from gpuwarden.core.sanitize import unfenced
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.drawing import local, span
@@ -118,7 +118,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
             "events": event_rows(ctx, job_id),
         },
         "job": row,
-        "log": log_view(ctx, job, seen),
+        "log": log_view(seen),
     }
 
 
@@ -273,10 +273,8 @@ def event_rows(ctx: Context, job_id: str) -> list[Row]:
     ]
 
 
-def log_view(ctx: Context, job: JobRecord, seen: Checked | None) -> View:
+def log_view(seen: Checked | None) -> View:
     """Return the end of a log: its readable text, its start offset and the size of the log in bytes."""
     if seen is None or seen.log is None:
         return {"text": "", "start": 0, "size": 0}
-    log = seen.log
-    text = redact(plain(log.text), ctx.hidden([log.text], job.spec.secrets))
-    return {"text": text, "start": max(0, log.next - len(log.text.encode())), "size": log.size}
+    return {"text": seen.log.text, "start": seen.log.start, "size": seen.log.size}

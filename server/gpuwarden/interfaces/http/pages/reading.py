@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
-from gpuwarden.core.sanitize import plain, redact
+from gpuwarden.core.sanitize import redact
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.wording import in_commands
@@ -284,9 +284,7 @@ class Pages:
         if before <= 0:
             return JSONResponse({"text": "", "start": 0})
         found = await check(self.ctx, job_id, cursor=start, limit=before - start)
-        text = found.log.text if found.log else ""
-        hidden = self.ctx.hidden([text], found.job.spec.secrets)
-        return JSONResponse({"text": redact(plain(text), hidden), "start": start})
+        return JSONResponse({"text": found.log.text if found.log else "", "start": start})
 
     async def money(self, request: Request) -> Response:
         """GET /money: machine costs."""
