@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpuwarden.remote.runner import process
+from gpuwarden.remote.launch import MARKER
+from gpuwarden.remote.runner import inventory, process
 from gpuwarden.remote.runner.observe import orphans
 from gpuwarden.remote.runner.process import boot_id, group_members, is_alive, start_mark
 from runner_kit import call, ended, linux, log, look, sh, until
@@ -62,6 +64,20 @@ def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
         assert call("stop", folder, {"grace_s": 0})["result"] == "gone"
         assert stranger.poll() is None
         stranger.kill()
+
+
+@linux
+@pytest.mark.parametrize(("verb", "listed"), [("list", False), ("serve", False), ("supervise-me", True)])
+def test_a_request_of_another_gpuwarden_process_is_no_process_of_the_machine(
+    folder: Path, verb: str, listed: bool
+) -> None:
+    """Otherwise the facts would change between a teardown ticket and its approval if the watch polls meanwhile."""
+    waits = "import sys; sys.stdin.read()"
+    command = [sys.executable, "-c", waits, "/runs/runner-0123456789abcdef", verb, str(folder)]
+    env = {MARKER: str(folder)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as other:
+        found = inventory.processes(f"{MARKER}={folder}")
+        assert [text.split(":")[0] for text in found] == ([f"pid {other.pid}"] if listed else [])
 
 
 def test_without_proc_ps_tells_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:

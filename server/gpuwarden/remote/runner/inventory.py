@@ -20,6 +20,11 @@ WORKLOADS = re.compile(
     r"(python|pypy|torchrun|accelerate|deepspeed|jupyter|ray|rsync|rclone|aria2c|wget|curl|git|hf|huggingface-cli|uv"
     r"|tmux|screen|ollama|vllm|sglang|node|java|julia)[0-9.:]*"
 )
+REQUESTS = (
+    "start", "poll", "serve", "logs", "stop", "list", "manifest", "fetch", "read", "bundle", "disclose", "examine",
+    "self_stop", "hold", "look", "spool",
+)  # fmt: skip
+"""The runner's verbs that end by themselves. `supervise`, `keep`, `relay` and `self_stopper` go on."""
 
 
 def disclose(folder: str, request: Json) -> Json:
@@ -74,6 +79,8 @@ def describe(pid: int, marker: str | None) -> str:
         return ""  # the self-stop process
     if is_keeper(words):
         return ""  # the relay, or the upload to the artifact store, which the gate checks separately
+    if is_request(words):
+        return ""  # of another gpuwarden process, such as the watch
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -84,12 +91,20 @@ def describe(pid: int, marker: str | None) -> str:
 
 def is_keeper(words: list[str]) -> bool:
     """Return whether a command line belongs to the upload to an artifact store or to the relay of reports."""
+    verb, folder = runner_call(words)
+    return verb in ("keep", "relay") and os.path.isfile(folder + "/lock")
+
+
+def is_request(words: list[str]) -> bool:
+    """Return whether a command line is a request of gpuwarden to the runner."""
+    return runner_call(words)[0] in REQUESTS
+
+
+def runner_call(words: list[str]) -> tuple[str, str]:
+    """Return the verb and the folder in a command line of the runner; both are empty for other programs."""
     at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith("runner")), len(words))
-    return (
-        words[at + 1 : at + 2] in (["keep"], ["relay"])
-        and len(words) > at + 2
-        and os.path.isfile(words[at + 2] + "/lock")
-    )
+    verb, folder = [*words[at + 1 : at + 3], "", ""][:2]
+    return verb, folder
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
