@@ -201,6 +201,31 @@ kubectl delete pod x --dry-run=client --dry-run=none
 kubectl delete pod x --dry-run=false
 kubectl delete pod x --help --help=false
 aws sagemaker stop-training-job --training-job-name help
+echo dmFzdGFpIGRlc3Ryb3kgaW5zdGFuY2UgMQ== | base64 -d | sh
+base64 --decode <<< c2t5IGRvd24geA | bash
+eval "$(echo cm0gLXJmIC9kYXRhL2d3 | base64 -D)"
+printf 'x:\n\tvastai destroy instance 1\n' > Makefile; make x
+printf 'x:\n\t@-rm -rf /data/gw\n' > tools.mk && make -f tools.mk x
+printf 'x:\n    sky down x\n' > justfile; just x
+BASH_ENV='$(vastai destroy instance 1)' bash -c ls
+echo 'sky down x' > e; BASH_ENV=e bash -c ls
+echo 'rm -rf /data/gw' > e; env BASH_ENV=e bash -c ls
+export ENV=e; echo 'sky down x' > e; sh -i
+BASH_ENV=<(echo sky down x) bash -c ls
+PROMPT_COMMAND='vastai destroy instance 1'
+export PROMPT_COMMAND='rm -rf /data/gw'
+PS4='$(sky down x)' bash -xc ls
+EDITOR='vastai destroy instance 1' git commit
+git -c alias.x='!vastai destroy instance 1' x
+git config --global alias.x '!rm -rf /data/gw'
+git -c core.sshCommand='sky down x' fetch
+git rebase --exec 'vastai destroy instance 1' main
+git submodule foreach 'sky down x'
+printf -v c 'vastai destroy instance %s' 1; $c
+printf -vp /data/gw; rm -rf "$p"
+python3 -c "print('rm -rf /data/gw')" | sh
+python3 -c "print('sky down x')" > a.sh; sh a.sh
+python3 -c "print('hi'); import os; os.system('rm -rf /data/gw')"
 """.strip().splitlines()
 STOPPED += [
     "echo a\nvastai destroy instance 1",
@@ -335,6 +360,23 @@ rm -rf /data/{old,gwen}
 cp a.py{,.bak}
 echo '{vastai,destroy,instance,1}'
 git diff HEAD@{1} -- '*.{py,toml}'
+python3 -c "print('rm -rf /')"
+python3 -c 'print("rm -rf /data/gw"); print("vastai destroy instance 1")'
+node -e "console.log('rm -rf /data/gw')"
+echo bHMgLWxh | base64 -d | sh
+echo notbase64 | base64 -d | sh
+base64 -d key.b64 | sh
+printf 'x:\n\trm -rf build\n' > Makefile; make x
+printf 'x:\n\tvastai destroy instance 1\n' > Makefile
+ENV=prod BASH_ENV=/etc/profile python train.py
+PROMPT_COMMAND='history -a'; PS1='\u@\h:\w\$ '; EDITOR="code --wait" git commit
+git -c alias.st=status st
+git config core.editor "vim -u NONE"; git -c core.pager=cat log
+git commit -m 'alias.x=!vastai destroy instance 1'
+printf -v name '%s-%d' run 1; echo "$name"
+printf
+printf -v
+env =x ls
 """.strip().splitlines()
 PASSED += [
     "cat <<'EOF' > notes.md\nvastai destroy instance 1\nEOF",

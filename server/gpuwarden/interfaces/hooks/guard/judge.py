@@ -14,7 +14,7 @@ from gpuwarden.interfaces.hooks.guard.drafts import Drafts
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import SCRIPTS, Patterns
-from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed, roots
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed, roots, said_by_code
 from gpuwarden.interfaces.hooks.guard.programs import (
     HTTP,
     RUNS_IN_CODE,
@@ -34,7 +34,9 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     FOUND_RUNS,
     KEYWORDS,
     LATER,
+    MAKEFILES,
     REMOVERS,
+    RUN_FROM,
     RUNNERS,
     SHELLS,
     SOURCED,
@@ -50,6 +52,7 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     language,
     other_docker,
     positional,
+    run_by_git,
     script_of,
     split_string,
 )
@@ -89,7 +92,7 @@ class Judge:
                 return why
         if reader.broken and ">" in text:
             self.files.blind = self.files.blind or "a file"
-        return self.spoken(text) if reader.broken else None
+        return (self.spoken(text) if reader.broken else None) or self._run_from({}, depth, far)
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
         """Return the reason to block a simple command."""
@@ -117,7 +120,8 @@ class Judge:
                 args = words[1:]
                 request = [*args, *command.stdin] if name in HTTP else []
                 return (
-                    self._ended(name, args, assigned, far)
+                    self._run_from(assigned, depth, far)
+                    or self._ended(name, args, assigned, far)
                     or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
                     or self._inner(name, args, command, depth, far)
@@ -138,7 +142,9 @@ class Judge:
             return words[1:]
         if name in WRAPPERS:
             rest = inside(words[1:], WRAPPERS[name], name)
-            split = split_string(words[1 : len(words) - len(rest)]) if name == "env" else []
+            options = words[1 : len(words) - len(rest)]
+            assigned.update(word.partition("=")[::2] for word in options if ASSIGNMENT.fullmatch(word))
+            split = split_string(options) if name == "env" else []
             return ["env", *split, *rest] if split else rest
         if name.startswith(("python", "pypy")) and "-m" in words[1:6]:
             at = words.index("-m")
@@ -179,6 +185,17 @@ class Judge:
             self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
 
+    def _run_from(self, assigned: dict[str, str], depth: int, far: bool) -> str | None:
+        """Return the reason to block shell text that a program runs because a variable contains it."""
+        for name in sorted(RUN_FROM.keys() & (assigned.keys() | self.values.keys())):
+            value = assigned.get(name) or self.values.get(name)
+            key = hash((name, value, len(self.drafts.printed)))
+            if value and key not in self.seen:
+                self.seen.add(key)
+                if why := self.shell(RUN_FROM[name].format(value), depth + 1, far=far):
+                    return why
+        return None
+
     def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that runs text, such as a shell, an interpreter or a scheduler."""
         if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
@@ -192,14 +209,10 @@ class Judge:
             if name in SHELLS:
                 self.values["PWD"] = before
             return why
-        if (
-            written := self.drafts.printed.get(self.files.path(command.words[0]))
-            if name != "cat" and command.words
-            else None
-        ):
-            return self._any([written], depth, far)
-        if name == "trap":
-            return self._any(args[:1], depth, far)
+        if why := self._any(self._drafted(name, args, command), depth, far):
+            return why
+        if name in {"trap", "git"}:
+            return self._any(args[:1] if name == "trap" else run_by_git(args), depth, far)
         if name in LATER:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
@@ -225,6 +238,8 @@ class Judge:
         if why := settings.code_edits("\n".join([*args, *code, *stdin])):
             return why
         for text in (*code, *stdin):
+            if said_by_code(["-c", text]) is not None:
+                continue
             if why := self.spoken(text) or self._run_by_code(text, depth, far):
                 return why
             for path, deep in removed_by_code(text):
@@ -247,6 +262,12 @@ class Judge:
                     return why
         self.files.question = self.files.question if runs else before
         return None
+
+    def _drafted(self, name: str, args: list[str], command: Command) -> list[str]:
+        """Return shell text that this call has written to a file and that a program runs from it."""
+        if name in {"make", "gmake", "just"}:
+            return [re.sub(r"(?m)^\s+[@+-]*", "", text) for text in self._scripts([*MAKEFILES, *args])]
+        return [] if name == "cat" else self._scripts(command.words[:1])
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
         """Return the contents of the files that are named in `args` and were written earlier in this call."""

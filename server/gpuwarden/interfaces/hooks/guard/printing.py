@@ -6,6 +6,7 @@ patterns. For example, `ls -d runs/*` prints only paths that match `runs/*`, so 
 
 from __future__ import annotations
 
+import base64
 import posixpath
 import re
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ SILENT: Final = frozenset({"", ":", "true", "false", "test", "[", "cd", "pushd",
 """Programs that usually print nothing."""
 NAMES: Final = frozenset({"date", "whoami", "hostname", "uname", "id", "nproc", "seq", "basename", "wc", "uuidgen"})
 """Programs whose output is not a path."""
+
+_PRINT: Final = re.compile(r"""(?:print|console\.log)\(\s*(?:"([^"\\\n]*)"|'([^'\\\n]*)')\s*\)""")
+_ONLY_PRINTS: Final = re.compile(rf"\s*(?:{_PRINT.pattern}[\s;]*)+")
 
 
 def name_of(word: str) -> str:
@@ -66,6 +70,10 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
         return " ".join(args)
     if name in FINDS and args:
         return args[-1]
+    if (said := said_by_code(args)) is not None and name.startswith(("python", "pypy", "node")):
+        return said
+    if name == "base64" and stdin and any(re.fullmatch(r"-\w*[dD]\w*|--d\w*", a) for a in args):
+        return _decoded("".join(stdin))
     if name in PASSES and stdin:
         return "\n".join(stdin)
     if name in SILENT:
@@ -74,6 +82,21 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     if name in _PATHS:
         return _PATHS[name](args, plain, folder)
     return among(["*"]) if name in NAMES else f"{UNKNOWN}$()"
+
+
+def said_by_code(args: Sequence[str]) -> str | None:
+    """Return the output of an interpreter whose code only prints literal text; None for other arguments."""
+    if len(args) != 2 or args[0] not in {"-c", "-e"} or not _ONLY_PRINTS.fullmatch(args[1]):
+        return None
+    return "\n".join(a or b for a, b in _PRINT.findall(args[1]))
+
+
+def _decoded(text: str) -> str:
+    """Return the text that base64 encodes. The padding may be missing."""
+    try:
+        return base64.b64decode(text.strip() + "==").decode("utf-8", "replace")
+    except ValueError:
+        return f"{UNKNOWN}$()"
 
 
 def _formatted(args: Sequence[str]) -> str:

@@ -89,6 +89,8 @@ class Reader(Words):
                 found = self.command(node, feed) if kind == "command" else self._declaration(node, feed)
                 if found.name == "read":
                     self._read(found)
+                elif found.name == "printf":
+                    self._print_to(found.words)
                 yield found
                 for name in own:
                     self.values.pop(name, None)
@@ -158,9 +160,14 @@ class Reader(Words):
     def _assignment(self, node: Node, depth: int = 0) -> tuple[str, str]:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         text = " ".join(self.fields(value, depth)) if value is not None else ""
+        return (self.raw(name).partition("[")[0] if name is not None else "", self._short(text))
+
+    @staticmethod
+    def _short(text: str) -> str:
+        """Return the value of a variable. Raises TooMuch if it is too long."""
         if len(text) > MOST_VALUE:
             raise TooMuch("the value of a variable is too long to check")
-        return (self.raw(name).partition("[")[0] if name is not None else "", text)
+        return text
 
     def _read(self, command: Command) -> None:
         """Set the variables of `read` from its input. The last variable gets the rest of each line."""
@@ -168,6 +175,13 @@ class Reader(Words):
         rows = [line.split(None, len(names) - 1) for text in command.stdin for line in text.splitlines()]
         for at, name in enumerate(names):
             self.values[name] = "\n".join(row[at] for row in rows if at < len(row)) or f"{UNKNOWN}${name}"
+
+    def _print_to(self, words: list[str]) -> None:
+        """Set the variable of `printf -v NAME FORMAT ...`, if one is given."""
+        at = 2 if words[1:2] == ["-v"] else 1
+        name = re.fullmatch(r"(?:-v)?([A-Za-z_]\w*)", "".join(words[at : at + 1]))
+        if name and (at == 2 or words[1].startswith("-v")):
+            self.values[name[1]] = self._short(printed(["printf", *words[at + 1 :]], (), "."))
 
     # ------------------------------------------------------------------------------------------- groups of commands
 

@@ -58,6 +58,15 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--membind", "--interleave", "--cpunodebind", "--physcpubind", "--preferred", "--machine",
                            "--setenv", "--slice", "--description", "--joblog", "--results", "--tmpdir", "--workdir",
                            "--event", "--output", "--argv0"})  # fmt: skip
+MAKEFILES: Final = ("GNUmakefile", "makefile", "Makefile", "justfile")
+RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ': "{}"', "PROMPT_COMMAND": "{}",
+                   "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
+"""Variables whose value a program runs, and the shell text that has the same effect."""
+_RUN_BY_GIT: Final = re.compile(
+    r"(?:alias\.[^=\s]+=!|\w+\.(?:[^=\s]+\.)?\w*(?i:command|editor|pager|helper|cmd|external)=!?"
+    r"|(?:-x|--exec|--[a-z]+-filter|foreach)=)([\s\S]+)"
+)
+"""A setting or an option of git that contains shell text."""
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
@@ -128,6 +137,14 @@ def after_c(args: Sequence[str]) -> list[str]:
     given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
     text = re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])
     return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]
+
+
+def run_by_git(args: Sequence[str]) -> Iterator[str]:
+    """Yield the shell text that git runs, from settings and options."""
+    for before, word in pairwise(["", *args]):
+        whole = before == "-c" or word.startswith("--")
+        if found := _RUN_BY_GIT.fullmatch(word if whole else f"{before}={word}"):
+            yield found[1]
 
 
 def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:
