@@ -187,12 +187,12 @@ class Judge:
 
     def _run_from(self, assigned: dict[str, str], depth: int, far: bool) -> str | None:
         """Return the reason to block shell text that a program runs because a variable contains it."""
-        for name, form in RUN_FROM.items():
+        for name in sorted(RUN_FROM.keys() & (assigned.keys() | self.values.keys())):
             value = assigned.get(name) or self.values.get(name)
             key = hash((name, value, len(self.drafts.printed)))
             if value and key not in self.seen:
                 self.seen.add(key)
-                if why := self.shell(form.format(value), depth + 1, far=far):
+                if why := self.shell(RUN_FROM[name].format(value), depth + 1, far=far):
                     return why
         return None
 
