@@ -127,7 +127,7 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
         "pulled": {j: pull.data.digest for j, pull in pulls.items() if pull is not None},
     }
     now = json.loads(json.dumps(now))
-    later = ("declared", "reason", "pausing", "resume_requested", "resumed", "limit_s", "person", "array")
+    later = ("declared", "reason", "pausing", "resume_requested", "resumed", "dropped", "limit_s", "person", "array")
     later += ("choices", "choice", "given_up", "given_up_generation")
     for records, field in (*(("jobs", field) for field in later), ("leases", "account")):
         assert not any(record.pop(field) for record in now[records].values())  # a ledger of that time could not hold it

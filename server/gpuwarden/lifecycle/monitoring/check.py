@@ -109,8 +109,9 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
         try:
-            read = partial(ctx.backend(job.handle.backend).logs, job.handle)
-            log = await log_part(ctx, job, read, start, limit) if limit else None
+            if limit:
+                read = partial(ctx.backend(job.handle.backend).logs, job.handle)
+                log = await log_part(ctx, job, read, start, limit)
             observation = with_printed_progress(observation, log.text if log else "")
         except WardenError as error:
             log = await log_part(ctx, job, pulled, start, limit) if limit else None

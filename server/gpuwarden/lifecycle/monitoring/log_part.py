@@ -44,6 +44,6 @@ async def log_part(
     end = min(begin + limit, wide.next)
     data = wide.data
     text = data.decode("utf-8", "replace")
-    bounds = (plain_length(text, len(data[: at - wide.start].decode("utf-8", "replace"))) for at in (begin, end))
+    first, last = (plain_length(text, len(data[: at - wide.start].decode("utf-8", "replace"))) for at in (begin, end))
     clean = plain(text)
-    return LogPart(redacted_part(clean, *bounds, ctx.hidden(clean, job.spec.secrets)), begin, end, wide.size)
+    return LogPart(redacted_part(clean, first, last, ctx.hidden(clean, job.spec.secrets)), begin, end, wide.size)
