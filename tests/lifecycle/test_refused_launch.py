@@ -10,18 +10,15 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NotFound, RateLimited, Unreachable, WardenError
-from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Place, Unknown
+from gpuwarden.core.models import Unknown
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.check import check
 from lifecycle_kit import PLATFORM, clock_of_today, launch, moves_on, open_house, over, rent_cloud, training
-from pretend_machines import PretendBackend, Processes
-from teardown_kit import House
 from waiting import soon
 
 pytestmark = pytest.mark.anyio
-LATE_S = 4.0
 
 
 class Played:
@@ -98,46 +95,3 @@ async def test_a_repetition_is_refused_for_good_only_if_the_job_is_not_there(
     seen = await ends(ctx, cloud, job)
     assert (seen.job.state, seen.job.reason) == (Job.FAILED, Code.REFUSED_LAUNCH)
     assert played.calls >= 4 and not said.exists(), "as long as no answer came, it was no end"
-
-
-class Late(PretendBackend):
-    """A platform that lists a job some seconds after its request, and starts another one for each request until then.
-
-    The reply to the first request is lost.
-    """
-
-    def __init__(self, processes: Processes, clock: FakeClock) -> None:
-        super().__init__(processes)
-        self.clock, self.requests = clock, list[float]()
-
-    def listed(self) -> bool:
-        return any(self.clock.now() >= at + LATE_S for at in self.requests)
-
-    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        return await super().find(place, token) if self.listed() else Known(None)
-
-    async def submit(self, spec: JobSpec, place: Place, token: str, **how: Any) -> Handle:
-        if self.listed():
-            return await super().submit(spec, place, token, **how)
-        self.requests.append(self.clock.now())
-        handle = await super().submit(spec, place, token, **how)
-        if len(self.requests) == 1:
-            raise Unreachable("the reply was lost")
-        return handle
-
-
-@pytest.mark.parametrize(("use", "state"), [(check, Job.RUNNING), (cancel, Job.CANCELED)])
-async def test_a_serverless_platform_that_lists_a_job_late_starts_it_once(
-    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, use: Callable[..., Any], state: Job
-) -> None:
-    house = House(tmp_path / "home", processes)
-    backend = Late(processes, house.clock)
-    house.ctx._backends["local"] = backend
-    job = await launch(house.ctx, house.spec())
-    profile = house.ctx.profile(house.platform).model_copy(update={"kind": "serverless"})
-    monkeypatch.setattr(house.ctx, "profile", lambda platform: profile)
-    await house.after(11, job)
-    assert len(backend.requests) == 1
-    assert (await use(house.ctx, job)).job.state is state
-    assert len(backend.requests) == 1
-    assert any(processes.living.values()) is (state is Job.RUNNING), "what was started is stopped"

@@ -63,32 +63,13 @@ async def send_array(ctx: Context, token: str) -> bool:
         return True
 
 
-async def sent_before(ctx: Context, job: JobRecord, attempt: int = 1) -> Answer[Handle | None]:
-    """Return the backend's handle for a job that may have been submitted; Known(None) if there is no such job.
-
-    An attempt before `attempt` counts as no such job.
-    """
+async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
+    """Return the backend's handle for a job that may have been submitted; Known(None) if there is no such job."""
     assert job.place is not None
     try:
-        found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
+        return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
     except WardenError as error:
         return Unknown(error.message)
-    if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts
-        return await _of_attempt(ctx, found.value, attempt)
-    return found
-
-
-async def settled(ctx: Context, job: JobRecord, attempt: int = 1) -> Answer[Handle | None]:
-    """Return the same as `sent_before`, but believe a serverless platform only the second time that it has no such job.
-
-    Its list may not contain a new job for up to `settle_s` seconds, and each request starts another one.
-    """
-    profile = ctx.profile(job.spec.platform)
-    found = await sent_before(ctx, job, attempt)
-    if found == Known(None) and profile.kind == "serverless":
-        await ctx.clock.sleep(profile.limits.settle_s)
-        return await sent_before(ctx, job, attempt)
-    return found
 
 
 async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: int, *, repeated: bool) -> bool:
@@ -97,7 +78,9 @@ async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: i
     `repeated` is true if there may have been an earlier call. If the backend then can't report whether a job without
     a rented machine exists, the job is not failed, because nothing else would observe it.
     """
-    found = await sent_before(ctx, job, attempt)
+    found = await sent_before(ctx, job)
+    if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts
+        found = await _of_attempt(ctx, found.value, attempt)
     if isinstance(found, Unknown) and repeated and job.lease is None:
         ctx.blind[job.id] = refusal
         return False

@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from gpuwarden.core.errors import Refused, Unreachable, WardenError
+from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import Answer, Handle, Instance, InstanceState, Known, Observation, Place, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, Reason, because
@@ -35,7 +35,7 @@ from gpuwarden.ledger.events import (
     SubmitIntent,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.execution.arrays import refused, send_array, settled, submitted
+from gpuwarden.lifecycle.execution.arrays import refused, send_array, sent_before, submitted
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
@@ -87,7 +87,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     if job.cancel_requested or unwanted or capped:
         found: Answer[Handle | None] = Known(None)
         if job.attempt >= attempt and not _off(machine):  # the attempt may have been launched
-            found = await settled(ctx, job)
+            found = await sent_before(ctx, job)
         if isinstance(found, Unknown):
             return False
         if found.value is None:
@@ -105,8 +105,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     if job.lease is not None:
         place = place.model_copy(update={"self_stop_order": self_stop_order(ctx, job, place)})
     token = f"{job.id}-a{attempt}"
-    profile = ctx.profile(job.spec.platform)
-    backend = ctx.backend(profile.backend)
+    backend = ctx.backend(ctx.profile(job.spec.platform).backend)
     secrets = secrets_of(ctx, job, seals=backend.seals)
     repeated = ctx.ledger.used(SubmitIntent, token) is not None
     ctx.blind.pop(job.id, None)
@@ -114,9 +113,6 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     try:
         with anyio.fail_after(STEP_S):
-            found = await settled(ctx, job, attempt) if repeated and profile.kind == "serverless" else None
-            if isinstance(found, Unknown):
-                raise Unreachable(found.why)
             task = await order_of(ctx, job, secrets, attempt)
             handle = await backend.submit(
                 task.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=task.inputs
