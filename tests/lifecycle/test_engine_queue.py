@@ -10,6 +10,8 @@ from fakes import FakeClock
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
+from gpuwarden.ledger.fold import MOST_DROPPED
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from lifecycle_kit import launch, open_house
@@ -18,22 +20,37 @@ from pretend_queue import PretendQueue
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_job_that_was_dropped_before_it_started_waits_again_without_using_up_a_restart(tmp_path: Path) -> None:
+async def queued(tmp_path: Path, drops: int) -> tuple[Context, PretendQueue, str]:
+    """Return a job that its engine has dropped from the queue `drops` times."""
     clock = FakeClock()
     ctx, queue = open_house(tmp_path / "home", clock), PretendQueue(clock)
     ctx._backends["slurm"] = queue
     queue.confine(lambda: ctx.policy.local, ())
     spec = JobSpec(platform="slurm/local", command=("train",), outputs=("out",), timeout_s=3600, max_restarts=0)
-    job, watcher = await launch(ctx, spec), Watcher(ctx)
-    for attempt in (2, 3, 4):
+    job = await launch(ctx, spec)
+    for attempt in range(2, drops + 2):
         queue.rows[-1]["job_state"] = ["NODE_FAIL", "DROPPED"]
-        assert not (await watcher.round()).news
         seen = (await check(ctx, job)).job
         assert (seen.state, seen.attempt, seen.restarts) == (Job.QUEUED, attempt, 1)
+    return ctx, queue, job
+
+
+async def test_a_job_that_was_dropped_before_it_started_waits_again_without_using_up_a_restart(tmp_path: Path) -> None:
+    ctx, queue, job = await queued(tmp_path, 3)
+    watcher = Watcher(ctx)
+    assert not (await watcher.round()).news
     queue.start(queue.rows[-1])
     await check(ctx, job)
     queue.rows[-1]["job_state"] = ["NODE_FAIL"]
     seen = (await check(ctx, job)).job
     assert (seen.state, seen.reason) == (Job.FAILED, Code.MAX_RESTARTS)
     assert [alert.kind for alert in (await watcher.round()).news] == ["failed", "preempted"]
+    ctx.ledger.close()
+
+
+async def test_a_job_is_not_submitted_again_for_nothing_without_end(tmp_path: Path) -> None:
+    ctx, queue, job = await queued(tmp_path, MOST_DROPPED)
+    queue.rows[-1]["job_state"] = ["NODE_FAIL", "DROPPED"]
+    seen = (await check(ctx, job)).job
+    assert (seen.state, seen.reason) == (Job.FAILED, Code.MAX_RESTARTS)
     ctx.ledger.close()

@@ -67,15 +67,22 @@ def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
 
 
 @linux
-@pytest.mark.parametrize(("verb", "listed"), [("list", False), ("serve", False), ("supervise-me", True)])
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        (("/runs/runner-0123456789ab.py", "list"), False),
+        (("/lib/gpuwarden/remote/runner", "serve"), False),
+        (("/runs/runner-0123456789ab.py", "supervise-me"), True),
+        (("/home/me/runner.py", "serve", "--port", "8000"), True),
+        (("--role", "runner", "start"), True),
+    ],
+)
 def test_a_request_of_another_gpuwarden_process_is_no_process_of_the_machine(
-    folder: Path, verb: str, listed: bool
+    folder: Path, words: tuple[str, ...], listed: bool
 ) -> None:
     """Otherwise the facts would change between a teardown ticket and its approval if the watch polls meanwhile."""
-    waits = "import sys; sys.stdin.read()"
-    command = [sys.executable, "-c", waits, "/runs/runner-0123456789abcdef", verb, str(folder)]
-    env = {MARKER: str(folder)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as other:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env={MARKER: str(folder)}) as other:
         found = inventory.processes(f"{MARKER}={folder}")
         assert [text.split(":")[0] for text in found] == ([f"pid {other.pid}"] if listed else [])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.models import Account, Choice, Handle, InputFile, Instance, JobSpec, Place, Verb
@@ -43,6 +43,8 @@ from gpuwarden.ledger.events import (
 from gpuwarden.people import person_of
 
 Events = Sequence[Event[Any]]
+MOST_DROPPED: Final = 20
+"""Drops from an engine's queue that cost no restart: five hours with Ray's default timeout."""
 B = TypeVar("B", bound=Body)
 
 
@@ -81,7 +83,7 @@ class JobRecord:
     resumed: int = 0
     """The number of attempts that resumed the job after a pause. These attempts do not count as restarts."""
     dropped: int = 0
-    """The number of attempts that an engine dropped from its queue before they started."""
+    """The number of attempts that an engine dropped from its queue before they started, at most `MOST_DROPPED`."""
     limit_s: int | None = None
     """The time limit of the current attempt in seconds; None if the spec's limit applies."""
     person: str = ""
@@ -276,7 +278,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         pausing=pause > max(_at(events, JobPaused), _at(events, JobSubmitting), _at(events, JobProvisioning)),
         resume_requested=_at(events, ResumeRequested) > pause and not _stopped_since(events, lease_events),
         resumed=sum(e.data.reason_code is Code.RESUMED for e in events if isinstance(e.data, JobSubmitting)),
-        dropped=sum(e.data.reason_code is Code.ENGINE_DROPPED for e in events if isinstance(e.data, JobPreempted)),
+        dropped=min(MOST_DROPPED, sum(map(_is_drop, events))),
         limit_s=announced.timeout_s if announced else None,
         array=announced.array if announced else "",
         person=person_of(accepted.actor),
@@ -299,6 +301,10 @@ def _stopped_since(events: Events, lease_events: Events) -> bool:
     """Return whether a later teardown request overrides the job's last resume request."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
+
+
+def _is_drop(event: Event[Any]) -> bool:
+    return isinstance(event.data, JobPreempted) and event.data.reason_code is Code.ENGINE_DROPPED
 
 
 def _at(events: Events, kind: type[Body]) -> int:

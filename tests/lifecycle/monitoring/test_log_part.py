@@ -134,3 +134,17 @@ def test_parts_add_up_to_the_redacted_log(
 def test_a_cursor_beyond_a_new_log_is_where_the_source_puts_it(ctx: Context, job: JobRecord, tmp_path: Path) -> None:
     found = [anyio.run(use_case.log_part, ctx, job, read, 30, 10) for read in sources(b"a new log", tmp_path / "run")]
     assert [(f.start, f.text) for f in found if f] == [(9, ""), (0, "a new log"), (9, "")]
+
+
+def test_a_reader_at_the_end_of_a_log_with_a_gap_stays_there(ctx: Context, job: JobRecord) -> None:
+    async def gap(cursor: int, limit: int) -> LogChunk:  # bytes 15,000 to 20,000 are missing
+        begin = cursor if cursor < 15_000 else max(cursor, 20_000)
+        end = min(begin + limit, 15_000 if begin < 15_000 else 23_000)
+        return LogChunk.of(b"x" * (end - begin), begin, 23_000)
+
+    cursors = [0]
+    while len(cursors) < 12:
+        found = anyio.run(use_case.log_part, ctx, job, gap, cursors[-1], 4_000)
+        assert found is not None
+        cursors.append(found.next)
+    assert cursors == sorted(cursors) and cursors[-1] == 23_000

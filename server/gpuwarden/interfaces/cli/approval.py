@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -434,14 +435,16 @@ def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
     """Yield the times of the wrong PINs for a policy under a lock, then store the changed list. Raises DiskError.
 
     The list is beside the policy file, which contains the PIN's hash, because a variable can select a new ledger. If
-    the user can't write to that folder, only the ledger counts.
+    the user can't write there, for example because root has created the list, only the ledger counts.
     """
-    if file is None or not os.access(file.parent, os.W_OK):
+    lock = file.with_suffix(".lock") if file else None
+    if file is None or lock is None or not all(os.access(p, os.W_OK) for p in (file.parent, file, lock) if p.exists()):
         yield []
         return
     try:
-        with FileLock(file.with_suffix(".lock"), mode=0o600, timeout=30):
-            before = [float(at) for at in file.read_text("utf-8").split()] if file.exists() else []
+        with FileLock(lock, mode=0o600, timeout=30):
+            words = file.read_text("utf-8").split() if file.exists() else []
+            before = [float(word) for word in words if re.fullmatch(r"[0-9.]{1,20}", word)]
             times = [*before]
             try:
                 yield times

@@ -8,6 +8,7 @@ staging folder. The moved files and the unchanged files are together recorded as
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,8 @@ def set_aside(ctx: Context, job_id: str, dest: Path, listed: Manifest, digests: 
     before = {path: info for path, place in kept.places.items() if (info := info_of(place))}
     if digest(sorted(before.values())) != proof.seal:
         return
+    if sum(f.size for f in kept.manifest.files if f.path in moving) > shutil.disk_usage(dest).free:
+        raise OSError(errno.ENOSPC, "the proven copy and a newer one do not both fit")
     places = dict(kept.places)
     try:
         for path in moving:

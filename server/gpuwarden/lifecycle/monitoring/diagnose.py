@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.models import Beat, LogChunk, Observation
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
@@ -113,8 +113,14 @@ async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
     """Return the end of the log, from the machine or else from the pulled copy."""
     if job.handle is not None and reachable:
         try:
-            return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text
+            return _whole_lines(await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL))
         except WardenError:
             pass  # the pulled copy may still help
     kept = await pulled_log(ctx, job.id, -TAIL, TAIL)
-    return kept.text if kept else ""
+    return _whole_lines(kept) if kept else ""
+
+
+def _whole_lines(chunk: LogChunk) -> str:
+    """Return a chunk without its first line if that may be cut, because it may contain a part of a secret."""
+    rest = chunk.text.partition("\n")[2] if chunk.start > 0 else ""
+    return rest or chunk.text

@@ -35,7 +35,9 @@ async def log_part(
     """
     wide = await read(cursor - MARGIN if cursor < 0 else max(0, cursor - MARGIN), limit + 2 * MARGIN)
     begin = cursor if cursor >= 0 or wide is None else wide.size + cursor
-    if wide is not None and wide.next <= begin != wide.size:  # bytes are missing here: the source selects the position
+    if wide is not None and (
+        wide.next < begin or wide.next == begin != wide.size
+    ):  # bytes are missing here: the source selects the position
         wide = await read(cursor, limit + MARGIN)
         begin = wide.start if wide else begin
     if wide is None:

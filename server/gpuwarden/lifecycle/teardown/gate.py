@@ -19,6 +19,7 @@ from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import WEAK, Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.ledger.events import (
     ApprovalGranted,
@@ -130,10 +131,11 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         return NotSupported(message, [only, *pull, verify])
     left = await not_copied(ctx, job, job.handle, pulled)
     if isinstance(left, Unknown):
-        return NotSupported(message, f"Its run folder {job.handle.run_dir} can't be inspected now: {left.why}.")
+        return NotSupported(message, f"Its run folder {job.handle.run_dir} can't be inspected now: {quoted(left.why)}.")
     if left.value:
-        more = f" and {len(left.value) - SHOWN} more" if len(left.value) > SHOWN else ""
-        only = f"Its run folder {job.handle.run_dir} has files that no copy has: {', '.join(left.value[:SHOWN])}{more}."
+        names = ", ".join(map(named, left.value[:SHOWN]))
+        names += f" and {len(left.value) - SHOWN} more" if len(left.value) > SHOWN else ""
+        only = f"Its run folder {job.handle.run_dir} has files that no copy has: {names}."
         again = do(Action.PULL, "for each path that is not a declared output", job_id=job.id, also=("PATH",))
         return NotSupported(message, [only, again, do(Action.VERIFY, job_id=job.id)])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "The job left no outputs, so the"

@@ -20,6 +20,7 @@ WORKLOADS = re.compile(
     r"(python|pypy|torchrun|accelerate|deepspeed|jupyter|ray|rsync|rclone|aria2c|wget|curl|git|hf|huggingface-cli|uv"
     r"|tmux|screen|ollama|vllm|sglang|node|java|julia)[0-9.:]*"
 )
+RUNNER = re.compile(r"/(runner-[0-9a-f]{12}\.py|gpuwarden/remote/runner)$")
 REQUESTS = (
     "start", "poll", "serve", "logs", "stop", "list", "manifest", "fetch", "read", "bundle", "disclose", "examine",
     "self_stop", "hold", "look", "spool",
@@ -102,7 +103,7 @@ def is_request(words: list[str]) -> bool:
 
 def runner_call(words: list[str]) -> tuple[str, str]:
     """Return the verb and the folder in a command line of the runner; both are empty for other programs."""
-    at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith("runner")), len(words))
+    at = next((at for at, word in enumerate(words) if RUNNER.search(word)), len(words))
     verb, folder = [*words[at + 1 : at + 3], "", ""][:2]
     return verb, folder
 
