@@ -104,6 +104,15 @@ SAVES: dict[str, dict[str, str | None]] = {
     "accelerate": dict.fromkeys(f"pytorch_model_fsdp_0_rank{n}.bin" for n in range(3)),
     "Llama": dict.fromkeys(f"consolidated.{n:02}.pth" for n in range(3)),
     "LoRAs": dict.fromkeys(f"lora_rank_{n}.pt" for n in (4, 16)),
+    "one per node": dict.fromkeys(f"state_rank_{n}.pt" for n in (0, 8)),
+    "DDPM": {
+        INDEX: components(unet="diffusers.UNet2DModel", scheduler="diffusers.DDPMScheduler"),
+        **dict.fromkeys(("config.json", "diffusion_pytorch_model.safetensors", "scheduler_config.json")),
+    },
+    "word vectors": {
+        MODULES: modules(_0_WordEmbeddings=f"{ST}WordEmbeddings", _1_WordWeights=f"{ST}WordWeights"),
+        **dict.fromkeys(("0_WordEmbeddings/model.safetensors", "1_WordWeights/config.json")),
+    },
     "Megatron": {TRACKER: "100\n", **dict.fromkeys(f"iter_0000{n}/mp_rank_00/a.pt" for n in ("050", "100"))},
     "Megatron's ranks": {
         TRACKER: "release",
@@ -191,6 +200,11 @@ def test_an_empty_folder_is_not_a_component(tmp_path: Path, monkeypatch: pytest.
 def test_a_list_without_any_weights_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path, {name: text for name, text in SAVES["SD 1.5"].items() if name in (INDEX, *SMALL)})
     assert look(tmp_path, monkeypatch).causes == UNSURE
+
+
+def test_a_component_that_a_hub_cache_lacks_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(tmp_path / "out/hub/models--b--flux/snapshots/0a1b", SAVES["Flux"], "transformer/")
+    assert look(tmp_path / "out", monkeypatch).causes == UNSURE
 
 
 @pytest.mark.parametrize(("inside", "causes"), [(True, ()), (False, UNSURE)])

@@ -204,9 +204,6 @@ aws sagemaker stop-training-job --training-job-name help
 echo dmFzdGFpIGRlc3Ryb3kgaW5zdGFuY2UgMQ== | base64 -d | sh
 base64 --decode <<< c2t5IGRvd24geA | bash
 eval "$(echo cm0gLXJmIC9kYXRhL2d3 | base64 -D)"
-printf 'x:\n\tvastai destroy instance 1\n' > Makefile; make x
-printf 'x:\n\t@-rm -rf /data/gw\n' > tools.mk && make -f tools.mk x
-printf 'x:\n    sky down x\n' > justfile; just x
 BASH_ENV='$(vastai destroy instance 1)' bash -c ls
 echo 'sky down x' > e; BASH_ENV=e bash -c ls
 echo 'rm -rf /data/gw' > e; env BASH_ENV=e bash -c ls
@@ -226,6 +223,8 @@ printf -vp /data/gw; rm -rf "$p"
 python3 -c "print('rm -rf /data/gw')" | sh
 python3 -c "print('sky down x')" > a.sh; sh a.sh
 python3 -c "print('hi'); import os; os.system('rm -rf /data/gw')"
+ruby -e 'print("#{`vastai destroy instance 5`}")'
+perl -e 'print("@{[`vastai destroy instance 5`]}")'
 """.strip().splitlines()
 STOPPED += [
     "echo a\nvastai destroy instance 1",

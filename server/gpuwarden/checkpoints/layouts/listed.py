@@ -17,12 +17,14 @@ from gpuwarden.checkpoints.layouts.stepped import like_weights
 from gpuwarden.checkpoints.tree import Folder
 
 NAME = "components"
+_FLAT = {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"}
+_CACHED = re.compile(r"(?:^|/)models--[^/]+/snapshots/")
 # The classes of diffusers and transformers that have weights. Schedulers, tokenizers and processors have none.
 _MODEL = re.compile(r"Model|UNet|Transformer|Autoencoder|VAE|For[A-Z]")
 _OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")  # pipelines also run without them
 _MODULES = frozenset({
-    "CLIPModel", "CNN", "Dense", "LSTM", "LayerNorm", "MLMTransformer", "SparseAutoEncoder", "SparseStaticEmbedding",
-    "StaticEmbedding", "Transformer", "WeightedLayerPooling", "WordEmbeddings", "WordWeights",
+    "CLIPModel", "CNN", "Dense", "LSTM", "LayerNorm", "MLMTransformer", "SparseAutoEncoder", "StaticEmbedding",
+    "Transformer", "WeightedLayerPooling", "WordEmbeddings",
 })  # fmt: skip
 
 
@@ -40,8 +42,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         bare = [path for path, needed in listed.items() if needed and not held[path]]
         gone = [path for path, needed in listed.items() if not needed and held[path] is None]
         if bare:
-            # If no component has weights, the list is probably a copy without its model.
-            lines = judgement.problems if any(held.values()) else judgement.doubts
+            # If no component has weights, the list is probably a copy without its model. A Hub cache lacks the
+            # components that the program passed to the pipeline.
+            lines = judgement.problems if any(held.values()) and not _CACHED.search(folder.rel) else judgement.doubts
             names = ("the folder itself" if path == "." else path for path in bare)
             lines.append(f"{name} lists components whose weights are missing: {some(names)}")
         if gone:
@@ -57,8 +60,8 @@ def _held(folder: Folder, path: str, listed: dict[str, bool]) -> bool | None:
         if name in folder.odd or name in folder.links:
             return True
         below = folder.folders.get(name) or folder.folders.get(f"{name}_decoder")  # an ONNX export divides the VAE
-        if below is None:
-            return None
+        if below is None:  # older pipelines have their only model and their scheduler in the root
+            return True if _FLAT & folder.files.keys() and not listed.keys() & folder.folders.keys() else None
         folder = below
     parts = [folder, *(f for n, f in folder.folders.items() if str(PurePosixPath(path, n)) not in listed)]
     names = [name for part in parts for name in (*part.files, *part.odd, *part.links)]

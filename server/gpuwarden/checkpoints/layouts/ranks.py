@@ -47,7 +47,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         total = math.prod(1 + max(axis) for axis in zip(*ranks))  # noqa: B905
         total = max(total, int(world.group(1)) if world else 0)
         # In the name of a LoRA adapter, the rank is a size. Such numbers do not begin at 0.
-        if len(ranks) < total and (world or min(ranks)[0] == 0 or _FROM_0.search(stem)):
+        spaced = math.gcd(*(n for rank in ranks for n in rank)) > 2  # such as one file per node
+        if len(ranks) < total and (world or _FROM_0.search(stem) or (min(ranks)[0] == 0 and not spaced)):
             lacking.append(f"{total - len(ranks):,} of {total:,} {short(stem, 40)}")
     if lacking:
         judgement.doubts.append(f"the parts of some ranks are missing: {some(lacking)}")

@@ -34,7 +34,6 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     FOUND_RUNS,
     KEYWORDS,
     LATER,
-    MAKEFILES,
     REMOVERS,
     RUN_FROM,
     RUNNERS,
@@ -209,7 +208,7 @@ class Judge:
             if name in SHELLS:
                 self.values["PWD"] = before
             return why
-        if why := self._any(self._drafted(name, args, command), depth, far):
+        if name != "cat" and (why := self._any(self._scripts(command.words[:1]), depth, far)):
             return why
         if name in {"trap", "git"}:
             return self._any(args[:1] if name == "trap" else run_by_git(args), depth, far)
@@ -224,21 +223,22 @@ class Judge:
         if name in {"tmux", "hyperfine"} and (why := self._any(quoted, depth, far)):
             return why
         if language(name) in CODE:
-            return self._code(CODE[language(name)], args, command.stdin, depth, far)
+            return self._code(language(name), args, command.stdin, depth, far)
         if name not in DOERS:
             return None
         typed = " ".join([*(a for a in args if a not in {"Space", "Enter", "C-m"}), *command.stdin])
         return settings.code_edits(typed) or self.spoken(typed)
 
-    def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
+    def _code(self, name: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return the reason to block an interpreter because of the code that this call passes to it."""
+        flag = CODE[name]
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
         if why := settings.code_edits("\n".join([*args, *code, *stdin])):
             return why
         for text in (*code, *stdin):
-            if said_by_code(["-c", text]) is not None:
+            if said_by_code(name, ["-c", text]) is not None:
                 continue
             if why := self.spoken(text) or self._run_by_code(text, depth, far):
                 return why
@@ -262,12 +262,6 @@ class Judge:
                     return why
         self.files.question = self.files.question if runs else before
         return None
-
-    def _drafted(self, name: str, args: list[str], command: Command) -> list[str]:
-        """Return shell text that this call has written to a file and that a program runs from it."""
-        if name in {"make", "gmake", "just"}:
-            return [re.sub(r"(?m)^\s+[@+-]*", "", text) for text in self._scripts([*MAKEFILES, *args])]
-        return [] if name == "cat" else self._scripts(command.words[:1])
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
         """Return the contents of the files that are named in `args` and were written earlier in this call."""

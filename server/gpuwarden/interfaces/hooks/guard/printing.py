@@ -70,7 +70,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
         return " ".join(args)
     if name in FINDS and args:
         return args[-1]
-    if (said := said_by_code(args)) is not None and name.startswith(("python", "pypy", "node")):
+    if (said := said_by_code(name, args)) is not None:
         return said
     if name == "base64" and stdin and any(re.fullmatch(r"-\w*[dD]\w*|--d\w*", a) for a in args):
         return _decoded("".join(stdin))
@@ -84,8 +84,13 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     return among(["*"]) if name in NAMES else f"{UNKNOWN}$()"
 
 
-def said_by_code(args: Sequence[str]) -> str | None:
-    """Return the output of an interpreter whose code only prints literal text; None for other arguments."""
+def said_by_code(name: str, args: Sequence[str]) -> str | None:
+    """Return the output of an interpreter whose code only prints literal text; None for other arguments.
+
+    In other languages, such as Ruby and Perl, a string can contain code.
+    """
+    if not name.startswith(("python", "pypy", "node")):
+        return None
     if len(args) != 2 or args[0] not in {"-c", "-e"} or not _ONLY_PRINTS.fullmatch(args[1]):
         return None
     return "\n".join(a or b for a, b in _PRINT.findall(args[1]))

@@ -58,7 +58,6 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--membind", "--interleave", "--cpunodebind", "--physcpubind", "--preferred", "--machine",
                            "--setenv", "--slice", "--description", "--joblog", "--results", "--tmpdir", "--workdir",
                            "--event", "--output", "--argv0"})  # fmt: skip
-MAKEFILES: Final = ("GNUmakefile", "makefile", "Makefile", "justfile")
 RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ': "{}"', "PROMPT_COMMAND": "{}",
                    "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
 """Variables whose value a program runs, and the shell text that has the same effect."""
