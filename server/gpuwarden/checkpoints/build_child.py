@@ -73,7 +73,8 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
         return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
     settings = transformers.AutoConfig.for_model(**harmless(config))
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
-    loaded: Any = made.from_pretrained(
+    architecture: Any = made
+    loaded = architecture.from_pretrained(
         None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
         device_map="meta", attn_implementation="eager", dtype=torch.float32,
     )  # fmt: skip

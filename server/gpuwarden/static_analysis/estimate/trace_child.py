@@ -102,7 +102,7 @@ def _recording(recorder: Recorder) -> Any:
 
     alive: dict[int, Any] = {}
 
-    class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Recording(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             for leaf in tree_leaves(result):
