@@ -88,7 +88,9 @@ prove: $(READY)  ## the slow proofs
 proofs: $(READY)  ## the slow proofs that protect money and data, which CI runs
 	$(TESTS) -m "prove and protects" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
 
-# What CI runs after the quick tests: one run, because each start reads all tests, and at its end workers are idle.
+# What CI runs after the quick tests: one run, because each start reads all tests, and at its end workers are idle. These
+# wait longer, so one more worker.
+rest: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 rest: $(READY)
 	$(TESTS) -m "(slow and not prove) or (prove and protects)" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
 
