@@ -221,6 +221,7 @@ SAW: list[tuple[dict[str, Any], dict[str, Any] | None, Job, Code]] = [
     (status("timeout"), {"job_state": "FAILED", "exit_code": 124 << 8}, Job.FAILED, Code.TIME_LIMIT),
     (status(), {"job_state": "OUT_OF_MEMORY"}, Job.FAILED, Code.OUT_OF_MEMORY),
     (status(), {"job_state": "NODE_FAIL"}, Job.PREEMPTED, Code.ENGINE_TOOK),
+    (ABSENT, {"job_state": ["NODE_FAIL", "DROPPED"]}, Job.PREEMPTED, Code.ENGINE_TOOK),  # no flag of Slurm means this
     (status(), {"job_state": "PREEMPTED"}, Job.PREEMPTED, Code.ENGINE_TOOK),
     (status("preempted"), {"job_state": "FAILED", "exit_code": 143 << 8}, Job.PREEMPTED, Code.ENGINE_TOOK),
     (status("preempted"), {"job_state": "CANCELLED"}, Job.CANCELED, Code.STOPPED),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gpuwarden.backends._slurm_rows import Row
 from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.engine import Asked, EngineLimits, Queue
@@ -38,6 +40,7 @@ class PretendQueue(SlurmBackend):
         self.sbatches: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self.weather: list[str] = []
+        self.dropped: set[int] = set()
         self.down = False
 
     # -- controls of a test
@@ -72,6 +75,11 @@ class PretendQueue(SlurmBackend):
             row |= {"job_state": ["PENDING"], "restart_cnt": row["restart_cnt"] + 1, "start_time": 0}
             self.folders[row["current_working_directory"]] |= {"alive": False}
 
+    def drop(self, row: dict[str, Any]) -> None:
+        """Drop a waiting job from the queue, as Ray does."""
+        row |= {"job_state": ["NODE_FAIL"]}
+        self.dropped.add(row["job_id"])
+
     def purge(self) -> None:
         """Remove ended jobs from the queue, as after MinJobAge. This cluster has no accounting."""
         over = [r for r in self.rows if r["job_state"][0] not in {"PENDING", "RUNNING"}]
@@ -82,6 +90,10 @@ class PretendQueue(SlurmBackend):
         row |= {"job_state": [state], "end_time": self._clock.now(), "exit_code": {"return_code": code}}
 
     # -- the cluster
+
+    async def _rows(self, handles: Sequence[Handle]) -> tuple[dict[str, Row], dict[str, str]]:
+        rows, blind = await super()._rows(handles)
+        return {stem: replace(row, dropped=row.id in self.dropped) for stem, row in rows.items()}, blind
 
     async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
         """Answer the agent's request, or lose it before (`lost_request`) or after (`lost_reply`) it is carried out."""

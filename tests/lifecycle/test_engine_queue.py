@@ -29,7 +29,7 @@ async def queued(tmp_path: Path, drops: int) -> tuple[Context, PretendQueue, str
     spec = JobSpec(platform="slurm/local", command=("train",), outputs=("out",), timeout_s=3600, max_restarts=0)
     job = await launch(ctx, spec)
     for attempt in range(2, drops + 2):
-        queue.rows[-1]["job_state"] = ["NODE_FAIL", "DROPPED"]
+        queue.drop(queue.rows[-1])
         seen = (await check(ctx, job)).job
         assert (seen.state, seen.attempt, seen.restarts) == (Job.QUEUED, attempt, 1)
     return ctx, queue, job
@@ -50,7 +50,7 @@ async def test_a_job_that_was_dropped_before_it_started_waits_again_without_usin
 
 async def test_a_job_is_not_submitted_again_for_nothing_without_end(tmp_path: Path) -> None:
     ctx, queue, job = await queued(tmp_path, MOST_DROPPED)
-    queue.rows[-1]["job_state"] = ["NODE_FAIL", "DROPPED"]
+    queue.drop(queue.rows[-1])
     seen = (await check(ctx, job)).job
     assert (seen.state, seen.reason) == (Job.FAILED, Code.MAX_RESTARTS)
     ctx.ledger.close()

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from gpuwarden.backends._slurm_rows import DROPPED, Row
+from gpuwarden.backends._slurm_rows import Row
 from gpuwarden.core.engine import UNLIMITED, Asked, EngineLimits, Queue
 from gpuwarden.core.errors import AuthFailed, BadReply, NotSupported, Unreachable
 from gpuwarden.core.models import Allocation, Place
@@ -178,7 +178,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
         attempt=attempt,
         id=0,
         state=state,
-        flags=frozenset({DROPPED} if dropped else ()),
+        flags=frozenset(),
         exit_code=code if code is None or code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         submitted_at=_seconds(raw.get("start_time")) or 0.0,
@@ -192,6 +192,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
             nodes=line(raw.get("driver_node_id") or "", 80),
         ),
         message=message if state in {"FAILED", "NODE_FAIL"} else "",
+        dropped=dropped,
     )
 
 

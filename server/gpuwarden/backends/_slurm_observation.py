@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuwarden.backends._slurm_rows import DROPPED, TAKEN, Row
+from gpuwarden.backends._slurm_rows import TAKEN, Row
 from gpuwarden.core.models import Observation
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.states import Job
@@ -88,7 +88,7 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
         return own.model_copy(update={**update, "machine": "", "lost": False})
     if claimed == "preempted" and row.state in {"FAILED", "TIMEOUT"}:
         state, code = Job.PREEMPTED, Code.ENGINE_TOOK
-    elif DROPPED in row.flags and not status:  # otherwise its runner has started
+    elif row.dropped and not status:  # otherwise its runner has started
         code = Code.ENGINE_DROPPED
     elif row.state == "COMPLETED":  # Slurm's exit code is 0, but the runner's status is not a success
         state, code = Job.UNKNOWN, Code.ENGINE_DISAGREES

@@ -27,8 +27,6 @@ RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 """End states that the job did not cause: the engine preempted it, or its machine failed."""
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
-DROPPED: Final = "DROPPED"
-"""The flag of a job that its engine dropped before any machine had room for it. Slurm has no such flag."""
 QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
 
@@ -50,6 +48,8 @@ class Row:
     allocation: Allocation
     message: str = ""
     """The output of the batch script if the runner never started."""
+    dropped: bool = False
+    """Whether the engine dropped the job before any machine had room for it. Ray does this, Slurm never does."""
 
     @property
     def waits(self) -> bool:
