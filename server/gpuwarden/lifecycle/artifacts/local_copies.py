@@ -137,10 +137,10 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def whole_from(ctx: Context, job_id: str) -> int | None:
-    """Return the number of the ledger event after which a pull has all outputs; None if the job may still have a
-    process.
+    """Return the number of the ledger event after which a pull has all outputs.
 
-    The event is the job's end, or a later declaration of outputs: an earlier pull did not ask for them.
+    The event is the job's end, or a later declaration of outputs: an earlier pull did not ask for them. None means that
+    the job may still have a process.
     """
     end, declared = at_rest(ctx.ledger, job_id), ctx.ledger.last(f"job/{job_id}", OutputsDeclared)
     return None if end is None else max(end.seq, declared.seq if declared else 0)
