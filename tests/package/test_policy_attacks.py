@@ -179,6 +179,32 @@ async def test_a_fresh_ledger_allows_no_more_pins(
         assert not ctx.ledger.events(kind=PinWrong.kind())
 
 
+@pytest.mark.parametrize("name", ["wrong_pins", "wrong_pins.lock"])
+async def test_a_list_that_another_user_owns_leaves_the_count_of_the_ledger(
+    name: str, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = load_config().policy_file.with_name(name)
+    theirs.write_text("")
+    writable = os.access  # the tests may run as root, who can write to every file
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != theirs and writable(path, mode))
+    for pin in [*[THEIRS] * PIN_TRIES, PIN]:
+        with pytest.raises(Refused):
+            await check_pin(open_context("cli"), Typed(pin))
+    assert len(open_context("cli").ledger.events(kind=PinWrong.kind())) == PIN_TRIES
+    assert (theirs.read_text(), theirs.with_name("wrong_pins").exists()) == ("", name == "wrong_pins")
+
+
+@pytest.mark.attack("person", "damages the list of wrong PINs")
+@pytest.mark.parametrize("line", [b"1.2.3", b"abc", b"nan", b".", b"\xff\xfe", b"\0" * 8, b"9" * 400, b""])
+async def test_a_damaged_list_of_wrong_pins_counts_as_full_for_a_while(line: bytes, account: Path) -> None:
+    file, ctx = load_config().policy_file.with_name("wrong_pins"), open_context("cli")
+    file.write_bytes(line)
+    with pytest.raises(Refused):
+        await check_pin(ctx, Typed(PIN))
+    os.utime(file, (0, 0))
+    await check_pin(ctx, Typed(PIN))
+
+
 # ------------------------------------------------------------------------------------------ accepting another file
 
 
