@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from fakes import FakeClock
 from gpuwarden.core.models import Handle, LogChunk
+from gpuwarden.core.safe_names import LOG_NAME
 from gpuwarden.core.sanitize import HIDDEN, plain, redact, unfenced
 from gpuwarden.interfaces import results
+from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.artifacts.local_copies import read_piece
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring import log_part as use_case
 from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.diagnose import TAIL, tail_of
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.runner.log import Log, read_log
@@ -129,6 +133,22 @@ def test_parts_add_up_to_the_redacted_log(
         patch.setattr(use_case, "MARGIN", 48)
         for read in sources(raw, tmp_path_factory.mktemp("log") / "run"):
             anyio.run(parts, read)
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+@pytest.mark.parametrize(("rest", "whole"), [(TAIL - 5, False), (5, True)])
+def test_the_tail_of_a_log_begins_with_a_whole_line(
+    ctx: Context, job: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    reachable: bool, rest: int, whole: bool,
+) -> None:  # fmt: skip
+    machine = ctx.backend("local")
+    assert isinstance(machine, Printing)
+    raw = f"{SECRET}\n{'x' * rest}"
+    machine.raw = raw.encode() if reachable else b""
+    (tmp_path / LOG_NAME).write_text(raw)
+    monkeypatch.setattr(local_copies, "last_pull", lambda *_: SimpleNamespace(dest=str(tmp_path)))
+    found = anyio.run(lambda: tail_of(ctx, job, reachable=reachable))
+    assert found == (raw if whole else "x" * rest)
 
 
 def test_a_cursor_beyond_a_new_log_is_where_the_source_puts_it(ctx: Context, job: JobRecord, tmp_path: Path) -> None:
