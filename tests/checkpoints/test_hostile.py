@@ -12,7 +12,9 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from counting import counted_lines, lines_run
 from gpuwarden.checkpoints import examine
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Expected
+from gpuwarden.checkpoints.layouts import deepspeed, gguf_split
+from gpuwarden.checkpoints.tree import Folder
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
@@ -183,6 +187,29 @@ def test_what_a_small_file_can_cost_is_bounded(tmp_path: Path, data: bytes) -> N
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert lines_run(lambda: verify(path, Level.CONTENT)) < MOST_LINES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+
+
+CLAIMS: dict[str, tuple[Any, str, dict[str, int], str]] = {
+    "number of a rank": (deepspeed, "zero_pp_rank_999999_mp_rank_{:06}_optim_states.pt", {}, "0, 1, 2 and 999,996"),
+    "number of ranks": (
+        deepspeed, "zero_pp_rank_0_mp_rank_{:06}_optim_states.pt", {"dp_world_size": 1_000_000}, "1, 2, 3 and 999,996",
+    ),
+    "number of model parts": (
+        deepspeed, "zero_pp_rank_0_mp_rank_{:06}_optim_states.pt", {"mp_world_size": 1_000_000}, "5, 6, 7 and 999,992",
+    ),
+    "number of parts": (gguf_split, "m{}-00001-of-99999.gguf", {}, "00002, 00003, 00004 and 99,995"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "name", "head", "missing"), CLAIMS.values(), ids=CLAIMS)
+def test_a_claimed_number_of_parts_costs_no_work(layout: Any, name: str, head: dict[str, int], missing: str) -> None:
+    names = [name.format(n) for n in range(5)]
+    folder = Folder(Path("global_step7"), "", dict.fromkeys([*names, "mp_rank_00_model_states.pt"], 1))
+    found: dict[str, Any] = defaultdict(lambda: None)
+    found["mp_rank_00_model_states.pt"] = SimpleNamespace(problems=[], anatomy=SimpleNamespace(content=head))
+    judged: list[str] = []
+    assert lines_run(lambda: judged.extend(layout.judge(folder, found).problems)) < 2_000
+    assert missing in "\n".join(judged)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any
 
 from gpuwarden.core.evidence import Cause, Evidence
@@ -208,9 +209,21 @@ def role(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def some(names: Any, limit: int = 3) -> str:
-    """Return text with the first few names in a list and the number of the remaining names."""
+def some(names: Any, limit: int = 3, count: int | None = None) -> str:
+    """Return text with the first few names in a list and the number of the remaining names.
+
+    `count` is the number of all names if the list has only the first ones.
+    """
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
-    more = len(listed) - limit
+    more = (len(listed) if count is None else count) - limit
     return f"{head} and {more:,} more" if more > 0 else head
+
+
+def gaps(numbers: range, found: Collection[int]) -> tuple[list[int], int]:
+    """Return the first few numbers of a range that are not in a set, and how many are not in it.
+
+    The work depends on the size of the set, because a hostile file can claim a million parts.
+    """
+    first = list(islice((n for n in numbers if n not in found), 3))
+    return first, len(numbers) - sum(n in numbers for n in found)

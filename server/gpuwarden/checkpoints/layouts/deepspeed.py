@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import Broken, Doubtful, short, some
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, gaps, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.layouts.stepped import like_weights
 from gpuwarden.checkpoints.pickles.torch_objects import sizes, tensor
@@ -142,26 +142,29 @@ def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
 def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     """Check that every rank has saved its parts."""
     worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
-    for what, told in (("ranks", worlds), ("model-parallel parts", models)):
-        if len(told) > 1:
-            judgement.problems.append(f"the parts were saved by {some(told)} {what}, so they belong to different saves")
+    for what, numbers in (("ranks", worlds), ("model-parallel parts", models)):
+        if len(numbers) > 1:
+            judgement.problems.append(
+                f"the parts were saved by {some(numbers)} {what}, so they belong to different saves"
+            )
     before = len(judgement.problems)
     world = worlds[0] if len(worlds) == 1 else None
     for (kind, model), ranks in sorted(parts.ranks.items()):
-        gone = [r for r in range(max([*ranks, (world or 0) - 1]) + 1) if r not in ranks]
+        gone, count = gaps(range(max([*ranks, (world or 0) - 1]) + 1), ranks)
         if gone:
-            judgement.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {some(gone)}")
+            lost = some(gone, count=count)
+            judgement.problems.append(f"some ranks have no {kind} states for mp_rank {model:02}: {lost}")
         elif world and len(ranks) > world:
             judgement.problems.append(
                 f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}; expected {world}"
             )
     known = {m for _, m in parts.ranks} | set(parts.whole)
-    lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
-    if lost:
-        judgement.problems.append(f"all files of the model-parallel parts {some(lost)} are missing")
+    absent, count = gaps(range(models[0] if len(models) == 1 and not _apart(folder) else 0), known)
+    if absent:
+        judgement.problems.append(f"all files of the model-parallel parts {some(absent, count=count)} are missing")
     states = {m for kind, m in parts.ranks if kind == "model"} | set(parts.whole)
     lowest = next(m for m in range(len(states) + 1) if m not in states)
-    if not lost and lowest <= max(known):
+    if not absent and lowest <= max(known):
         judgement.doubts.append(f"mp_rank {lowest:02} has no model states")
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import Anatomy, short, some
+from gpuwarden.checkpoints.file_model import Anatomy, gaps, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.tree import Folder
 
@@ -27,10 +27,10 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if match:
             models.setdefault((match.group(1), int(match.group(3))), {})[int(match.group(2))] = name
     for (stem, count), parts in sorted(models.items()):
-        gone = [n for n in range(1, min(count, 100_000) + 1) if n not in parts]
+        gone, missing = gaps(range(1, count + 1), parts)
         if gone:
-            lost = some(f"{n:05}" for n in gone)
-            judgement.problems.append(f"{len(gone):,} of {count:,} parts of {short(stem, 60)} are missing: {lost}")
+            lost = some((f"{n:05}" for n in gone), count=missing)
+            judgement.problems.append(f"{missing:,} of {count:,} parts of {short(stem, 60)} are missing: {lost}")
             continue
         read = {}
         for number, name in sorted(parts.items()):
