@@ -54,7 +54,7 @@ STORED = Known((file(stored=True),))
 EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-ACCT-001": ([looked("PF-ACCT-001")], [submit(), looked("PF-PLACE-001")]),
     "PF-COST-001": (
-        [submit(quote=Unknown("no answer")), submit(quote=None)],
+        [submit(quote=Unknown("no answer")), submit(quote=None), submit(quote=None, max_cost_usd=3, timeout_s=None)],
         [submit(), submit(quote=Unknown("no answer"), max_cost_usd=3), submit(OWNED, quote=None)],
     ),
     "PF-COST-002": (

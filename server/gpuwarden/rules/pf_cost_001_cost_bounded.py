@@ -8,20 +8,27 @@ from gpuwarden.rules.facts import SubmitFacts
 
 @rule("PF-COST-001", gate="submit", severity=Severity.ERROR, fix=do(Action.SET_ARGUMENT, name="max_cost_usd"))
 def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
-    """A metered job has a price or a cap.
+    """A metered job has a price, or a cap and a timeout.
 
-    Why: without either, the job's cost is unbounded, because no total can be shown for approval and no limit can end
-    the job. The price comes from the platform's quote. The cap is an argument of the job; a job that reaches its cap is
-    canceled.
+    Why: without them, the job's cost is unbounded, because no total can be shown for approval and no limit can end the
+    job. The price comes from the platform's quote. A job that reaches its cap is canceled, but the cost is only known
+    if the platform reports a price for the rented machine; otherwise, only the timeout ends the job.
 
     Example:
         submit_job(platform="ssh/rented-box", script=train)  # no price is known, and no cap is set
 
     Instead:
-        submit_job(platform="ssh/rented-box", script=train, max_cost_usd=5)
+        submit_job(platform="ssh/rented-box", script=train, max_cost_usd=5, timeout_s=3_600)
 
     """
-    if not facts.metered or facts.price is not None or facts.spec.max_cost_usd is not None:
+    capped = facts.spec.max_cost_usd is not None
+    if not facts.metered or facts.price is not None or (capped and facts.spec.timeout_s is not None):
         return
     why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform reports no price"
-    yield Found(f"the price is unknown ({why}) and no cost cap is set")
+    if capped:
+        yield Found(
+            f"the price is unknown ({why}), so the cost cap may have no effect, and no timeout is set",
+            fix=do(Action.SET_ARGUMENT, name="timeout_s"),
+        )
+    else:
+        yield Found(f"the price is unknown ({why}) and no cost cap is set")
