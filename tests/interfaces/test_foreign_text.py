@@ -31,7 +31,7 @@ from gpuwarden.interfaces.cli.approval import show_request
 from gpuwarden.interfaces.cli.base import answer as print_reply
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results import Result
-from gpuwarden.interfaces.results.history import told_events
+from gpuwarden.interfaces.results.history import quoted_events
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.context import Context
@@ -156,7 +156,7 @@ async def ended(ctx: Context, state: str = "succeeded") -> str:
 
 async def test_the_history_marks_what_others_worded(ctx: Context) -> None:
     job = await ended(ctx, "failed")
-    told = told_events([event.as_dict() for event in story(ctx.ledger, job)])
+    told = quoted_events([event.as_dict() for event in story(ctx.ledger, job)])
     assert words(told) >= {"why", "metric", "alert"} and not list(leaks(told)), "\n".join(leaks(told))
     assert any(row["body"].get("spec", {}).get("name") == "train" for row in told), "what is ours stays as it is"
 

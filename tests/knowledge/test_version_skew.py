@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from counting import lines_run
 from gpuwarden.interfaces.results.diagnosing import diagnose_log
 from gpuwarden.interfaces.results.references import look_up
-from gpuwarden.interfaces.results.version_skew import SkewReply, told
+from gpuwarden.interfaces.results.version_skew import SkewReply, sentence_of
 from gpuwarden.knowledge.failure import read_failure
 from gpuwarden.knowledge.version_skew import Change, Skew, explain
 from gpuwarden.static_analysis.signatures.history import ever
@@ -151,7 +151,7 @@ def test_the_commands_and_the_search_answer_with_it() -> None:
 @pytest.mark.parametrize("change", list(Change))
 def test_every_change_is_told(change: Change) -> None:
     reply = SkewReply(package="trl", name="trl.X", kind="name", change=change, certainty="likely", since="1.0.0")
-    assert told(reply).startswith("trl.X ")
+    assert sentence_of(reply).startswith("trl.X ")
 
 
 def test_a_warm_answer_unpacks_no_table_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,13 +239,13 @@ class DstackServer:
 
     async def _ask(self, path: str, shape: type[T], body: Mapping[str, Any], *, safe: bool = True) -> T:
         await self.version()
-        return _told(await self._client.ask("POST", path, shape, body=dict(body), safe=safe))
+        return _value(await self._client.ask("POST", path, shape, body=dict(body), safe=safe))
 
     async def version(self) -> str:
         """Return the server's version, which is requested only once. Raises NotSupported if it is too old."""
         if not self._version:
             path = "/api/server/get_info"
-            found = _told(await self._client.ask("POST", path, _Info, body={}, safe=True)).server_version or "dev"
+            found = _value(await self._client.ask("POST", path, _Info, body={}, safe=True)).server_version or "dev"
             parts = re.match(r"(\d{1,4})\.(\d{1,4})", found)
             if parts is not None and (int(parts[1]), int(parts[2])) < OLDEST:
                 raise NotSupported(
@@ -331,7 +331,7 @@ class DstackServer:
         )
 
 
-def _told(answer: Answer[T]) -> T:
+def _value(answer: Answer[T]) -> T:
     """Return the server's reply. Raises Unreachable if there is no reply or its format is unknown."""
     if isinstance(answer, Known):
         return answer.value

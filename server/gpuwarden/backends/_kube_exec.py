@@ -52,12 +52,12 @@ class PodChannel:
             raise BrokenPipeError("the command has ended")
         piece = bytes(data[:PIECE])
         self._socket.settimeout(SEND_S)
-        self._told(lambda: self._opened.write_channel(STDIN, piece))
+        self._write(lambda: self._opened.write_channel(STDIN, piece))
         return len(piece)
 
     def end_input(self) -> None:
         """Close stdin."""
-        self._told(lambda: self._opened.close_channel(STDIN))
+        self._write(lambda: self._opened.close_channel(STDIN))
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
         """Read available bytes of stdout into `buffer`. Return the number of bytes, which is 0 at the end of stdout."""
@@ -131,7 +131,7 @@ class PodChannel:
                 found = None
             self._status = found if isinstance(found, dict) else {"message": "the status is not JSON"}
 
-    def _told(self, send: Any) -> None:
+    def _write(self, send: Any) -> None:
         """Call `send`. Raises ConnectionError if the WebSocket connection is lost."""
         from websocket import WebSocketException
 

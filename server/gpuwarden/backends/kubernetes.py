@@ -241,8 +241,8 @@ class KubernetesBackend(EngineBackend):
         ran = set()
         for handle in handles:
             status, attempt = seen[handle.run_dir], attempts[handle.token]
-            told = status.get("attempt") if status.get("token") == handle.token else None
-            if isinstance(told, int) and told >= attempt:  # its job may have been deleted since then
+            started = status.get("attempt") if status.get("token") == handle.token else None
+            if isinstance(started, int) and started >= attempt:  # its job may have been deleted since then
                 ran.add(handle.token)
         return {token: row for token, row in rows.items() if row.attempt >= attempts[token]}, ran
 

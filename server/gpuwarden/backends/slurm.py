@@ -234,8 +234,8 @@ class SlurmBackend(EngineBackend):
             again, blind = await self._rows(lost)
             rows, seen = {**rows, **again}, {**seen, **await self._look(lost)}
         unseen = {h.token for h in lost if launch.run_name(h.token) in blind}
-        told = (h for h in handles if h.token not in unseen)
-        return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in told}
+        visible = (h for h in handles if h.token not in unseen)
+        return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in visible}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
         """Return whether Slurm lists the job; Unknown if accounting is down or the job is being submitted."""

@@ -123,7 +123,7 @@ class Spot(Sourced):
     note: str = ""
 
     @model_validator(mode="after")
-    def _told(self) -> Spot:
+    def _complete(self) -> Spot:
         missing = {"signal", "grace_s", "then", "auto_resume"} - self.model_fields_set
         if self.offered and missing:
             raise ValueError(f"spot.offered is true, so {', '.join(sorted(missing))} must be given or marked unknown")

@@ -73,25 +73,25 @@ class Console:
             interruptible=bool(order.get("interruptible")),
             durable_storage=bool(order.get("durable")),
         )
-        return _told(self._cloud(order["platform"]).create(wanted, str(order["label"])))
+        return _value(self._cloud(order["platform"]).create(wanted, str(order["label"])))
 
     def _do_quote(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).quote(Resources(gpu=order.get("gpu"))))
+        return _value(self._cloud(order["platform"]).quote(Resources(gpu=order.get("gpu"))))
 
     def _do_list(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).list())
+        return _value(self._cloud(order["platform"]).list())
 
     def _do_get(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).get(order["id"]))
+        return _value(self._cloud(order["platform"]).get(order["id"]))
 
     def _do_start(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).start(order["id"]))
+        return _value(self._cloud(order["platform"]).start(order["id"]))
 
     def _do_stop(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).stop(order["id"]))
+        return _value(self._cloud(order["platform"]).stop(order["id"]))
 
     def _do_terminate(self, order: Order) -> Any:
-        return _told(self._cloud(order["platform"]).terminate(order["id"]))
+        return _value(self._cloud(order["platform"]).terminate(order["id"]))
 
     def _do_preempt(self, order: Order) -> None:
         self._cloud(order["platform"]).preempt(order["id"])
@@ -128,7 +128,7 @@ class Console:
         return {**hub.env, "HF_TOKEN": TOKEN}
 
 
-def _told(answer: Answer[Any]) -> Any:
+def _value(answer: Answer[Any]) -> Any:
     if isinstance(answer, Unknown):
         raise Unreachable(answer.why)
     value = answer.value

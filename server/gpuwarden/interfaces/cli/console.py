@@ -281,9 +281,9 @@ def _decision(decision: DecisionReply | None) -> None:
 
 def _skew(skew: SkewReply | None) -> None:
     if skew is not None:
-        from gpuwarden.interfaces.results.version_skew import told
+        from gpuwarden.interfaces.results.version_skew import sentence_of
 
-        out.print(f"[yellow]{skew.certainty}[/] [bold]{shown(skew.package)}[/]: {shown(told(skew))}")
+        out.print(f"[yellow]{skew.certainty}[/] [bold]{shown(skew.package)}[/]: {shown(sentence_of(skew))}")
 
 
 def _diagnoses(rows: list[DiagnosisReply]) -> None:
@@ -306,7 +306,7 @@ def diagnosed(reply: DiagnoseReply) -> None:
         "raised at": f"{raised.frame}{f' ({where})' if where else ''}" if raised and raised.frame else "",
         "rank": raised.rank if raised else "",
         "caused by": "\n".join(f"{one.type}: {one.message}" for one in failure.chain),
-        "message from": reply.origin.told if reply.origin else "",
+        "message from": reply.origin.releases if reply.origin else "",
         "does not exist": " ".join(failure.missing.values()),
         "exit": " ".join(str(part) for part in (failure.exit_code, failure.signal) if part not in (None, "")),
         "last progress": failure.last_progress,

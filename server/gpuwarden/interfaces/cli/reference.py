@@ -21,14 +21,14 @@ def history(subject: str | None, as_json: bool) -> int:
     SUBJECT is a job (with its leases and teardowns), a ticket or a receipt; by default all events are shown.
     """
     from gpuwarden.interfaces.cli import console
-    from gpuwarden.interfaces.results.history import told_events
+    from gpuwarden.interfaces.results.history import quoted_events
     from gpuwarden.lifecycle.records import story
 
     rows = [e.as_dict() for e in story(open_context().ledger, subject)]
     if subject and not rows:
         raise NotFound(f"this ledger has no event about {subject!r}", "gpuwarden history shows all events.")
     if as_json:
-        emit({"ok": True, "code": "ok", "events": told_events(rows)})
+        emit({"ok": True, "code": "ok", "events": quoted_events(rows)})
     else:
         console.history(redacted(rows))
     return 0
@@ -146,9 +146,9 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
         emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else console.platforms(titles)
         return 0
     profile = ctx.profile(name) if "/" in name else ctx.family(name)
-    told = ctx.notes.of(name).model_dump(exclude_none=True)
+    noted = ctx.notes.of(name).model_dump(exclude_none=True)
     if as_json:
-        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})
+        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": noted})
     else:
-        console.profile(profile_file(profile.id, ctx.own_profiles), told)
+        console.profile(profile_file(profile.id, ctx.own_profiles), noted)
     return 0

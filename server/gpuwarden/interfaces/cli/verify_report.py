@@ -25,9 +25,9 @@ def show(report: Report) -> None:
     console.out.print(
         f"{console.colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}"
     )
-    _said(report.problems, "red", "")
-    _said(report.doubts, "magenta", "unknown: ")
-    _said(report.warnings, "yellow", "")
+    _print_lines(report.problems, "red", "")
+    _print_lines(report.doubts, "magenta", "unknown: ")
+    _print_lines(report.warnings, "yellow", "")
     rows: list[CheckpointEvidence | FileEvidence] = [*report.checkpoints, *report.files]
     rows.sort(key=lambda r: (r.verdict is Verdict.PROVEN, isinstance(r, FileEvidence), r.path))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -51,11 +51,11 @@ def show(report: Report) -> None:
     if len(rows) > SHOWN:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
         console.out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
-    _said(report.proved, "green", "")
-    _said(report.not_checked, "dim", "not checked: ")
+    _print_lines(report.proved, "green", "")
+    _print_lines(report.not_checked, "dim", "not checked: ")
 
 
-def _said(lines: Sequence[str], style: str, before: str) -> None:
+def _print_lines(lines: Sequence[str], style: str, before: str) -> None:
     for text in lines[:SHOWN]:
         console.out.print(f"  [{style}]{before}{safe(text)}[/]")
     if len(lines) > SHOWN:

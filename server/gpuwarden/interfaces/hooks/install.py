@@ -231,7 +231,7 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     private_folder(config.home)
     private_folder(folder).chmod(0o700)  # an older version made the folder world-readable
     (folder / OLD_MARK).unlink(missing_ok=True)
-    write_private(folder / "guard.json", _told(config, settings).encode())
+    write_private(folder / "guard.json", _guard_facts(config, settings).encode())
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
     call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
     tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -243,7 +243,7 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
         )
 
 
-def _told(config: Config, settings: list[Path]) -> str:
+def _guard_facts(config: Config, settings: list[Path]) -> str:
     """Return the content of the file that the guard reads on each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
@@ -373,8 +373,8 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path], env
     ours = _installed(client, table)
     if not ours:
         return "absent"
-    told = _folder(config) / "guard.json"
-    fresh = told.exists() and told.read_text("utf-8") == _told(config, settings)
+    facts = _folder(config) / "guard.json"
+    fresh = facts.exists() and facts.read_text("utf-8") == _guard_facts(config, settings)
     here = all(_command(client, config) in _texts(entry) for entry in ours)
     if not (fresh and here and len(ours) == len(client.events)):
         return "stale"

@@ -69,7 +69,7 @@ class OriginReply(BaseModel):
     until: str = ""
 
     @property
-    def told(self) -> str:
+    def releases(self) -> str:
         """Return the releases and the file as one line."""
         limits = (("since", self.since), ("until", self.until))
         return " ".join([self.package, *(f"{word} {release}" for word, release in limits if release), f"({self.file})"])

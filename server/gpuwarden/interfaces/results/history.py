@@ -14,7 +14,7 @@ FOREIGN: Final = frozenset(
 MAX_TEXT: Final = 1_200
 
 
-def told_events(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def quoted_events(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events for a reply, with foreign text quoted. The ledger itself stores the original text."""
     return [{**row, "body": _marked(row["body"], foreign=False)} for row in rows]
 

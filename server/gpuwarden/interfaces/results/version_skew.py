@@ -34,7 +34,7 @@ def skew_reply(skew: Skew | None) -> SkewReply | None:
     return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})
 
 
-def told(reply: SkewReply) -> str:
+def sentence_of(reply: SkewReply) -> str:
     """Return a version skew as one sentence for a terminal."""
     facts = {
         Change.REMOVED: f"exists up to {reply.package} {reply.until}, not in {reply.gone_in}",

@@ -78,7 +78,7 @@ def set_aside(ctx: Context, job_id: str, dest: Path, listed: Manifest, digests: 
             target.parent.mkdir(parents=True, exist_ok=True)
             place.replace(target)
             places[path] = str(target)
-    finally:  # after an error, the proof applies to the files where they are now
+    finally:  # even if a move failed, because some files may have moved
         for folder in {Path(place).parent for place in places.values() if place not in kept.places.values()}:
             sync_folder(folder)
         moved = kept.model_copy(update={"places": places})

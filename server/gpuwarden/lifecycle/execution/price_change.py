@@ -35,7 +35,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
     if asked is None or price > asked.data.price * ROUNDING:
         question = _question(ctx, job, price, allowed)
         if not question:
-            ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
+            ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_price_change(price, allowed)))
             return "yes"
         # `approve` accepts this ticket. The ticket matches no submission, so it can't rent a second machine.
         ticket, spec = f"r{random.token_hex(8)}", job.spec
@@ -89,7 +89,7 @@ def allowed_price(ctx: Context, job: JobRecord) -> float | None:
     return settled.data.price if settled else job.price
 
 
-def _said(price: float, allowed: float) -> str:
+def _price_change(price: float, allowed: float) -> str:
     return f"the machine costs {usd_per_hour(price)}, but the checked price was {usd_per_hour(allowed)}"
 
 
@@ -98,8 +98,8 @@ def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
     if issued is not None and issued.data.ask:
-        return f"{_said(price, allowed)}, and the user approved only that price"
+        return f"{_price_change(price, allowed)}, and the user approved only that price"
     if job.worst_cost is None or job.price is None:
-        return f"{_said(price, allowed)}, and the job's maximum cost is unknown"
+        return f"{_price_change(price, allowed)}, and the job's maximum cost is unknown"
     over = over_caps(ctx, job.spec, job.worst_cost * price / job.price, job.person, of=(job.id,))
-    return f"{_said(price, allowed)}: {over}" if over else ""
+    return f"{_price_change(price, allowed)}: {over}" if over else ""

@@ -131,7 +131,7 @@ def pair_of(row: Row) -> Row | None:
         return {"prompt": asked, "chosen": first, "rejected": second}
     if prompt is None:
         raise BadRow("the pair has no prompt")
-    return {"prompt": _asked(prompt, row), "chosen": _said(chosen), "rejected": _said(rejected)}
+    return {"prompt": _asked(prompt, row), "chosen": _answered(chosen), "rejected": _answered(rejected)}
 
 
 def judged_of(row: Row) -> Row | None:
@@ -145,7 +145,7 @@ def judged_of(row: Row) -> Row | None:
         if row[verdict] not in (first, second):
             raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which does not prefer either answer")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
-        return {"prompt": _asked(prompt, row), "chosen": _said(pair[0]), "rejected": _said(pair[1])}
+        return {"prompt": _asked(prompt, row), "chosen": _answered(pair[0]), "rejected": _answered(pair[1])}
     return None
 
 
@@ -155,7 +155,7 @@ def marked_of(row: Row) -> Row | None:
         return None
     if row["label"] not in (True, False):
         raise BadRow(f"the label is {line(row['label'], 40)!r}, not true or false")
-    return {"prompt": _asked(row["prompt"]), "completion": _said(row["completion"]), "label": bool(row["label"])}
+    return {"prompt": _asked(row["prompt"]), "completion": _answered(row["completion"]), "label": bool(row["label"])}
 
 
 def exchange_of(row: Row) -> Row | None:
@@ -168,7 +168,7 @@ def exchange_of(row: Row) -> Row | None:
     prompt = _asked(row[asked], row)
     if more and isinstance(row[asked], str):
         prompt[-1]["content"] += f"\n\n{more}"
-    return {"prompt": prompt, "completion": _said(row[answer])}
+    return {"prompt": prompt, "completion": _answered(row[answer])}
 
 
 def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
@@ -182,7 +182,7 @@ def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": value}]
 
 
-def _said(value: Any) -> list[dict[str, str]]:
+def _answered(value: Any) -> list[dict[str, str]]:
     """Convert an answer to messages."""
     if isinstance(value, list):
         return _messages(value)

@@ -72,7 +72,7 @@ class Supervisor:
         self.child: Any = None
         self.sealer: Any = None
         self.keeper: Any = None
-        self.keep_told = ""
+        self.keep_reported = ""
 
     # -- the phases of an attempt
 
@@ -228,9 +228,9 @@ class Supervisor:
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_told:  # the text differs with each try, so only the first is reported
+            if trouble and not self.keep_reported:  # the text differs with each try, so only the first is reported
                 self.record.alert("keep", trouble)
-            self.keep_told = trouble
+            self.keep_reported = trouble
         self.record.dirty = True
 
     def keep(self) -> None:

@@ -70,7 +70,7 @@ class Agent:
         self.folder, self.at = "", -1
         self.written: list[str] = []
         self.files = self.bytes = 0
-        self.told = (0, 0)
+        self.reported = (0, 0)
         self.bad: list[int] = []
 
     # ----------------------------------------------------------------------------------------------------------- stdin
@@ -85,7 +85,7 @@ class Agent:
             self.low, self.high = 0, len(left)
             if self.high == len(self.data):
                 self.data += bytes(len(self.data))
-        if self.bytes - self.told[1] >= CONFIRM_BYTES:
+        if self.bytes - self.reported[1] >= CONFIRM_BYTES:
             self.confirm()
         while not self.read():
             self.confirm()
@@ -105,9 +105,9 @@ class Agent:
 
     def confirm(self) -> None:
         """Report the work that has been finished since the last confirmation."""
-        if self.told != (self.files, self.bytes):
+        if self.reported != (self.files, self.bytes):
             say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
-            self.told, self.bad = (self.files, self.bytes), []
+            self.reported, self.bad = (self.files, self.bytes), []
 
     def line(self) -> bytes:
         """Return the next line."""

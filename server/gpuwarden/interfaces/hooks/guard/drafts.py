@@ -40,7 +40,7 @@ class Drafts:
         if not command.targets:
             return None
         plain = printed(command.words, command.stdin, self.files.cwd)
-        text = "" if printed_elsewhere else self._said(command, plain)
+        text = "" if printed_elsewhere else self._output(command, plain)
         for target in dict.fromkeys(command.targets):
             if why := self._written(target, text):
                 return why
@@ -84,7 +84,7 @@ class Drafts:
             self.files.ask(f"{path} configures a coding agent, and the text to be written to it is unknown")
         return None
 
-    def _said(self, command: Command, text: str) -> str:
+    def _output(self, command: Command, text: str) -> str:
         """Return the output of a command.
 
         For a filter, the output is its arguments, followed by the files and texts that it reads.

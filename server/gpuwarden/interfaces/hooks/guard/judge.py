@@ -14,7 +14,7 @@ from gpuwarden.interfaces.hooks.guard.drafts import Drafts
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import SCRIPTS, Patterns
-from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed, roots, said_by_code
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, output_of_code, printed, roots
 from gpuwarden.interfaces.hooks.guard.programs import (
     HTTP,
     RUNS_IN_CODE,
@@ -238,7 +238,7 @@ class Judge:
         if why := settings.code_edits("\n".join([*args, *code, *stdin])):
             return why
         for text in (*code, *stdin):
-            if said_by_code(name, ["-c", text]) is not None:
+            if output_of_code(name, ["-c", text]) is not None:
                 continue
             if why := self.spoken(text) or self._run_by_code(text, depth, far):
                 return why

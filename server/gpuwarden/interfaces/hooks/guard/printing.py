@@ -70,8 +70,8 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
         return " ".join(args)
     if name in FINDS and args:
         return args[-1]
-    if (said := said_by_code(name, args)) is not None:
-        return said
+    if (output := output_of_code(name, args)) is not None:
+        return output
     if name == "base64" and stdin and any(re.fullmatch(r"-\w*[dD]\w*|--d\w*", a) for a in args):
         return _decoded("".join(stdin))
     if name in PASSES and stdin:
@@ -84,7 +84,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     return among(["*"]) if name in NAMES else f"{UNKNOWN}$()"
 
 
-def said_by_code(name: str, args: Sequence[str]) -> str | None:
+def output_of_code(name: str, args: Sequence[str]) -> str | None:
     """Return the output of an interpreter whose code only prints literal text; None for other arguments.
 
     In other languages, such as Ruby and Perl, a string can contain code.

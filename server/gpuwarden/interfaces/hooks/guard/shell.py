@@ -207,7 +207,7 @@ class Reader(Words):
         fed = Feed(feed.stdin, (), feed.fed)
         for stage in stages[:-1]:
             parts.append((stage, fed))
-            fed = Feed((self._said_by(stage, fed, 1),), (), True)
+            fed = Feed((self._output_of(stage, fed, 1),), (), True)
         return [*parts, *((stage, fed.and_(Feed((), feed.targets))) for stage in stages[-1:])]
 
     def _function(self, node: Node) -> tuple[list[Part], Command]:
@@ -261,7 +261,7 @@ class Reader(Words):
                 parts += [(child, outer) for child in last.named_children[:-1]]
                 last = last.named_children[-1]
         if piped:
-            later += self._stages(piped, Feed((self._said_by(last, inner, 1),), feed.targets, True))
+            later += self._stages(piped, Feed((self._output_of(last, inner, 1),), feed.targets, True))
             inner = Feed(inner.stdin, tuple(own.targets), inner.fed)
         simple = last.type in {"command", "declaration_command", "unset_command"}
         return [*parts, (last, inner), *later], Command(targets=[] if simple else own.targets)
@@ -295,7 +295,7 @@ class Reader(Words):
 
     # -------------------------------------------------------------------------------------------------------- output
 
-    def _said_by(self, node: Node, feed: Feed, depth: int) -> str:
+    def _output_of(self, node: Node, feed: Feed, depth: int) -> str:
         """Return the output of a statement."""
         self.deeper(depth)
         if node.type == "command":
@@ -303,7 +303,7 @@ class Reader(Words):
             return printed(found.words, found.stdin, self.values.get("PWD", "."))
         if node.type == "pipeline":
             for stage in node.named_children:
-                feed = Feed((self._said_by(stage, feed, depth + 1),), (), True)
+                feed = Feed((self._output_of(stage, feed, depth + 1),), (), True)
             return "\n".join(feed.stdin)
         if node.type == "redirected_statement":
             own = Command()
@@ -313,7 +313,7 @@ class Reader(Words):
                 elif child.type == "herestring_redirect":
                     own.stdin += [" ".join(self.fields(c, depth)) for c in child.named_children]
             body = node.child_by_field_name("body")
-            return self._said_by(body, feed.and_(own.feed), depth + 1) if body is not None else f"{UNKNOWN}$()"
+            return self._output_of(body, feed.and_(own.feed), depth + 1) if body is not None else f"{UNKNOWN}$()"
         return self.printed(node, depth, feed)
 
     def printed(self, node: Node, depth: int, feed: Feed | None = None) -> str:
@@ -323,7 +323,7 @@ class Reader(Words):
         found = []
         for child in node.named_children[:50]:
             if child.type in known:
-                found.append(self._said_by(child, feed or Feed(), depth + 1))
+                found.append(self._output_of(child, feed or Feed(), depth + 1))
             elif child.type not in {"comment", "variable_assignment", "declaration_command"}:
                 found.append(f"{UNKNOWN}$()")
         return "\n".join(text for text in found if text)

@@ -19,7 +19,7 @@ from gpuwarden.interfaces.cli.drawing import local, span
 from gpuwarden.interfaces.http.pages.now import job_row
 from gpuwarden.interfaces.http.pages.rendering import ACTIVE, Row, View, shown, size, step_rows
 from gpuwarden.interfaces.results.check import CheckReply
-from gpuwarden.interfaces.results.history import told_events
+from gpuwarden.interfaces.results.history import quoted_events
 from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.lifecycle.artifacts.ladder import Held, Rung, Step, ladder
 from gpuwarden.lifecycle.context import Context
@@ -257,7 +257,7 @@ def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: 
 def event_rows(ctx: Context, job_id: str) -> list[Row]:
     """Return the ledger's events for a job, its machines and its tickets, latest first."""
     events = story(ctx.ledger, job_id)[-EVENTS:]
-    rows = told_events([event.as_dict() for event in reversed(events)])
+    rows = quoted_events([event.as_dict() for event in reversed(events)])
     return [
         {
             "key": str(row["seq"]),
