@@ -90,7 +90,9 @@ proofs: $(READY)  ## the slow proofs that protect money and data, which CI runs
 
 # What CI runs after the quick tests: one run, because each start reads all tests, and at its end workers are idle. These
 # wait longer, so one more worker.
+ifeq ($(origin WORKERS),file)
 rest: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+endif
 rest: $(READY)
 	$(TESTS) -m "(slow and not prove) or (prove and protects)" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
 
