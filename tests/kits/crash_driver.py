@@ -1,13 +1,14 @@
 """Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
 
-`python crash_driver.py` imports everything and reads the profiles once: loading is most of the cost of a short command,
-and a death in it loses nothing. Then it reads orders, one JSON object per line on stdin. For each it forks a
+`python crash_driver.py FD` imports everything, reads the profiles, and carries out each use case once, for a job of its
+own: loading is most of the cost of a short command, and a death in it loses nothing. FD is the socket of the process
+that forks the children that load files. Then it reads orders, one JSON object per line on stdin. For each it forks a
 child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is about to run
-that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that many polls,
-which are a millisecond or more apart. With `stranger` the process has the key of another account on the
+that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that many
+milliseconds. With `stranger` the process has the key of another account on the
 same platform; `through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a
 platform without metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use
-case, and the number of polls that the child lived for.
+case, and the number of milliseconds that the child lived for.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import anyio
 
 import gpuwarden
 from gpuwarden.backends.ssh import SshBackend, _Machine
+from gpuwarden.checkpoints import load
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec, Place
@@ -41,7 +46,8 @@ from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from lifecycle_kit import FAST, PLATFORM, open_house
+from lifecycle_kit import FAST, PLATFORM, open_house, rent_cloud, training
+from warm_children import Children
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
 
@@ -66,11 +72,11 @@ class PlainClock:
 
 
 class Tripwire:
-    """Count the executed lines of gpuwarden, and kill the process at one. `map` has the counts of every line."""
+    """Record the executed lines of gpuwarden, and kill the process at one."""
 
     def __init__(self, line: int | None, note: int) -> None:
-        self.line, self.note, self.count = line, note, 0
-        self.map: dict[str, list[int]] = {}
+        self.line, self.note = line, note
+        self.lines: list[tuple[CodeType, int]] = []
 
     def arm(self) -> None:
         threading.settrace(self.enter)
@@ -85,13 +91,23 @@ class Tripwire:
 
     def step(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line":
-            self.count += 1
-            at = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
-            self.map.setdefault(at, []).append(self.count)
-            if self.count == self.line:
-                os.write(self.note, json.dumps({"killed_at": at}).encode())
+            self.lines.append((frame.f_code, frame.f_lineno))
+            if len(self.lines) == self.line:
+                os.write(self.note, json.dumps({"killed_at": place(*self.lines[-1])}).encode())
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.step
+
+    def map(self) -> dict[str, list[int]]:
+        """Return the counts at which each line was about to run."""
+        counts: dict[tuple[CodeType, int], list[int]] = {}
+        for count, line in enumerate(self.lines, 1):
+            counts.setdefault(line, []).append(count)
+        return {place(*line): found for line, found in counts.items()}
+
+
+def place(code: CodeType, line: int) -> str:
+    """Return the name of a line: its file in the package, and its number."""
+    return f"{code.co_filename.removeprefix(PACKAGE)}:{line}"
 
 
 async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +168,7 @@ def child(order: dict[str, Any], note: int) -> None:
     except WardenError as error:
         answer = {"error": error.code, "message": error.message}
     wire.disarm()
-    Path(order["map"]).write_text(json.dumps(wire.map))
+    Path(order["map"]).write_text(json.dumps(wire.map()))
     os.write(note, json.dumps({"answer": answer}).encode())
 
 
@@ -173,21 +189,15 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(code)
     os.close(writer)
-    looks = 0
-    while not (seen := os.waitpid(pid, os.WNOHANG))[0]:
-        if looks == order.get("after"):
-            os.kill(pid, signal.SIGKILL)
-        looks += 1
-        time.sleep(0.001)
-    status = seen[1]
-    note = b""
-    while block := os.read(reader, 65_536):
-        note += block
-        if len(block) < 65_536:
-            break
-    os.close(reader)
+    began = time.monotonic()
+    if "after" in order and not select.select([reader], [], [], order["after"] / 1000)[0]:
+        os.kill(pid, signal.SIGKILL)
+    with open(reader, "rb") as pipe:
+        note = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    lived = int(1000 * (time.monotonic() - began))
     said = json.loads(note) if note else {}
-    return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "looks": looks, **said}
+    return {"killed": code < 0, "code": code, "lived_ms": lived, **said}
 
 
 def load_all() -> None:
@@ -200,13 +210,32 @@ def load_all() -> None:
         load_profile(name)
 
 
-def main() -> None:
+async def live_once(home: Path) -> None:
+    """Carry out every use case, so that late imports, deferred models and patterns are ready before the first fork."""
+    ctx = open_house(home, PlainClock())
+    rent_cloud(ctx)
+    spec = training(home.with_name("said")).model_dump(mode="json")
+    quoted = await act(ctx, {"phase": "quote", "spec": spec})
+    job = await act(ctx, {"phase": "submit", "spec": spec, **quoted})
+    while (await act(ctx, {"phase": "check", **job}))["state"] != "succeeded":
+        await anyio.sleep(0.05)
+    for phase in ("list", "pull", "verify"):
+        await act(ctx, {"phase": phase, **job})
+    view = await act(ctx, {"phase": "teardown", **job})
+    await act(ctx, {"phase": "approve", **view})
+    ctx.ledger.close()
+
+
+def main(children: str) -> None:
     """Answer orders until stdin ends."""
     load_all()
+    load.subprocess = Children(socket.socket(fileno=int(children)))  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        anyio.run(live_once, Path(folder, "home"))
     for text in sys.stdin:
         sys.stdout.write(json.dumps(carry_out(json.loads(text))) + "\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from crash_driver import PlainClock
+from gpuwarden.checkpoints import load
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.ledger.store import Ledger
@@ -49,8 +50,10 @@ class Driver:
 
     def __init__(self, folder: Path) -> None:
         self.errors = (folder / "driver.err").open("w+")
+        children: Any = load.subprocess  # the fixture `warm_children`
+        forking = children.control(dict(os.environ)).fileno()
         self.process = subprocess.Popen(
-            [sys.executable, str(KITS / "crash_driver.py")],
+            [sys.executable, str(KITS / "crash_driver.py"), str(forking)], pass_fds=[forking],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
             env={**os.environ, "TMPDIR": str(folder)},  # a killed process does not clean up
         )  # fmt: skip
@@ -79,12 +82,12 @@ class Driver:
 
 @dataclass
 class Tally:
-    """The kills of all lives. `maps` and `looks` are the lines of each step and the polls that it lived for."""
+    """The kills of all lives. `maps` and `lived_ms` are the lines of each step and the time that it took."""
 
     kills: Counter[str] = field(default_factory=Counter)
     points: set[str] = field(default_factory=set)
     maps: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    looks: dict[str, int] = field(default_factory=dict)
+    lived_ms: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, phase: str) -> list[str]:
         """Return the lines of a step at which no process has died yet."""
@@ -122,7 +125,7 @@ class Life:
             self.hold(phase, reply)
             if not reply["killed"]:
                 self.tally.maps.setdefault(phase, {}).update(json.loads(map_file.read_text()))
-                self.tally.looks[phase] = max(self.tally.looks.get(phase, 0), reply["looks"])
+                self.tally.lived_ms[phase] = max(self.tally.lived_ms.get(phase, 0), reply["lived_ms"])
                 answer: dict[str, Any] = reply["answer"]
                 return answer
         raise AssertionError(f"{phase} never came to an end")
@@ -132,7 +135,7 @@ class Life:
         if phase not in self.tally.maps or self.rng.random() < 0.15:
             return {}
         if self.rng.random() < 0.2:
-            return {"after": self.rng.randrange(self.tally.looks[phase] + 1)}
+            return {"after": self.rng.randrange(self.tally.lived_ms[phase] + 1)}
         at = self.rng.choice(self.tally.fresh(phase) or list(self.tally.maps[phase]))
         return {"line": self.rng.choice(self.tally.maps[phase][at])}
 

@@ -39,16 +39,24 @@ class Children:
         subprocess.run,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, control: socket.socket | None = None) -> None:
+        """Use the forking process of another `Children` if its socket is given."""
         self._lock = threading.Lock()
-        self._control: socket.socket | None = None
+        self._control = control
         self._parent: subprocess.Popen[bytes] | None = None
-        self._env: dict[str, str] = {}
+        self._env = {name: os.environ[name] for name in _SAME if name in os.environ}
 
     def Popen(self, command: list[str], *, env: dict[str, str], cwd: str, **pipes: Any) -> Any:  # noqa: N802
         """Start a child as `subprocess.Popen` does: by a fork if it is a loading process with the usual module path."""
         if command[:-1] != [sys.executable, "-P", "-m"] or command[-1] not in WARM:
             return subprocess.Popen(command, env=env, cwd=cwd, **pipes)
+        control = self.control(env)
+        if any(env.get(name) != self._env.get(name) for name in _SAME):
+            return subprocess.Popen(command, env=env, cwd=cwd, **pipes)
+        return Child(control, {"module": command[-1], "env": env, "cwd": cwd})
+
+    def control(self, env: dict[str, str]) -> socket.socket:
+        """Return the socket for requests, and start the forking process before the first."""
         with self._lock:
             if self._control is None:
                 self._env = env
@@ -58,9 +66,7 @@ class Children:
                     start, env=env, cwd=tempfile.gettempdir(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
                 )
                 theirs.close()
-        if any(env.get(name) != self._env.get(name) for name in _SAME):
-            return subprocess.Popen(command, env=env, cwd=cwd, **pipes)
-        return Child(self._control, {"module": command[-1], "env": env, "cwd": cwd})
+            return self._control
 
     def close(self) -> None:
         """End the forking process by closing its requests."""

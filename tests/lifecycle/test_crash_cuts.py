@@ -81,8 +81,8 @@ class CutLife(Life):
             self.hit[phase] += self.proxy.cuts - before
 
     def plan(self, phase: str) -> dict[str, Any]:
-        if phase in self.tally.looks and self.rng.random() < 0.1:
-            return {"after": self.rng.randrange(self.tally.looks[phase] + 1)}
+        if phase in self.tally.lived_ms and self.rng.random() < 0.1:
+            return {"after": self.rng.randrange(self.tally.lived_ms[phase] + 1)}
         return {}
 
     def saved(self) -> list[str]:
