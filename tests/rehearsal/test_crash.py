@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from forks import Forks, forks_of
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Settings
-from paths import KITS
 from real_parts import amount
 
 S = InstanceState
@@ -27,7 +29,7 @@ QUICK = Settings(boot_s=0.002, stop_s=0.002, resume_s=0.002, capacity=1000)
 
 # Lives a short, busy life: rents, starts a process, stops, starts, preempts, terminates, without end. Each line that
 # it prints is an answer that it got.
-DRIVER = """
+IMPORTS = """
 import os, random, subprocess, sys
 from pathlib import Path
 from gpuwarden.core.clock import SystemClock
@@ -36,6 +38,9 @@ from gpuwarden.core.models import Resources
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal.cloud import Cloud
 
+load_profile("runpod")
+"""
+DRIVER = """
 cloud = Cloud(Path(sys.argv[1]), load_profile("runpod"), SystemClock(), supervise=False)
 dice = random.Random(int(sys.argv[2]))
 quiet = subprocess.DEVNULL
@@ -63,16 +68,13 @@ while True:
 """
 
 
-def run_and_kill(root: Path, seed: int, after_s: float) -> list[list[str]]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(root), str(seed)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
+def run_and_kill(forks: Forks, root: Path, seed: int, after_s: float) -> list[list[str]]:
+    child = forks.start(root, seed)
+    assert child.out.readline() == "ready\n"
     time.sleep(after_s)
-    child.send_signal(signal.SIGKILL)
-    out, err = child.communicate()
-    assert err == ""
+    os.kill(child.pid, signal.SIGKILL)
+    code, out, err = child.end()
+    assert (code, err) == (-signal.SIGKILL, "")
     return [line.split() for line in out.splitlines() if line.count(" ") == 1]
 
 
@@ -98,12 +100,12 @@ def check_whole(cloud: Cloud) -> None:
     assert not stray
 
 
-def crash_often(root: Path, times: int, seed: int) -> None:
+def crash_often(forks: Forks, root: Path, times: int, seed: int) -> None:
     dice = random.Random(seed)
     cloud = Cloud(root, load_profile("runpod"), SystemClock(), settings=QUICK, supervise=False)
     costs: dict[str, float] = {}
     for n in range(times):
-        said = run_and_kill(root, n, dice.random() * 0.12)
+        said = run_and_kill(forks, root, n, dice.random() * 0.12)
         check_whole(cloud)
         known = cloud.store.state().records
         for _, ident in said:
@@ -123,25 +125,29 @@ def crash_often(root: Path, times: int, seed: int) -> None:
 
 @pytest.mark.prove
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
-    crash_often(tmp_path, 15, seed=1)
+    with forks_of(IMPORTS, DRIVER) as forks:
+        crash_often(forks, tmp_path, 15, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
 def test_sigkill_at_very_many_random_moments(tmp_path: Path) -> None:
-    crash_often(tmp_path, amount(50, 200), seed=2)
+    with forks_of(IMPORTS, DRIVER) as forks:
+        crash_often(forks, tmp_path, amount(50, 200), seed=2)
 
 
 STEPS = ["save", "power_on", "power_off", "wipe", "erase", "trash", "sweep", "kill"]
-DYING = """
+DYING_IMPORTS = """
 import os, signal, sys
-sys.path.insert(0, {here!r})
 from pathlib import Path
 from gpuwarden.rehearsal import disk, processes, store
 from gpuwarden.profiles import load_profile
 from rehearsal_kit import World, on
 
+load_profile("runpod")
+"""
+DYING = """
 step, nth, late = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "after"
 seen = 0
 def arm(owner, name):
@@ -154,7 +160,7 @@ def arm(owner, name):
         if seen == nth: os.kill(os.getpid(), signal.SIGKILL)
         return out
     setattr(owner, name, dying)
-home = {{"save": store.Store, "trash": disk, "sweep": disk, "kill": processes}}.get(step, disk.Disk)
+home = {"save": store.Store, "trash": disk, "sweep": disk, "kill": processes}.get(step, disk.Disk)
 world = World(Path(sys.argv[1]), load_profile("runpod"))
 arm(home, step)
 box = world.rent()
@@ -168,28 +174,26 @@ print("survived")
 """
 
 
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Forks]:
+    with forks_of(DYING_IMPORTS, DYING) as forks:
+        yield forks
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("step", STEPS)
-def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
+def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str, dying: Forks) -> None:
     """Each effect is cut off at its first and second time, before and after; the next look finishes it."""
-    script = DYING.format(here=str(KITS))
-
-    def die(case: tuple[int, str]) -> tuple[Path, int, str]:
-        root = tmp_path / f"{case[0]}-{case[1]}"
-        argv = [sys.executable, "-c", script, str(root), step, str(case[0]), case[1]]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-        return root, done.returncode, done.stderr
-
-    with ThreadPoolExecutor(2) as pool:
-        cases = [(nth, when) for nth in (1, 2) for when in ("before", "after")]
-        for root, code, err in pool.map(die, cases):
-            assert code in {0, -signal.SIGKILL}, err
-            cloud = Cloud(root, load_profile("runpod"), SystemClock(), supervise=False)
-            check_whole(cloud)
-            for ident in cloud.store.state().records:
-                json.loads((root / "state.json").read_text())
-                cloud.stop(ident) if cloud.truth(ident).state != S.GONE else None
-                cloud.terminate(ident)
+    for nth, when in product((1, 2), ("before", "after")):
+        root = tmp_path / f"{nth}-{when}"
+        code, _, err = dying.start(root, step, nth, when).end()
+        assert code in {0, -signal.SIGKILL}, err
+        cloud = Cloud(root, load_profile("runpod"), SystemClock(), supervise=False)
+        check_whole(cloud)
+        for ident in cloud.store.state().records:
+            json.loads((root / "state.json").read_text())
+            cloud.stop(ident) if cloud.truth(ident).state != S.GONE else None
+            cloud.terminate(ident)
 
 
 @pytest.mark.slow
