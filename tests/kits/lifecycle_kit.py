@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
+from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings, Truth
 from waiting import real_time, soon
 
 PLATFORM = "rehearsal/vastai"
@@ -135,9 +135,11 @@ _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TE
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
-def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
+def promises(
+    ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset(), truths: Mapping[str, Truth] | None = None
+) -> list[str]:
     """Return all violated invariants, after a cloud update. `excused` are machines that may bill without a lease."""
-    truths = cloud.truths()
+    truths = cloud.truths() if truths is None else truths
     return [
         *moves_along_the_tables(ledger),
         *no_end_without_approval(ledger, cloud),

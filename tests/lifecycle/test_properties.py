@@ -37,7 +37,7 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import approve, proceed, request, withdraw
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.model import Fault, Faults
+from gpuwarden.rehearsal.model import Fault, Faults, Truth
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
 from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from pretend_machines import PretendBackend, Processes
@@ -297,17 +297,18 @@ class Lifecycle(RuleBasedStateMachine):
     def keeps_its_promises(self) -> None:
         if not hasattr(self, "ctx"):
             return
-        wrong = promises(self.ctx.ledger, self.cloud, excused=self.pardoned())
-        wrong += [*self.false_beliefs(), *self.twins(), *self.unasked(), *self.pauses()]
+        truths = self.cloud.truths()
+        wrong = promises(self.ctx.ledger, self.cloud, self.pardoned(), truths)
+        wrong += [*self.false_beliefs(truths), *self.twins(), *self.unasked(), *self.pauses()]
         assert not wrong, f"{wrong}\n{story(self.ctx.ledger.events())}"
 
     def pardoned(self) -> set[str]:
         """Machines that may bill unseen until the next list: they came back, or a list lagged for too long."""
         return {r.id for r in records(self.cloud)} if self.beyond else self.excused
 
-    def false_beliefs(self) -> Iterator[str]:
+    def false_beliefs(self, truths: dict[str, Truth]) -> Iterator[str]:
         """A lease that was just believed stopped must be; one that was stopped may have come back since."""
-        truths, stopped = self.cloud.truths(), stopped_leases(self.ctx.ledger)
+        stopped = stopped_leases(self.ctx.ledger)
         for lease in set(stopped) - self.believed:
             if truths[stopped[lease]].meter and not self.beyond:
                 yield f"{lease} is believed stopped and bills"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -51,8 +52,9 @@ def unusable_rules() -> tuple[str, ...]:
     return tuple(s.fault for s in RULES.broken())
 
 
-def _held(module: ModuleType) -> list[Rule[Any]]:
-    return [value for value in vars(module).values() if isinstance(value, Rule)]
+@cache
+def _held(module: ModuleType) -> tuple[Rule[Any], ...]:
+    return tuple(value for value in vars(module).values() if isinstance(value, Rule))
 
 
 def _stem(rule: Rule[Any]) -> str:
