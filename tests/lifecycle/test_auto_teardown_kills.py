@@ -263,14 +263,18 @@ class Night:
         if beyond:
             self.excused_until = self.liar.hides_until + SWEEP_S + 600.0  # some lists are lost
 
-    def look(self, *, mortal: bool) -> None:
-        """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books."""
+    def look(self, *, mortal: bool) -> bool:
+        """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books.
+
+        Return whether the machine still bills.
+        """
         before, effect = self.there() if self.bills() else None, self.effect
         uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.keeper.round(), lambda: self.watcher.round())
         for use in uses:
             dies = self.random.randint(0, 25) if mortal and self.random.random() < 0.5 else None
             found = self.do(use, dies=dies)
-        if before is not None and not self.bills():
+        bills = self.bills()
+        if before is not None and not bills:
             assert not self.held, f"the user was told that it stays\n{self.story()}"
             assert before in self.here(), f"the only copy was on it\n{self.story()}"
         if self.effect is not None:
@@ -281,7 +285,8 @@ class Night:
         if isinstance(found, Round):
             assert "watch" not in found.trouble, found.trouble
         if isinstance(found, Round) and effect is self.effect:  # else the next round sees the objection of this one
-            assert not self.bills() or self.told(found), f"it bills past its grace unseen\n{self.story()}"
+            assert not bills or self.told(found), f"it bills past its grace unseen\n{self.story()}"
+        return bills
 
     def told(self, found: Round) -> bool:
         """Return whether an alert says that the machine bills, or it bills inside its grace."""
@@ -315,8 +320,8 @@ class Night:
         self.cloud.configure(faults=Faults())
         for _ in range(30):
             self.clock.advance(120)
-            self.look(mortal=False)
-            if not self.bills() and self.clock.now() > self.excused_until:
+            bills = self.look(mortal=False)
+            if not bills and self.clock.now() > self.excused_until:
                 break
         lied = {"bills_when_stopped", "comes_back"} & set(self.lies)
         assert self.effect or lied or not self.bills(), f"it could have ended\n{self.story()}"
@@ -374,8 +379,7 @@ def _nights(
         for _ in range(25):
             night.clock.advance(night.random.choice((15.0, 60.0, 120.0)))
             night.something_happens()
-            night.look(mortal=True)
-            if not night.bills():
+            if not night.look(mortal=True):
                 break
         night.comes_to_rest()
         assert night.cloud is not None
