@@ -1,14 +1,14 @@
 """Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
 
-`python crash_driver.py FD` imports everything, reads the profiles, and carries out each use case once, for a job of its
-own: loading is most of the cost of a short command, and a death in it loses nothing. FD is the socket of the process
-that forks the children that load files. Then it reads orders, one JSON object per line on stdin. For each it forks a
-child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is about to run
-that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that many
-milliseconds. With `stranger` the process has the key of another account on the
-same platform; `through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a
-platform without metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use
-case, and the number of milliseconds that the child lived for.
+`python crash_driver.py [FD]` imports everything, reads the profiles, and carries out each use case once, for a job of
+its own: loading is most of the cost of a short command, and a death in it loses nothing. FD is the socket of the
+process that forks the children that load files. Then it reads orders, one JSON object per line on stdin. For each it
+forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
+about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that
+many milliseconds. With `stranger` the process has the key of another account on the same platform; `through`, an
+ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without metering;
+`profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the number of
+milliseconds that the child lived for.
 """
 
 from __future__ import annotations
@@ -226,10 +226,11 @@ async def live_once(home: Path) -> None:
     ctx.ledger.close()
 
 
-def main(children: str) -> None:
+def main(*sockets: str) -> None:
     """Answer orders until stdin ends."""
     load_all()
-    load.subprocess = Children(socket.socket(fileno=int(children)))  # type: ignore[assignment]
+    for each in sockets:
+        load.subprocess = Children(socket.socket(fileno=int(each)))  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         anyio.run(live_once, Path(folder, "home"))
     for text in sys.stdin:
@@ -238,4 +239,4 @@ def main(children: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

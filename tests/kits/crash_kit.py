@@ -35,6 +35,7 @@ from lifecycle_kit import (
 )
 from paths import KITS
 from waiting import eventually
+from warm_children import Children
 
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
@@ -50,10 +51,10 @@ class Driver:
 
     def __init__(self, folder: Path) -> None:
         self.errors = (folder / "driver.err").open("w+")
-        children: Any = load.subprocess  # the fixture `warm_children`
-        forking = children.control(dict(os.environ)).fileno()
+        children: Any = load.subprocess  # the fixture `warm_children` replaces it on Linux
+        sockets = [children.control(dict(os.environ)).fileno()] if isinstance(children, Children) else []
         self.process = subprocess.Popen(
-            [sys.executable, str(KITS / "crash_driver.py"), str(forking)], pass_fds=[forking],
+            [sys.executable, str(KITS / "crash_driver.py"), *map(str, sockets)], pass_fds=sockets,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
             env={**os.environ, "TMPDIR": str(folder)},  # a killed process does not clean up
         )  # fmt: skip
