@@ -27,7 +27,7 @@ from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner.inventory import processes
 from gpuwarden.remote.runner.observe import observe
 from gpuwarden.remote.runner.process import all_pids
-from gpuwarden.remote.runner.seals import seals
+from gpuwarden.remote.runner.seals import find_archive, seals
 from gpuwarden.remote.runner.status import FINAL
 from runner_kit import runner_file
 from waiting import eventually
@@ -163,10 +163,21 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
     assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
 
 
+NO_ARCHIVE = "gpuwarden-checkpoints-0123456789abcdef.pyz"
+
+
+@pytest.mark.parametrize("pyz", ["", "../evil.pyz", NO_ARCHIVE, None, 7])
+def test_no_other_name_is_that_of_an_archive(tmp_path: Path, pyz: object) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "evil.pyz").touch()
+    assert find_archive(str(tmp_path / "run"), pyz) == ""
+    (tmp_path / "run" / NO_ARCHIVE).write_bytes(checker()[1])
+    assert find_archive(str(tmp_path / "run"), pyz) == "", "its digest is another"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("pyz", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
-def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object) -> None:
-    start(folder, "time.sleep(0.6); save(1)", archive=pyz)
+def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path) -> None:
+    start(folder, "time.sleep(0.6); save(1)", archive=NO_ARCHIVE)
     eventually(lambda: over(folder))
     assert observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
@@ -278,15 +289,25 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_forged_line_stops_neither_manifest_nor_look(folder: Path, forged: dict[str, Any]) -> None:
+def test_a_forged_line_hides_no_line_before_or_after_it(tmp_path: Path, forged: dict[str, Any]) -> None:
+    """The archive reads the book with one function, and the runner with another."""
+    row = {"size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
+    signed = {**row, "mac": seal_log.mac(KEY.encode(), row)}
+    lines = [{"path": "/a", **signed}, {"path": "/f", **signed, **forged}, {"path": "/b", **signed}]
+    seal_log.add(tmp_path / "seals.jsonl", lines)
+    assert seal_log.read(tmp_path / "seals.jsonl", KEY.encode()).keys() == {"/a", "/b"}
+    assert seals(str(tmp_path)).keys() - {"/f"} == {"/a", "/b"}
+
+
+@pytest.mark.prove
+def test_forged_lines_stop_neither_manifest_nor_look(folder: Path) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(600)")
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
     with (folder / "seals.jsonl").open("a") as out:
-        out.write("\n" + json.dumps({**rows[place], **forged}) + "\n")
+        out.writelines("\n" + json.dumps({**rows[place], **forged}) + "\n" for forged in FORGED)
     assert listing(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == rows[place]["sha256"]
     *_, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
     assert last["ok"], last
@@ -342,6 +363,29 @@ def readable(hide):
 
 print(*map(readable, (lambda: None, seal.hide_memory, process.hide_memory)))
 """
+
+
+OVERWRITTEN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gpuwarden.checkpoints import archive
+from gpuwarden.checkpoints.sealing import seal
+seal.hide_memory = lambda: open(sys.argv[1], "wb").write(bytes(200_000))
+archive.main(["seal", sys.argv[2], "--log", sys.argv[3], "--quiet", "0", "--once", "--keyed"])
+"""
+
+
+@pytest.mark.slow
+def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: Path) -> None:
+    """A job can overwrite the archive, and would sign with the key what it likes."""
+    path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    name, content = checker()
+    (tmp_path / name).write_bytes(content)
+    argv = [sys.executable, "-I", "-S", "-c", OVERWRITTEN, *map(str, (tmp_path / name, path, tmp_path / "log"))]
+    done = subprocess.run(argv, input=KEY.encode() + b"\n", capture_output=True, timeout=300)
+    assert not done.stderr, done.stderr.decode()
+    assert (tmp_path / name).read_bytes() == bytes(200_000)
+    assert seal_log.read(tmp_path / "log", KEY.encode()).keys() == {str(path)}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")

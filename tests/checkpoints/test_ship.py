@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,16 @@ def outputs(root: Path, step: int = 10) -> Path:
     return root / "out"
 
 
+@cache
 def pythons() -> list[str]:
-    """This interpreter, and whatever other versions can be found; rented machines still have old ones."""
-    found = [p for n in range(8, 15) if (p := shutil.which(f"python3.{n}"))]
-    return [sys.executable, *(p for p in found if subprocess.run([p, "-V"], capture_output=True).returncode == 0)]
+    """This interpreter, and the oldest one that can be found; rented machines still have old ones."""
+    for minor in range(8, sys.version_info.minor):
+        name = f"python3.{minor}"
+        found = [shutil.which(name), *Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
+        for python in (str(path) for path in found if path):
+            if subprocess.run([python, "-V"], capture_output=True).returncode == 0:
+                return [sys.executable, python]
+    return [sys.executable]
 
 
 def shipped(python: str, pyz: Path, *args: str) -> Any:
@@ -60,7 +67,7 @@ def pyz(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("python", pythons(), ids=("own", "oldest")[: len(pythons())])
 def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python: str) -> None:
     root = outputs(tmp_path)
     answer = shipped(python, pyz, "examine", str(root))
@@ -91,6 +98,9 @@ def test_what_travels_imports_the_standard_library_only() -> None:
                 root = name.partition(".")[0]
                 assert root in sys.stdlib_module_names | allowed | {"gpuwarden", "torch"}, f"{path.name}: {name}"
                 assert not name.startswith("gpuwarden.core.models"), path.name
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+                tables = [side for side in (node.left, node.right) if isinstance(side, (ast.Dict, ast.DictComp))]
+                assert not tables, f"{path.name}:{node.lineno}: Python 3.8 has no union of dictionaries"
 
 
 # ---------------------------------------------------------------------------------------------------------- sealing

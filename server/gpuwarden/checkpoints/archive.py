@@ -23,17 +23,18 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.compare import Compared, comparable, compare
-from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, short
-from gpuwarden.checkpoints.findings import Ask
-from gpuwarden.checkpoints.load import child_with_torch, load
+from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
-from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
+
+if TYPE_CHECKING:
+    from gpuwarden.checkpoints.compare import Compared
+    from gpuwarden.checkpoints.sealing.seal import Sealer
 
 # Not in the archive: modules that need other packages, or that never run on the machine that stores the files.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     args = ask.parse_args(argv)
     if args.verb == "seal":
         return _seal(args)
-    lowest_priority()
+    _lowest_priority()
     budget = Budget(args.seconds, 1 << 60)
     status = 0
     for path in args.paths:
@@ -106,22 +107,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     """Examine one path; load and compare it if requested. Return at most `_ROWS` files, the worst first."""
+    # Imported here, because the modules are compiled again at each start, and the other verbs need none of these.
+    from gpuwarden.checkpoints.examine import examine
+
     sealed = seal_log.seals_below(args.log, path) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
+        from gpuwarden.checkpoints.load import child_with_torch, load
+
         good = [e for e in found.entries.values() if e.verdict == "proven"]
         environment = args.log.parent / "work/.venv/bin/python" if args.log else ""
         load(found, good, budget=budget, child=child_with_torch(str(environment)))
-    compared = None
-    wanted = args.against and comparable(found)  # Some outputs, such as logs, contain no model.
-    if wanted and not args.against.exists():
-        compared = Compared(doubts=["the path to compare with does not exist on the machine"])
-    elif wanted:
-        try:
-            other = examine(args.against, Ask(False, budget=budget, open=_counted(budget)))
-            compared = compare(replace(found, open=_counted(budget)), other)
-        except (Broken, Doubtful, *GAVE_UP) as why:
-            compared = Compared(doubts=[f"could not be compared: {short(why, 80)}"])
+    compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
         "files": [{**_bounded(vars(e), _FILE), "verdict": e.verdict} for e in worst_first[:_ROWS]],
@@ -132,6 +129,22 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         "doubts": [short(d, 300) for d in found.doubts[:20]],
         **({"compared": _bounded(vars(compared), tuple(vars(compared)))} if compared else {}),
     }
+
+
+def _compared(found: Findings, against: Path, budget: Budget) -> Compared | None:
+    """Compare with another path. Return None for an output that contains no model, such as a log."""
+    from gpuwarden.checkpoints.compare import Compared, comparable, compare
+    from gpuwarden.checkpoints.examine import GAVE_UP, examine
+
+    if not comparable(found):
+        return None
+    if not against.exists():
+        return Compared(doubts=["the path to compare with does not exist on the machine"])
+    try:
+        other = examine(against, Ask(False, budget=budget, open=_counted(budget)))
+        return compare(replace(found, open=_counted(budget)), other)
+    except (Broken, Doubtful, *GAVE_UP) as why:
+        return Compared(doubts=[f"could not be compared: {short(why, 80)}"])
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
@@ -156,7 +169,12 @@ def _seal(args: argparse.Namespace) -> int:
 
     With `--once`, make two passes. With `--attached`, continue until stdin ends. Otherwise, never stop.
     """
-    lowest_priority()
+    from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory
+
+    _lowest_priority()
+    # The job can overwrite the archive. Code that is imported after the key is read could then sign forged digests.
+    for plugins in (FORMATS, LAYOUTS):
+        plugins.usable()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
     digests += (manifest.PARTS,) if args.parts else ()
     key = bytearray()
@@ -182,6 +200,18 @@ def _seal(args: argparse.Namespace) -> int:
         time.sleep(args.quiet)
         _announce(sealers)
     return 0
+
+
+def _lowest_priority() -> None:
+    """Set the lowest CPU priority, so that this process does not slow down the training.
+
+    The caller sets the disk priority, with `ionice -c3`.
+    """
+    if hasattr(os, "nice"):
+        try:
+            os.nice(19)
+        except OSError:
+            pass
 
 
 def _announce(sealers: list[Sealer]) -> None:

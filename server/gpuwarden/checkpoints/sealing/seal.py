@@ -132,18 +132,6 @@ def _state_of(path: Path) -> object:
     return info.st_size, info.st_mtime_ns, info.st_ino
 
 
-def lowest_priority() -> None:
-    """Set the lowest CPU priority, so that this process does not slow down the training.
-
-    The caller sets the disk priority, with `ionice -c3`.
-    """
-    if hasattr(os, "nice"):
-        try:
-            os.nice(19)
-        except OSError:
-            pass
-
-
 def hide_memory() -> None:
     """Prevent other processes of the same user from reading this process's memory, if the kernel supports this."""
     with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):

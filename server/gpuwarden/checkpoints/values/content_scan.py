@@ -54,7 +54,7 @@ def sweep(
     large file is read a second time for the digests.
     """
     known = checksums.hashers()
-    hashes = {name: known[name]() for name in wanted if name in known} | dict(extra or {})
+    hashes = {**{name: known[name]() for name in wanted if name in known}, **(extra or {})}
     floats = _floats(anatomy)
     checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
     cover = _cover(checks, source.size) if checksums.CRC in wanted else []
