@@ -205,22 +205,43 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the book
 
 
+KILLS = """
+import os, signal, sys, time
+path, out, log, *moments = sys.argv[1:]
+sys.path.insert(0, path)
+from gpuwarden.checkpoints import archive
+from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
+from gpuwarden.checkpoints.sealing import seal, seal_log
+FORMATS.usable(), LAYOUTS.usable()
+for moment in map(float, moments):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        archive.main(["seal", out, "--log", log, "--quiet", "0", "--every", "0.01"])
+    time.sleep(moment)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(*(place for place, row in seal_log.read(log).items() if seal_log.stamp(row) != seal_log.stamp_of(place)))
+"""
+
+
 @pytest.mark.prove
 def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
-    """A killed sealer leaves whole lines and at most one that is cut; the next one goes on."""
+    """A killed sealer leaves whole lines and at most one that is cut; the next one goes on.
+
+    The sealers are forks of a process that has imported the archive, which takes longer than to seal.
+    """
     dice, (name, content) = random.Random(1), checker()
     (tmp_path / name).write_bytes(content)
     for step in range(12):
         weights(tmp_path / f"out/checkpoint-{step}/model.safetensors", step)
-    argv = [sys.executable, "-I", "-S", str(tmp_path / name), "seal", str(tmp_path / "out"), "--quiet", "0"]
-    for _ in range(12):
-        child = subprocess.Popen([*argv, "--log", str(tmp_path / "log"), "--every", "0.01"], stdout=subprocess.DEVNULL)
-        time.sleep(dice.uniform(0.1, 0.5))  # the moment of death is the point of the test
-        child.kill()
-        child.wait()
-        for place, row in seal_log.read(tmp_path / "log").items():
-            assert seal_log.stamp(row) == seal_log.stamp_of(place)
-    subprocess.run([*argv, "--log", str(tmp_path / "log"), "--once"], check=True, timeout=300, capture_output=True)
+    places = list(map(str, (tmp_path / name, tmp_path / "out", tmp_path / "log")))
+    moments = [str(dice.uniform(0, 0.1)) for _ in range(12)]  # the moment of death is the point of the test
+    argv = [sys.executable, "-I", "-S"]
+    done = subprocess.run([*argv, "-c", KILLS, *places, *moments], capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout.split(b"\n")) == (0, [b""] * 13), done.stderr.decode()
+    argv += [places[0], "seal", places[1], "--quiet", "0"]
+    subprocess.run([*argv, "--log", places[2], "--once"], check=True, timeout=300, capture_output=True)
     rows = seal_log.read(tmp_path / "log")
     assert len(rows) == 12
     assert seals(str(tmp_path)) == {}

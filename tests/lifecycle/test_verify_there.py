@@ -61,7 +61,9 @@ async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) 
 
 
 @pytest.mark.prove
-async def test_the_machine_loads_and_that_counts_as_no_copy(house: Context, tmp_path: Path) -> None:
+async def test_the_machine_loads_and_tells_what_a_resume_would_miss_and_that_counts_as_no_copy(
+    house: Context, tmp_path: Path, wording: Wording
+) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2))
     report = await verify(house, job, Level.LOAD)
     assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.LOAD, CLAIM), said(report)
@@ -70,11 +72,6 @@ async def test_the_machine_loads_and_that_counts_as_no_copy(house: Context, tmp_
     assert last_pull(house, job) is None
     rules = {f.rule for f in (await request(house, job, "terminate")).findings}
     assert "TD-COPY-001" in rules
-
-
-@pytest.mark.prove
-async def test_the_machine_tells_what_a_resume_would_miss(house: Context, tmp_path: Path, wording: Wording) -> None:
-    job = await job_with(house, tmp_path, steps(tmp_path / "made", 1))
     report = await verify(house, job, Level.RESUME, where="instance")
     assert report.verdict is Verdict.REFUTED
     wording(said(report), "optimizer.pt", "scheduler.pt")
@@ -142,17 +139,20 @@ def shipped(pyz: Path, *args: object, python: str = sys.executable) -> dict[str,
     return dict(answer)
 
 
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The only Python on the PATH, without any package."""
+    place = tmp_path / "bare/bin"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place.parent], check=True, timeout=300)
+    monkeypatch.setenv("PATH", str(place))
+    return str(place / "python")
+
+
 @pytest.mark.prove
-@pytest.mark.parametrize("level", ["--load", "--resume"])
-def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(
-    tmp_path: Path, pyz: Path, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare = tmp_path / "bare/bin"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare.parent], check=True, timeout=300)
-    monkeypatch.setenv("PATH", str(bare))
+def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(tmp_path: Path, pyz: Path, bare: str) -> None:
     made = steps(tmp_path / "made", 1)
     (made / "checkpoint-10/x.npy").write_bytes(npy())
-    found = shipped(pyz, made, level, python=str(bare / "python"))
+    found = shipped(pyz, made, "--load", python=bare)
     by = {f["path"]: f["proved"] for f in found["files"]}
     for name, count in (("checkpoint-10/model.safetensors", "2,048"), ("checkpoint-10/x.npy", "6")):
         line = f"loads with gpuwarden's own reader into memory, without numpy: 1 tensors, {count} elements"
@@ -187,12 +187,13 @@ def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
 
 
 @pytest.mark.prove
-def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, pyz: Path) -> None:
+def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, pyz: Path, bare: str) -> None:
     made = steps(tmp_path / "made", 1)
     for name in ("json.py", "torch.py", "numpy.py", "gpuwarden.py", "sitecustomize.py"):
         (made / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
         shutil.copy(made / name, made / "checkpoint-10" / name)
-    shipped(pyz, made, "--load", "--against", made / "checkpoint-10")
+    found = shipped(pyz, made, "--load", "--against", made / "checkpoint-10", python=bare)
+    assert any("loads" in line for file in found["files"] for line in file["proved"])
     assert not (tmp_path / "canary").exists()
 
 
