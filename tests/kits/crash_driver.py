@@ -23,7 +23,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -47,6 +46,7 @@ from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import FAST, PLATFORM, open_house, rent_cloud, training
+from waiting import real_time
 from warm_children import Children
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
@@ -189,13 +189,13 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(code)
     os.close(writer)
-    began = time.monotonic()
+    began = real_time()
     if "after" in order and not select.select([reader], [], [], order["after"] / 1000)[0]:
         os.kill(pid, signal.SIGKILL)
     with open(reader, "rb") as pipe:
         note = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    lived = int(1000 * (time.monotonic() - began))
+    lived = max(0, int(1000 * (real_time() - began)))
     said = json.loads(note) if note else {}
     return {"killed": code < 0, "code": code, "lived_ms": lived, **said}
 
