@@ -297,7 +297,7 @@ def show(name: str, first: dict[str, float], now: dict[str, float], bares: tuple
 
 def main() -> None:
     """Print the figures of both kinds of jobs at every size."""
-    sizes = arguments(__doc__, {"jobs": ("100,1000,10000", "20,40")}).jobs
+    sizes = arguments(__doc__, {"jobs": ("100,1000,10000", "5,10")}).jobs
     for name, platform in (("local", "local"), ("rented", "vastai")):
         with tempfile.TemporaryDirectory() as folder:
             house, first = House(Path(folder) / "home", platform), dict[str, Any]()

@@ -387,7 +387,7 @@ class Scale:
 def main() -> None:
     """Print the figures of every size, the smallest first: the peak memory is that of the whole process so far."""
     first: dict[str, float] = {}
-    for jobs in sorted(map(int, arguments(__doc__, {"jobs": ("300,1000", "20,40")}).jobs.split(","))):
+    for jobs in sorted(map(int, arguments(__doc__, {"jobs": ("300,1000", "10,20")}).jobs.split(","))):
         with tempfile.TemporaryDirectory() as folder:
             run, begun = Scale(Path(folder), jobs, jobs // 10), time.process_time()
             anyio.run(run.run)
