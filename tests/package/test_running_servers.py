@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from gpuwarden.config import load_config
 from gpuwarden.interfaces.cli import doctor
 from gpuwarden.policy_record import Record, absolute, usual_homes, write_record
 from gpuwarden.running_servers import elsewhere, entered, known_homes, running
+from warm_python import warm_python
 from wording import Wording
 
 HERE = Path("/home/me/gw"), Path("/home/me/policy.toml")
@@ -38,7 +38,7 @@ class Server:
     """A real server over its pipes."""
 
     def __init__(self, env: dict[str, str], client: str) -> None:
-        argv = [sys.executable, "-c", ALONE, "mcp", *(["--client", client] if client else [])]
+        argv = [*warm_python(), "-c", ALONE, "mcp", *(["--client", client] if client else [])]
         self.process = subprocess.Popen(
             argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -92,9 +92,9 @@ def test_an_entry_has_no_secret_and_is_private(monkeypatch: pytest.MonkeyPatch) 
 def test_a_killed_server_is_taken_off_the_list(tmp_path: Path) -> None:
     with serving(environment(tmp_path / "gw")) as server:
         server.machines()
-        assert [s.pid for s in running()] == [server.process.pid]
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
+        (entry,) = running()
+        os.kill(entry.pid, signal.SIGKILL)
+        assert server.process.wait() == -signal.SIGKILL
     assert running() == [] and list(running_servers.folder().glob("*.*")) == []
     assert known_homes() == [tmp_path / "gw"], "its ledger stays known"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from http_kit import JSON, MODERN, bearer, envelope, listening, transport
 from talk_kit import ERAS, Person, Talk, metering, talking
+from warm_python import warm_python
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 WAIT_S = 1.0
@@ -96,7 +96,8 @@ async def door(parts: Serving, name: str, mode: str, person: Opener | None) -> A
             yield Talk(client)
         return
     env = environment(parts.ctx.home)
-    command = StdioServerParameters(command=sys.executable, args=["-c", STDIO], env=env, cwd=str(Path.cwd()))
+    python, *words = warm_python()
+    command = StdioServerParameters(command=python, args=[*words, "-c", STDIO], env=env, cwd=str(Path.cwd()))
     async with Client(command, **more) as client:
         yield Talk(client)
 

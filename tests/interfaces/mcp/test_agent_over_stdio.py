@@ -141,7 +141,7 @@ LINES = {
     b'"\\ud800"}}}\n',
     "deep": b'{"jsonrpc":"2.0","id":9002,"method":"ping","params":' + b'{"a":' * 9_000 + b"1" + b"}" * 9_000 + b"}\n",
     "digits": b'{"jsonrpc":"2.0","id":9003,"method":"ping","params":{"a":' + b"9" * 9_000 + b"}}\n",
-    "id": b'{"jsonrpc":"2.0","id":{"a":1},"method":"ping"}\n', "newlines": b"\n" * 100_000,
+    "id": b'{"jsonrpc":"2.0","id":{"a":1},"method":"ping"}\n', "newlines": (b" " * 200 + b"\n") * 1_000,
     "answer": b'{"jsonrpc":"2.0","id":77,"result":{"action":"accept","content":{"approve":true}}}\n',
     "again": b'{"jsonrpc":"2.0","id":9004,"method":"initialize","params":{"protocolVersion":"9999-01-01",'
     b'"capabilities":{},"clientInfo":{"name":"\\u001b[2J","version":"1"}}}\n',

@@ -24,6 +24,7 @@ from doors import TRAIN
 from paths import KITS, ROOT
 from talk_kit import Talk
 from waiting import soon
+from warm_python import warm_python
 
 FOLDER = Path(os.environ.get("GPUWARDEN_MCP_SUITES", "-"))
 PACKAGE = FOLDER / "node_modules" / "@modelcontextprotocol" / "conformance"
@@ -84,6 +85,20 @@ def served(home: Path, *options: str) -> Iterator[str]:
             server.wait(30)
 
 
+@pytest.fixture(scope="module", name="shipped")
+def shipped_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the product for all tests that only read."""
+    with served(tmp_path_factory.mktemp("shipped") / "home") as url:
+        yield url
+
+
+@pytest.fixture(scope="module", name="mounted")
+def mounted_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the product with the suite's fixtures, for both revisions."""
+    with served(tmp_path_factory.mktemp("mounted") / "home", "--fixtures") as url:
+        yield url
+
+
 def checked(url: str, revision: str, out: Path, rc: int | None) -> dict[str, list[dict[str, Any]]]:
     """Run the scenarios that a revision scores. Return the checks of each, without the schema check that all share."""
     ran("conformance", "server", "--url", url, "--requirements", revision, "--timeout", "60000", "-o", str(out), rc=rc)
@@ -106,10 +121,11 @@ def wholly(checks: list[dict[str, Any]]) -> bool:
 @pytest.mark.prove
 @pytest.mark.real("conformance")
 @pytest.mark.parametrize("revision", SCORED)
-def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(revision: str, tmp_path: Path) -> None:
+def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(
+    revision: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     tool("conformance")
-    with served(tmp_path / "home", "--fixtures") as url:
-        found = checked(url, revision, tmp_path / "out", rc=0)
+    found = checked(request.getfixturevalue("mounted"), revision, tmp_path / "out", rc=0)
     left = {name: checks for name, checks in found.items() if not wholly(checks)}
     assert not left, left
 
@@ -117,10 +133,11 @@ def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(revis
 @pytest.mark.prove
 @pytest.mark.real("conformance")
 @pytest.mark.parametrize("revision", SCORED)
-def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(revision: str, tmp_path: Path) -> None:
+def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(
+    revision: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     tool("conformance")
-    with served(tmp_path / "home") as url:
-        found = checked(url, revision, tmp_path / "out", rc=1)
+    found = checked(request.getfixturevalue("shipped"), revision, tmp_path / "out", rc=1)
     passed = {name for name, checks in found.items() if wholly(checks)}
     assert passed - VACUOUS == GENUINE[revision], "a pass that this list does not expect may be vacuous"
     if "server-stateless" in found:  # its other checks call three diagnostic tools
@@ -137,8 +154,13 @@ def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(revisi
 @pytest.mark.real("inspector")
 @pytest.mark.parametrize("over", ["http", "stdio"])
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_the_inspector_finds_nothing_to_object_to(era: str, over: str, tmp_path: Path) -> None:
+def test_the_inspector_finds_nothing_to_object_to(
+    era: str, over: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     tool("inspector")
+    target = [*warm_python(), "-m", "gpuwarden", "mcp"]
+    if over == "http":
+        target = [request.getfixturevalue("shipped"), "--transport", "http"]
 
     def asked(*words: str) -> dict[str, Any]:
         options = ["--protocol-era", era, "--format", "json", "-q", *words]
@@ -146,19 +168,17 @@ def test_the_inspector_finds_nothing_to_object_to(era: str, over: str, tmp_path:
         found: dict[str, Any] = answer["result"]
         return found
 
-    with served(tmp_path / "home") as url:
-        target = [url, "--transport", "http"] if over == "http" else [sys.executable, "-m", "gpuwarden", "mcp"]
-        tools = asked("--method", "tools/list", "--strict")
-        assert len(tools["tools"]) == 10
-        assert asked("--method", "resources/list")["resources"]
-        templates = {t["uriTemplate"] for t in asked("--method", "resources/templates/list")["resourceTemplates"]}
-        assert "gpuwarden://jobs/{job_id}" in templates
-        assert len(asked("--method", "prompts/list")["prompts"]) == 3
-        called = asked("--method", "tools/call", "--tool-name", "list_instances")
-        assert called["structuredContent"]["ok"] is True
-        if era == "modern":
-            words = ["--protocol-era", era, "--method", "skills/list", "--verify", "--require-digests"]
-            ran("inspector", "--cli", *target, *words, HOME=str(tmp_path))
+    tools = asked("--method", "tools/list", "--strict")
+    assert len(tools["tools"]) == 10
+    assert asked("--method", "resources/list")["resources"]
+    templates = {t["uriTemplate"] for t in asked("--method", "resources/templates/list")["resourceTemplates"]}
+    assert "gpuwarden://jobs/{job_id}" in templates
+    assert len(asked("--method", "prompts/list")["prompts"]) == 3
+    called = asked("--method", "tools/call", "--tool-name", "list_instances")
+    assert called["structuredContent"]["ok"] is True
+    if era == "modern":
+        words = ["--protocol-era", era, "--method", "skills/list", "--verify", "--require-digests"]
+        ran("inspector", "--cli", *target, *words, HOME=str(tmp_path))
 
 
 # ---------------------------------------------------------------------------------------------------------- the tasks

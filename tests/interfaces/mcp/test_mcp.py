@@ -27,6 +27,7 @@ from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
+from warm_python import warm_python
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
@@ -50,9 +51,9 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
     home = tmp_path / "home"
     ctx = quick_warden(home)
     person = Person(says(True)) if channel == "elicitation" else None
-    command = StdioServerParameters(
-        command=sys.executable, args=["-m", "gpuwarden", "mcp"], env=environment(home), cwd=str(tmp_path)
-    )
+    python, *words = warm_python()
+    words += ["-m", "gpuwarden", "mcp"]
+    command = StdioServerParameters(command=python, args=words, env=environment(home), cwd=str(tmp_path))
     async with Client(command, mode=mode, elicitation_callback=person) as client:
         assert client.session.protocol_version == ERAS[mode]
         talk = Talk(client)
@@ -73,8 +74,8 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
         asked = await talk.call("teardown_request", job_id=job_id, verb="terminate")
         if person is None:
             assert asked["code"] == "approval_required" and metering(ctx)
-            words = ("approve", asked["ticket"])
-            code, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *words, says={"yes": "yes"}))
+            approve = ("approve", asked["ticket"])
+            code, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *approve, says={"yes": "yes"}))
             assert code == 0 and "out/model.safetensors" in shown, shown
         else:
             assert len(person.asked) == 1 and asked["ticket"] in person.asked[0], asked
