@@ -42,6 +42,12 @@ config = GRPOConfig(output_dir="out", {args})
 GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=short, args=config, train_dataset=data).train()
 """
 )
+WRITERS = (
+    "import numpy as np\nnp.savez_compressed('out/x.npz', a=1)",
+    "array.tofile('out/x.bin')",
+    "torch.onnx.export(model, (x,), 'out/x.onnx')",
+    "import zipfile\nzipfile.ZipFile('out/x.zip', 'w').writestr('a', 'b')",
+)
 LIGHTNING = """# /// script
 # dependencies = ["lightning", "torch", "transformers"]
 # ///
@@ -70,6 +76,10 @@ def with_config(line: str) -> str:
     return sft().replace("SFTTrainer(", made).replace('args=SFTConfig(output_dir="out", )', "args=c")
 
 
+PARTIAL = "from functools import partial\nfrom datasets import load_dataset\n"
+STREAM = sft().replace('split="train"', "streaming=True")
+EVALUATES = sft('eval_strategy="steps"').replace("model=", "").replace("train_dataset=ds, args=", "")
+"""A script whose trainer is given only positional arguments; the last one is its configuration."""
 SETS = (
     "os.environ.setdefault('REPO', 'x')",
     "os.environ.update({'REPO': 'x'})",
@@ -93,6 +103,12 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
                 "script": plain("import os\nfrom datasets import load_dataset\nload_dataset(os.environ['D'])"),
                 "env": {"D": "no/such"},
             },
+            plain(PARTIAL + "load = partial(load_dataset, 'no/such')\nload(split='train')"),
+            plain(PARTIAL + "partial(load_dataset, split='train')('no/such')"),
+            plain(
+                PARTIAL
+                + "d = 'no/such'\nload = partial(load_dataset, d)\ndef main(d='trl-lib/tldr'):\n    load()\nmain()"
+            ),
         ],
         [sft(), sft(data="./local/folder"), sft(data="json"), {"command": ("python", "train.py")}],
     ),
@@ -164,12 +180,30 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
     ),
     "PF-DATA-005": (
-        [sft('eval_strategy="steps"'), *(with_config(line) for line in KEEPS)],
-        [sft('eval_strategy="no"'), sft(), OWN_TRAINER, *(with_config(line) for line in CHANGES)],
+        [
+            sft('eval_strategy="steps"'),
+            EVALUATES.replace(")).train()", "), None, ds).train()"),
+            EVALUATES.replace(")).train()", "), None, ds, None).train()"),
+            EVALUATES.replace("SFTTrainer(", "class T(SFTTrainer):\n    pass\nT(").replace(")).", "), None, ds)."),
+            EVALUATES.replace("SFT", "DPO").replace('5B", ', '5B", None, ').replace(")).", "), None, ds)."),
+            *(with_config(line) for line in KEEPS),
+        ],
+        [
+            sft('eval_strategy="no"'),
+            sft(),
+            OWN_TRAINER,
+            EVALUATES.replace(")).train()", "), None, ds, ds).train()"),
+            *(with_config(line) for line in CHANGES),
+        ],
     ),
     "PF-DATA-006": (
-        [sft().replace('split="train"', "streaming=True")],
-        [sft("max_steps=5").replace('split="train"', "streaming=True"), sft()],
+        [STREAM, STREAM.replace("ds,", "ds.skip(9), eval_dataset=ds.take(9),")],
+        [
+            sft("max_steps=5").replace('split="train"', "streaming=True"),
+            sft(),
+            sft() + "print(next(iter(load_dataset('trl-lib/tldr', streaming=True))))",
+            sft().replace("ds,", "ds, eval_dataset=load_dataset('trl-lib/tldr', streaming=True),"),
+        ],
     ),
     "PF-DEP-001": (
         [plain("import polars"), plain("from PIL import Image")],
@@ -177,6 +211,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import polars", '"Polars>=1"'),
             plain("from PIL import Image", '"pillow"'),
             plain("try:\n    import polars\nexcept ImportError:\n    polars = None"),
+            plain("import contextlib\nwith contextlib.suppress(ImportError):\n    import polars"),
             plain("import hydra, pynvml, Levenshtein", '"hydra-core", "nvidia-ml-py", "python-Levenshtein"'),
         ],
     ),
@@ -225,8 +260,13 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain("import os\nprint(os.environ['REPO'])"),
             *(plain(f"import os\n{line}\nprint(os.environ['OTHER'])") for line in SETS[:5]),
             {"script": plain("import os\nprint(os.environ['JOB_TOKEN'])"), "env": {"METRICS_API_URL": "https://x"}},
+            plain("import os\ntry:\n    os.environ['REPO']\nfinally:\n    print(1)"),
         ],
         [
+            plain(
+                "import os\ndef read():\n    try:\n        return os.environ['REPO']\n    finally:\n        print(1)\n"
+                "try:\n    read()\nexcept KeyError:\n    print(2)"
+            ),
             {"script": plain("import os\nprint(os.environ['REPO'])"), "env": {"REPO": "x"}},
             plain("import os\nprint(*(os.environ['METRICS_API_URL'], os.environ['JOB_TOKEN'], os.environ['USER_ID']))"),
             plain("import os\nprint(os.environ['RANK'], os.environ.get('REPO'))"),
@@ -313,8 +353,14 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             plain(LOOP),
             sft('save_strategy="no"'),
             sft('save_strategy="no"') + "import json\njson.dump({}, open('m', 'w'))",
+            plain(LOOP + "import numpy as np\nnp.savetxt('out/losses.txt', losses)"),
         ],
-        [plain(LOOP + "torch.save({}, 'out/x.pt')"), sft(), sft('save_strategy="no"') + "trainer.save_model()"],
+        [
+            plain(LOOP + "torch.save({}, 'out/x.pt')"),
+            sft(),
+            sft('save_strategy="no"') + "trainer.save_model()",
+            *(plain(LOOP + line) for line in WRITERS),
+        ],
     ),
     "PF-SRC-003": (
         [{"command": ("uv", "run", "https://github.com/a/b/blob/main/t.py")}],

@@ -27,6 +27,12 @@ args = parser.parse_args()
 """
 DROPS = PLAIN.replace("args = parser.parse_args()", "args, rest = parser.parse_known_args()")
 LENIENT = DROPS + "start(rest)\n"
+CHANGES = (
+    "sys.argv = ['train.py']",
+    "sys.argv.insert(1, '--out=o')",
+    "sys.argv[1:] = [a for a in sys.argv if a != '--rate']",
+    "del sys.argv[1]",
+)
 EXTENDED = PLAIN.replace("args =", "add_more(parser)\nargs =")
 
 
@@ -41,6 +47,8 @@ FIRES = [
     job(FIELDS, "--dataset", "a/b", "--max_length", "9"),
     job(PLAIN, "--rate", "1"),
     job(PLAIN, "--learning", "1"),  # two flags begin like this
+    job(f"import sys\n{PLAIN}{CHANGES[0]}", "--rate", "1"),  # after the arguments were read
+    job(f"import sys\nsys.argv.append('--out=o')\nsys.argv += ['--out', 'o']\n{PLAIN}", "--rate", "1"),
     job(DROPS, "--lerning_rate", "1"),  # the training would start without it
     job(DROPS, "--anything", "1"),
     job(FIELDS.replace("==4.51.3", ">=99"), "--dataset", "a/b", "--lerning_rate", "1"),  # no release has it
@@ -52,5 +60,6 @@ SILENT = [
     job(PLAIN, "--learning_r", "1", "--out", "o"),
     job(LENIENT, "--anything", "1"),
     job(EXTENDED, "--anything", "1"),
+    *(job(f"import sys\n{change}\n{PLAIN}", "--rate", "1") for change in CHANGES),
     job(FIELDS.replace("==4.51.3", ">=99"), "--dataset", "a/b", "--anything", "1"),
 ]

@@ -10,6 +10,7 @@ TRAINER = (
     "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments({})\nTrainer(args=args).train()\n"
 )
 JOBS = load_profile("hf-jobs")
+HUB = "from huggingface_hub import CommitScheduler, HfFileSystem\n"
 
 
 def job(text: str, *outputs: str, args: tuple[str, ...] = ()) -> SubmitFacts:
@@ -30,6 +31,9 @@ FIRES = [
     job(LOOP, "/hub/models/me/model"),
     job(LOOP + "model.push_to_hub('me/other')", "/hub/models/me/model"),
     job(LOOP + "if False:\n    model.push_to_hub('me/model')", "/hub/models/me/model"),
+    job(LOOP + "import zipfile\nzipfile.ZipFile('out/a.zip')", "out"),
+    job(LOOP + "from PIL import Image\nImage.open('wax.png')", "out"),
+    job(HUB + LOOP + "HfFileSystem().open('me/model/a.pt').read()", "/hub/models/me/model"),
     # A question
     job("from my_saver import keep\n" + LOOP, "out"),
     job(LOOP + "if found():\n    torch.save({}, 'out/model.pt')", "out"),
@@ -47,6 +51,17 @@ SILENT = [
     job("from ultralytics import YOLO\nYOLO('y.pt').train(data='c.yaml')", "runs"),
     job(LOOP + "accelerator.save_state('out/step')", "out"),
     job(LOOP + "pipe.save_pretrained('out')", "out"),
+    job(LOOP + "import numpy\nnumpy.savez_compressed('out/a.npz', a=1)", "out"),
+    job(LOOP + "weights.tofile('out/a.bin')", "out"),
+    job(LOOP + "torch.onnx.export(model, (x,), 'out/a.onnx')", "out"),
+    job(LOOP + "import zipfile\nwith zipfile.ZipFile('out/a.zip', 'w') as to:\n    to.write('a')", "out"),
+    job(LOOP + "try:\n    torch.save(a, 'out/a.pt')\nexcept OSError:\n    torch.save(b, 'out/a.pt')", "out"),
+    job("try:\n    " + LOOP.replace("\n", "\n    ") + "torch.save({}, 'out/a.pt')\nexcept Exception:\n    pass", "out"),
+    job(HUB + LOOP + "CommitScheduler(repo_id='me/model', folder_path='out')", "/hub/models/me/model"),
+    job(HUB + LOOP + "files = HfFileSystem()\nfiles.put('a.pt', 'me/model/a.pt')", "/hub/models/me/model"),
+    job(HUB + LOOP + "torch.save({}, HfFileSystem().open('hf://me/model/a.pt', 'wb'))", "/hub/models/me/model"),
+    job(LOOP + "rows.to_parquet('hf://datasets/me/rows/a.parquet')", "/hub/datasets/me/rows"),
+    job(TRAINER.format("'out'"), "out"),
     job(LOOP + "model.push_to_hub('me/model')", "/hub/models/me/model"),
     job(TRAINER.format("push_to_hub=True, hub_model_id='me/model'"), "/hub/models/me/model"),
 ]

@@ -55,6 +55,7 @@ def uses(text: str, **given: object) -> Uses:
         ("a = {'x': 1}\nsee((a | {'x': 2})['x'])", 2),
         ("x, y = 'a/b', 2\nsee(x)", "a/b"),
         ("see(str('a/b'))", "a/b"),
+        ("from functools import partial\nn = 'a'\ng = partial(see, n)\ndef f(n='b'):\n    g()\nf()", "a"),
         # what can't be told
         ("see(x)", UNKNOWN),
         ("x = 'a'\nx = 'b'\nsee(x)", UNKNOWN),
@@ -111,6 +112,44 @@ def test_a_helper_that_runs_programs_is_looked_through() -> None:
     assert [s.words for s in uses(text).shells] == [("make", "-j"), ("cd", "x"), ("cmake", ".")]
 
 
+def test_a_long_sum_of_words_is_an_unknown_program() -> None:
+    facts = read_script("import os\nos.system(" + " + ".join(["a"] * 1500) + ")")
+    assert facts.error is None
+    (shell,) = facts.uses.shells
+    assert set(shell.program) == {"?"}
+
+
+def _long_try(lines: int) -> str:
+    return "try:\n" + "".join(f"    v{n} = {n}\n" for n in range(lines))
+
+
+STREAMED = "from datasets import load_dataset\nfrom trl import SFTTrainer\ndef f0():\n    return load_dataset('a/b', streaming=True)\n"  # noqa: E501
+GROWING = {
+    "handlers": lambda n: _long_try(n) + "".join(f"except E{i}:\n    print(1)\n" for i in range(9)) + "train()\n",
+    "equal handlers": lambda n: _long_try(n) + "except KeyError:\n    print(1)\n" * n + "train()\n",
+    "tries": lambda n: "try:\n    v = f()\nexcept OSError:\n    print(1)\n" * n + "train()\n",
+    "callers": lambda n: "def f(g):\n    g()\n" * n + "f(1)\n" * n,
+    "calls that return": lambda n: (
+        STREAMED
+        + "".join(f"def f{i + 1}():\n    return [{f'f{i}(), ' * 8}]\n" for i in range(n // 20))
+        + f"SFTTrainer(train_dataset=f{n // 20}())"
+    ),
+    "calls": lambda n: (
+        "def f0():\n    with suppress(OSError):\n        g()\n"
+        + "".join(f"def f{i + 1}():\n" + f"    f{i}()\n" * 8 for i in range(n))
+        + f"f{n}()\ntrain()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_the_work_grows_with_the_length_of_a_script(name: str) -> None:
+    def work(size: int) -> int:
+        return lines_run(lambda: read_script(GROWING[name](size)))
+
+    assert work(400) < 5 * work(100)
+
+
 def test_commands_of_trl_are_read() -> None:
     facts = read_command(("trl", "dpo", "--model_name_or_path", "a/m", "--dataset_name=o/d", "--push_to_hub"))
     assert facts.uses.methods == {"dpo"}
@@ -136,6 +175,8 @@ HOSTILE = {
     "surrogate": "x = '\ud800'",
     "bom": "\ufeffx = 1",
     "form feed": "\x0cx = 1",
+    "elif": "try:\n    a = f()\nexcept OSError:\n    pass\nif a: pass\n" + "elif a: pass\n" * 900,
+    "annotated": "class A:\n  def f(self):\n    try:\n      self.x: int\n    except E:\n      f()",
 }
 
 

@@ -133,6 +133,23 @@ def test_branches_and_names(text: str, values: list[Any]) -> None:
     assert seen(text) == values
 
 
+def test_arguments_that_the_script_sets_itself_are_not_known() -> None:
+    text = (
+        "import argparse, sys\nsys.argv += ['--go']\np = argparse.ArgumentParser()\np.add_argument('--go', default=1)\n"
+    )
+    assert seen(text + "args = p.parse_args()\nsee(args.go)", ("--go", "2")) == [UNKNOWN]
+    assert seen(text.replace("sys.argv +=", "sys.path +=") + "args = p.parse_args()\nsee(args.go)", ("--go", "2")) == [
+        2
+    ]
+
+
+def test_the_own_name_of_a_script_is_no_argument() -> None:
+    text = "import argparse, sys\nsys.argv[{}] = 'x'\np = argparse.ArgumentParser()\np.add_argument('--go', type=int)\n"
+    text += "args = p.parse_args()\nsee(args.go)"
+    assert seen(text.format(0), ("--go", "2")) == [2]
+    assert seen(text.format(1), ("--go", "2")) == [UNKNOWN]
+
+
 def test_a_branch_that_the_arguments_decide() -> None:
     text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--go', action='store_true')\n"
     text += "args = p.parse_args()\nif args.go:\n    see(1)\n"

@@ -32,8 +32,9 @@ from gpuwarden.static_analysis.env_and_shell import installed
 from gpuwarden.static_analysis.group_launch import GroupLaunch, read_launch
 from gpuwarden.static_analysis.package_checks import Libraries
 from gpuwarden.static_analysis.script import ScriptFacts
-from gpuwarden.static_analysis.script_usage import Uses
+from gpuwarden.static_analysis.script_usage import Push, Uses
 
+HUB_OUTPUTS = ("/hub/models/", "/hub/datasets/")
 MARGIN = 1.3
 """The minimum ratio of a timeout to the estimated time, which leaves a margin of 30 %."""
 
@@ -156,6 +157,15 @@ class SubmitFacts:
         """Return the requested GPU model and the number of GPUs; None if no GPU is requested or its name is unknown."""
         found = gpu_of(self.spec.gpu)
         return (found[0], found[1] * self.spec.gpu_count) if found else None
+
+    def certain(self, push: Push) -> bool:
+        """Return true if a push certainly runs and the job fails without it.
+
+        A script may continue after a push that fails, but then the declared repo is not written.
+        """
+        declared = {"/".join(o.split("/")[3:5]) for o in self.spec.outputs if o.startswith(HUB_OUTPUTS)}
+        target = push.target or "?"  # the owner of a name without one is the token's account
+        return not push.maybe or (push.tried and bool(declared) and ("/" not in target or target in declared))
 
     @property
     def could_not(self) -> Severity:

@@ -2,6 +2,10 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.static_analysis.static_eval import Call
+
+_AFTER_FOUR = ("transformers.", "trl.")
+"""Packages whose trainers take at least four arguments before eval_dataset; those of other packages take three."""
 
 
 @rule(
@@ -28,6 +32,13 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     if not isinstance(asked, str) or asked == "no":
         return
     trainers = facts.uses.trainers
-    if trainers and all(t.get("eval_dataset") is None and t.get("evaluator") is None for t in trainers):
+    if trainers and not any(_evaluates(t, facts.libraries.library_class(t.name)) for t in trainers):
         line = facts.uses.line_of("eval_strategy")
         yield Found(f"line {line} sets eval_strategy={asked!r}, but no trainer is given an eval_dataset")
+
+
+def _evaluates(trainer: Call, name: str) -> bool:
+    """Return true if a trainer, of a library's class with this name, may be given data for evaluation."""
+    first = 5 if name.endswith(".DPOTrainer") else 4 if name.startswith(_AFTER_FOUR) else 3
+    positional = trainer.args[first:]
+    return any(value is not None for value in (trainer.get("eval_dataset"), trainer.get("evaluator"), *positional))

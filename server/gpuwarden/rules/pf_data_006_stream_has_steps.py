@@ -13,7 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
     """A run that trains on a streamed dataset sets its number of steps.
 
-    Why: a stream has no known length, so the trainer can't compute epochs and fails at the start.
+    Why: a stream has no known length, so the trainer can't compute epochs and fails at the start. A stream that is only
+    inspected or used for evaluation is ignored. If it is unknown whether the stream is the training set, the finding is
+    a warning.
 
     Example:
         data = load_dataset("HuggingFaceFW/fineweb", split="train", streaming=True)
@@ -25,7 +27,6 @@ def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     uses = facts.uses
-    streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset" and not c.maybe)
-    given = "max_steps" in uses.settings or "**" in uses.settings
-    if streamed and uses.trainers and not given and not uses.called("from_generator", "from_list", "take"):
-        yield Found("the dataset is streamed, but max_steps is not set")
+    if uses.streams is not False and not {"max_steps", "**"} & uses.settings.keys():
+        known = "the training set is streamed" if uses.streams else "it is unknown whether the training set is streamed"
+        yield Found(f"{known}, and max_steps is not set", severity=None if uses.streams else Severity.WARNING)

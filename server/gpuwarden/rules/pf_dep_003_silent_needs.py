@@ -31,6 +31,7 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: tokenizers, optimizers, metrics and trackers import helper packages only when they need them. A conversion
     script without sentencepiece and a detection script without albumentations both failed at unexpected points.
+    A need that depends on an unknown condition, or whose failure the script survives, is a warning.
 
     Example:
         # dependencies = ["transformers>=5", "torch>=2.8"]
@@ -76,7 +77,8 @@ def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
         certain = attention["flash_attention_2"]
         yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', certain=certain)
     if any(name.startswith("kernels-community") for name in attention):
-        yield _Need(("kernels",), "a kernel from the Hub")
+        certain = any(needed for name, needed in attention.items() if name.startswith("kernels-community"))
+        yield _Need(("kernels",), "a kernel from the Hub", certain=certain)
     yield from _text_needs(uses, modules)
     yield from _vision_needs(uses, last)
 
@@ -123,9 +125,7 @@ def _vision_needs(uses: Uses, last: set[str]) -> Iterator[_Need]:
         yield _Need(("pillow",), "reading images")
     if any(r.id.startswith("timm/") for r in uses.repos):
         yield _Need(("timm",), "a model of timm/")
-    if any(
-        c.name == "evaluate.load" and c.args[:1] in {("accuracy",), ("f1",), ("precision",), ("recall",)}
-        for c in uses.calls
-        if all(isinstance(a, str) for a in c.args[:1])
-    ):
-        yield _Need(("scikit-learn",), 'evaluate.load("accuracy")')
+    metrics = [c for c in uses.calls if c.name == "evaluate.load" and c.args and isinstance(c.args[0], str)]
+    if metrics := [c for c in metrics if c.args[0] in {"accuracy", "f1", "precision", "recall"}]:
+        certain = any(not c.maybe for c in metrics)
+        yield _Need(("scikit-learn",), 'evaluate.load("accuracy")', certain=certain)

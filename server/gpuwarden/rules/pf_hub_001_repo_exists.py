@@ -16,7 +16,8 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
     Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine has
-    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job.
+    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. If the script may
+    continue without the repo, the finding is a warning.
 
     Example:
         load_dataset("trl-lib/capybarra")
@@ -30,7 +31,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
             # A name without an owner may be a folder that another program creates, but not for a shipped trainer.
-            certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
+            certain = ("/" in fact.use.id or facts.uses.typed is not None) and fact.certain
             severity = None if certain else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":

@@ -16,7 +16,8 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     """The token in use is valid and has write access to the job's push targets.
 
     Why: a trainer creates its repo in its constructor or, worse, pushes only at the end. A read-only or expired token
-    then costs the whole run.
+    then costs the whole run. If the script catches the error of a push, the finding is a warning, unless the job
+    declares the target as an output, or declares any repo and the owner of the target is unknown.
 
     Example:
         SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org
@@ -32,16 +33,17 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"the token's write access could not be checked: {account.why}", severity=facts.could_not)
         return
     who = account.value
-    severity = None if any(not p.maybe for p in facts.uses.pushes) else Severity.WARNING
+    severity = None if any(map(facts.certain, facts.uses.pushes)) else Severity.WARNING
     if not who.name:
         yield Found("the Hub rejects the token in use: it is invalid or expired", severity=severity)
         return
     if who.role == "read":
         yield Found(f"the token of {who.name} can only read, but the job pushes to the Hub", severity=severity)
         return
-    certain = {p.target.partition("/")[0]: not p.maybe for p in facts.uses.pushes if p.target and "/" in p.target}
-    for owner, surely in sorted(certain.items()):
+    owned = [(p.target.partition("/")[0], p) for p in facts.uses.pushes if p.target and "/" in p.target]
+    certain = {owner for owner, push in owned if facts.certain(push)}
+    for owner in sorted({owner for owner, _ in owned}):
         if who.may_write(owner) is False:
             has = ", ".join(map(named, (who.name, *who.orgs)))
             message = f"the job pushes to {owner}, to which {who.name} can't write"
-            yield Found(message, fix=f"Push to one of {has}.", severity=None if surely else Severity.WARNING)
+            yield Found(message, fix=f"Push to one of {has}.", severity=None if owner in certain else Severity.WARNING)

@@ -17,7 +17,7 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     """The GPU supports the features that the script uses.
 
     Why: bf16 and flash attention need compute capability 8.0. On a T4 (7.5) or V100 (7.0), they fail after the model
-    has been loaded. trl configs use bf16 by default.
+    has been loaded. trl configs use bf16 by default. Flash attention that a script may do without is a warning.
 
     Example:
         submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", bf16=True)')
@@ -39,8 +39,10 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
         )
     elif uses.methods and of_trl and "bf16" not in uses.settings and uses.setting("fp16") is not True:
         yield Found(f"trl uses bf16 by default, which {name} does not support", fix="Set fp16=True, bf16=False.")
-    if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
-        yield Found(f"flash attention needs an Ampere or newer GPU, not {name}", fix='Use attn_implementation="sdpa".')
+    if flash := [c for c in uses.calls if "flash_attention" in str(c.kwargs.get("attn_implementation"))]:
+        severity = Severity.WARNING if all(c.unusual for c in flash) else None
+        message = f"flash attention needs an Ampere or newer GPU, not {name}"
+        yield Found(message, fix='Use attn_implementation="sdpa".', severity=severity)
     header = facts.script.header if facts.script else None
     pinned = any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))
     if gpu[0].capability < _FIRST_WITH_WHEELS and not pinned:

@@ -3,16 +3,17 @@ from pathlib import PurePosixPath
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.static_analysis.writes import MAY_SAVE, TEXT_SUFFIXES
 
 _NAMES = """
 save _save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights
-savez save_pretrained_merged save_pretrained_gguf save_to_disk push_to_hub upload_folder upload_file to_parquet to_json
-dump write write_text write_bytes copytree copy move merge_and_unload export
+savez savez_compressed savetxt tofile save_pretrained_merged save_pretrained_gguf save_to_disk push_to_hub upload_folder
+upload_file CommitScheduler ZipFile to_parquet to_json to_pickle dump write write_text write_bytes copytree copy move
+merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
-_REPORTS = frozenset({"dump", "write", "write_text", "to_json", "to_parquet", "copy", "copytree", "move"})
+_REPORTS = frozenset("dump write write_text savetxt to_json to_parquet to_pickle copy copytree move ZipFile".split())  # noqa: SIM905
 """Calls that write metrics, settings or copies, but not the model, in a script with a Trainer."""
-_TEXTS = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
 _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 
 
@@ -42,15 +43,22 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # of a call, `via` has parentheses
     saves = any(c.last in _SAVES for c in uses.calls) or passed_on & _SAVES
     kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
+    unclear = [w for w in uses.writes if MAY_SAVE.fullmatch(w.via.removesuffix("()"))]
+    if kept or any((w.path or "").startswith("hf://") for w in uses.writes) or any(w.path for w in unclear):
+        return
+    unread = [*uses.savers, *(w.via for w in unclear)]
+    other = f"; {unread[0]}, which is not analyzed, may do so" if unread else ""
+    severity = Severity.INFO if unclear else None
     if uses.trainers:
-        if uses.setting("save_strategy") == "no" and not kept:
-            yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and nothing else in the script saves")
+        if uses.setting("save_strategy") == "no":
+            line = uses.line_of("save_strategy")
+            yield Found(f"line {line} turns saving off, and nothing else in the script saves{other}", severity=severity)
         return
     if not any(c.last == "backward" for c in uses.calls):
         return
     if not saves:
-        yield Found("the script trains but never saves anything")
-    elif not kept:
+        yield Found(f"the script trains but never saves anything{other}", severity=severity)
+    else:
         written = [PurePosixPath(w.path) if w.path else None for w in uses.writes]
-        if written and all(path is not None and path.suffix in _TEXTS for path in written):
+        if written and all(path is not None and path.suffix in TEXT_SUFFIXES for path in written):
             yield Found(f"the script trains but saves only text: {written[0]}")

@@ -3,9 +3,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.rules.facts import SubmitFacts
-
-_REPOS = ("/hub/models/", "/hub/datasets/")
+from gpuwarden.rules.facts import HUB_OUTPUTS, SubmitFacts
 
 
 @rule(
@@ -21,7 +19,8 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     the model is lost without an error. The outputs are compared with the files that trainers save and with the calls
     that save or push. If code that can't be analyzed may also write the output, or if the script saves to another
     folder that survives the job, the finding is a warning instead of an error. A script without any calls, such as one
-    with only a comment about its new location, writes no outputs.
+    with only a comment about its new location, writes no outputs. A save that may be skipped, or whose failure the
+    script survives, is not certain either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -34,7 +33,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     if facts.script is None or facts.script.error or not (uses.trains or uses.empty):
         return
     for output in facts.spec.outputs:
-        if output.startswith(_REPOS):
+        if output.startswith(HUB_OUTPUTS):
             yield from _pushed(facts, output)
         elif uses.typed is None:  # PF-OUT-003 checks the output folder of a shipped trainer
             yield from _written(facts, output)
@@ -50,7 +49,7 @@ def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
     others = ", ".join(sorted({p.target for p in pushes if p.target and p.target != "?"}))
     message = f"nothing in the script pushes to {wanted}" + (f"; it pushes to {others}" if others else "")
     fix = f'Push to it: push_to_hub=True and hub_model_id="{wanted}", or model.push_to_hub("{wanted}").'
-    if possible:
+    if possible or facts.uses.configured:
         yield Found(f"it is unknown whether the script pushes to {wanted}", fix=fix, severity=Severity.WARNING)
     else:
         yield _judged(facts, message, fix)

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.ecosystem_tables import APT, SYSTEM_TOOLS
-from gpuwarden.static_analysis.env_and_shell import installed
+from gpuwarden.static_analysis.env_and_shell import Shell, installed
 
 
 @rule(
@@ -16,7 +16,8 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
     """The script installs the system programs that it starts.
 
     Why: slim images have neither compilers nor git extensions, so a build fails at its first command. On your own
-    machine, this is only a warning, because the programs may be installed there.
+    machine, this is only a warning, because the programs may be installed there. So is a program that the script starts
+    only under an unknown condition, or whose failure it survives.
 
     Example:
         subprocess.run(["cmake", "-B", "build"], check=True)
@@ -33,10 +34,10 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
     packages = installed(script.uses.shells, "apt") | installed(script.uses.shells, "conda")
     there = packages | {program for p in packages for program in APT.get(p, ())}
     header = " ".join(script.header.dependencies) if script.header else ""
-    missing: dict[str, int] = {}
-    for shell in script.uses.shells:
+    missing: dict[str, Shell] = {}
+    for shell in sorted(script.uses.shells, key=lambda shell: shell.maybe):
         if shell.program in SYSTEM_TOOLS and shell.program not in there and shell.program not in header:
-            missing.setdefault(shell.program, shell.line)
-    severity = None if facts.metered else Severity.WARNING
-    for program, line in sorted(missing.items()):
-        yield Found(f"line {line} runs {program}, which the script does not install", severity=severity)
+            missing.setdefault(shell.program, shell)
+    for program, shell in sorted(missing.items()):
+        severity = None if facts.metered and not shell.maybe else Severity.WARNING
+        yield Found(f"line {shell.line} runs {program}, which the script does not install", severity=severity)

@@ -25,7 +25,8 @@ def output_shown(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for shell in facts.uses.shells:
+        name = "the program" if shell.program == "?" else shell.program
         if shell.hidden:
-            yield Found(f"line {shell.line} captures the output of {shell.program} and never shows it")
+            yield Found(f"line {shell.line} captures the output of {name} and never shows it")
         elif not shell.checked:
-            yield Found(f"line {shell.line} continues if {shell.program} fails")
+            yield Found(f"line {shell.line} continues if {name} fails")

@@ -65,14 +65,16 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
     for call in program.calls:
         if call.last.endswith("Trainer") and call.node is not None:
             yield from reward_reads(_named(call.node, "reward_funcs"), functions)
-    for function in _row_readers(program, functions):
-        for node in ast.walk(function):
+    for function, maybe in _row_readers(program, functions):
+        for node in () if maybe else ast.walk(function):
             if id(node) in certain and (key := _read(node, function)):
                 yield key, getattr(node, "lineno", 0)
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
     """Yield each column that row functions read only if other columns have certain values.
+
+    A function that is applied only under an unknown condition reads all its columns so.
 
     Each item is the column, the line, and the other columns.
 
@@ -82,8 +84,8 @@ def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[s
     """
     runs = {id(node) for node, _ in program.nodes} - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
-    for function in _row_readers(program, functions):
-        pending: list[tuple[ast.AST, frozenset[str] | None]] = [(function, None)]
+    for function, maybe in _row_readers(program, functions):
+        pending: list[tuple[ast.AST, frozenset[str] | None]] = [(function, frozenset() if maybe else None)]
         while pending:
             node, tested = pending.pop()
             if tested is not None and id(node) in runs and (key := _read(node, function)):
@@ -113,15 +115,19 @@ def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
     return frozenset(found) if row in names else None
 
 
-def _row_readers(program: Program, functions: Mapping[str, ast.FunctionDef]) -> Iterator[ast.FunctionDef | ast.Lambda]:
-    """Yield the functions that receive rows as their first parameter."""
-    given = [node for _, node in row_functions(program)]
-    given += [_named(c.node, "formatting_func") for c in program.calls if c.last.endswith("Trainer") and c.node]
-    seen: dict[int, ast.FunctionDef | ast.Lambda] = {}
-    for node in given:
+def _row_readers(
+    program: Program, functions: Mapping[str, ast.FunctionDef]
+) -> Iterator[tuple[ast.FunctionDef | ast.Lambda, bool]]:
+    """Yield the functions that receive rows as their first parameter, and whether this depends on a condition."""
+    given = [(node, call.maybe) for call, node in row_functions(program)]
+    given += [
+        (_named(c.node, "formatting_func"), False) for c in program.calls if c.last.endswith("Trainer") and c.node
+    ]
+    seen: dict[int, tuple[ast.FunctionDef | ast.Lambda, bool]] = {}
+    for node, maybe in sorted(given, key=lambda one: one[1]):
         inner: Any = functions.get(node.id) if isinstance(node, ast.Name) else node
         if isinstance(inner, ast.FunctionDef | ast.Lambda) and inner.args.args:
-            seen[id(inner)] = inner
+            seen.setdefault(id(inner), (inner, maybe))
     yield from seen.values()
 
 

@@ -7,9 +7,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
+from gpuwarden.static_analysis.survey import catches
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,16 @@ class EnvRead:
 
 @dataclass(frozen=True)
 class Shell:
-    """A program that a script starts: its arguments, whether its output is `hidden` and its failure is `checked`."""
+    """A program that a script starts: its arguments, whether its output is `hidden` and its failure is `checked`.
+
+    `maybe`: it may not be started on a new machine, or the script continues without it.
+    """
 
     words: tuple[str, ...]
     line: int
     hidden: bool
     checked: bool
+    maybe: bool = False
 
     @property
     def program(self) -> str:
@@ -47,8 +52,9 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     """Yield the environment variables that a program reads but does not set."""
     written = {key if isinstance(key, str) else UNKNOWN for key in _written(program)}
     tested: set[str] = set()
-    bodies = [statement for node, _ in program.nodes if _catches(node, program) for statement in node.body]
+    bodies = [statement for node, _ in program.nodes if any(catches(node)) for statement in getattr(node, "body", ())]
     caught = {id(node) for statement in bodies for node in ast.walk(statement)}
+    called = {program.dotted(n.func) for n, _ in program.nodes if isinstance(n, ast.Call) and id(n) in caught}
     looked_at = _tested(program)
     for node, scope in program.nodes:
         if isinstance(node, ast.Compare) and any(program.dotted(c) == "os.environ" for c in node.comparators):
@@ -58,7 +64,8 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     for node, scope in program.nodes:
         name, required, default = _env_read(program, node, scope)
         if name and name not in written:
-            guarded = name in tested or id(node) in caught or UNKNOWN in written
+            called_there = getattr(scope, "name", "") in called  # the error may be caught around the function
+            guarded = name in tested or id(node) in caught or called_there or UNKNOWN in written
             line = getattr(node, "lineno", 0)
             yield EnvRead(name, line, required and not guarded, guarded or default or id(node) in looked_at)
 
@@ -82,15 +89,6 @@ def _written(program: Program) -> Iterator[Any]:
 
 def _keys(value: Any) -> Iterable[Any]:
     return value if isinstance(value, dict) else [UNKNOWN]
-
-
-def _catches(node: ast.AST, program: Program) -> TypeGuard[ast.Try | ast.With]:
-    """Return true for a statement that may catch the error about a variable that is not set."""
-    suppressing = isinstance(node, ast.With) and any(
-        isinstance(item.context_expr, ast.Call) and program.dotted(item.context_expr.func) == "contextlib.suppress"
-        for item in node.items
-    )
-    return isinstance(node, ast.Try) or suppressing
 
 
 def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, bool]:
@@ -128,7 +126,10 @@ def _tested(program: Program) -> set[int]:
 
 # ------------------------------------------------------------------------------------------------------ programs
 
-_RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen"})
+_RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput"})
+_SHELLS = frozenset({"os.system", "os.popen", "asyncio.create_subprocess_shell"})
+_DEEPEST = 50
+_STARTS = re.compile(r"os\.(exec|spawn|posix_spawn)\w+|asyncio\.create_subprocess_exec")
 
 
 def shells_of(program: Program) -> Iterator[Shell]:
@@ -136,18 +137,34 @@ def shells_of(program: Program) -> Iterator[Shell]:
     shown = any(isinstance(n, ast.Attribute) and n.attr in {"stdout", "stderr", "output"} for n, _ in program.nodes)
     for call in program.calls:
         run = call.name.startswith("subprocess.") and call.last in _RUNS
-        if not run and call.name not in {"os.system", "os.popen"}:
+        named = _STARTS.fullmatch(call.name)  # the first argument is only the program
+        if not run and not named and call.name not in _SHELLS:
             continue
-        argv = call.get("args", 0)
+        argv = UNKNOWN if named else call.get("args", 0)
         piped = call.kwargs.get("capture_output") is True or "stdout" in call.kwargs
         hidden = run and piped and not shown and call.last != "check_output"
-        checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
+        asked = call.last in {"getoutput", "getstatusoutput"}  # these raise no error
+        checked = call.last not in {"run", "call", "system", "popen"} or call.kwargs.get("check") is not None
         given = [(argv, call.line)]
         if argv is UNKNOWN and call.node is not None and call.node.args:
-            given = program.passed(call.node.args[0], call.scope)  # a function that runs the command passed to it
+            passed = program.passed(call.node.args[0], call.scope)  # a function that runs the command passed to it
+            given = passed or [(_worded(program, call.node.args[0], call.scope), call.line)]
         for value, line in given:
-            for words in commands(value):
-                yield Shell(words, line, hidden, checked)
+            for command in commands(value):
+                yield Shell(command, line, hidden, checked and not asked, call.unusual or asked)
+
+
+def _worded(program: Program, node: ast.AST, scope: Any, depth: int = 0) -> str:
+    """Return a shell line with `?` for its unknown parts, and for those that nest too deeply."""
+    if depth > _DEEPEST:
+        return "?"
+    match node:
+        case ast.JoinedStr() | ast.FormattedValue():
+            return "".join(_worded(program, part, scope, depth + 1) for part in ast.iter_child_nodes(node))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _worded(program, left, scope, depth + 1) + _worded(program, right, scope, depth + 1)
+    value = program.value(node, scope)
+    return str(value) if isinstance(value, str | int | float) else "?"
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:
@@ -161,6 +178,8 @@ def commands(argv: Any) -> Iterator[tuple[str, ...]]:
             yield from _unwrapped(words)
     elif isinstance(argv, list):
         yield from _unwrapped([w if isinstance(w, str) else "?" for w in argv])
+    elif argv is UNKNOWN:
+        yield ("?",)
 
 
 def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:

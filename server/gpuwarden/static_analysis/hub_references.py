@@ -21,7 +21,7 @@ _LIBRARIES: Final = frozenset(
     adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
 )
 _TIMM_HUB = re.compile(r"hf[-_]hub:(.+)")
-_HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
+HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class RepoUse:
     """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
     `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
-    condition. `inside` is the folder in the repo from which the program loads.
+    condition, or if the program survives a failure; `again`: the code that runs after a failure reads the same repo.
+    `inside` is the folder in the repo from which the program loads.
     """
 
     id: str
@@ -44,6 +45,7 @@ class RepoUse:
     trains: bool = False
     unknown: frozenset[str] = frozenset()
     maybe: bool = False
+    again: bool = False
     inside: str | None = None
 
 
@@ -58,7 +60,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
             uses += _model(reward, call)
     for call in program.calls:
         for value in (*call.args, *call.kwargs.values()):
-            if isinstance(value, str) and (found := _HF_URL.match(value)):
+            if isinstance(value, str) and (found := HF_URL.match(value)):
                 uses.append(
                     RepoUse(
                         found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file", maybe=call.maybe
@@ -66,7 +68,8 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         uses += flagged_repos(program.flags, program.option)
-    yield from (use for use in uses if is_repo_id(use.id, local))
+    repeated = program.repeated((use.id, use.line) for use in uses)
+    yield from (replace(use, again=use.id in repeated) for use in uses if is_repo_id(use.id, local))
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:

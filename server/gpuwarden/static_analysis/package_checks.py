@@ -86,19 +86,19 @@ class Libraries:
     def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Misfit]:
         """Yield the imported names, and the called attributes of modules, that do not exist."""
         seen: set[str] = set()
+        calls = [call for call in calls if call.base not in self.use.rebound]
+        maybe = {(c.name, c.line) for c in calls if c.maybe}
         named = [(name, line) for name, line in names if not name.endswith(".*")]
         modules = {name for name, _ in named}
-        named += [
-            (c.name, c.line) for c in calls if c.name.rpartition(".")[0] in modules and c.base not in self.use.rebound
-        ]
-        for name, line in named:
+        named += [(c.name, c.line) for c in calls if c.name.rpartition(".")[0] in modules]
+        for name, line in sorted(named, key=lambda one: one in maybe):
             if name in seen or line in self.use.careful or not package_of(name):
                 continue
             seen.add(name)
             if all(installed.exists(name) is Found.ABSENT for installed in self.installed):
-                yield self._missing_name(name, line)
+                yield self._missing_name(name, line, maybe=(name, line) in maybe)
 
-    def _missing_name(self, name: str, line: int) -> Misfit:
+    def _missing_name(self, name: str, line: int, *, maybe: bool) -> Misfit:
         package = package_of(name)
         past = history(package, name)
         owner, _, last = name.rpartition(".")
@@ -111,7 +111,7 @@ class Libraries:
         return Misfit(
             f"{message} (checked: {self._text(package)})",
             self._other_home(name),
-            self._decided(package) or (not past.since and self._never_was(package, name)),
+            not maybe and (self._decided(package) or (not past.since and self._never_was(package, name))),
         )
 
     def _never_was(self, package: str, name: str) -> bool:
@@ -151,21 +151,22 @@ class Libraries:
             name = own if own in self.use.own else call.name
             if not call.kwargs or not self._judges(call):
                 continue
-            if self.patched and package_of(self._library(name)) in _PATCHED:
+            if self.patched and package_of(self.library_class(name)) in _PATCHED:
                 continue
             found = (
                 [installed.signature(name) for installed in self.installed] if name == own or package_of(name) else []
             )
             known = [signature for signature in found if signature is not None]
             if known and len(known) == len(found):
-                yield call, self._library(name), known
+                yield call, self.library_class(name), known
 
     def _judges(self, call: Call) -> bool:
         """Return true if a call certainly refers to the imported name, and does not depend on the installed release."""
         return call.base not in self.use.rebound and call.line not in self.use.careful
 
-    def _library(self, name: str) -> str:
+    def library_class(self, name: str) -> str:
         """Return the library class from which a script's own class inherits, or the name itself for other names."""
+        name = OWN + name if OWN + name in self.use.own else name
         while name in self.use.own and self.use.own[name].bases:
             name = self.use.own[name].bases[0]
         return name
@@ -273,7 +274,7 @@ class Libraries:
                     fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
                     yield Misfit(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
             elif not declared:
-                past = next((p for c in line.classes if (p := ever(self._library(c), name)).existed), None)
+                past = next((p for c in line.classes if (p := ever(self.library_class(c), name)).existed), None)
                 near = _instead(name, past, None) if past else ""
                 flag = nearest(name, named)
                 yield Misfit(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
@@ -315,7 +316,7 @@ class Libraries:
         for installed in self.installed:
             for name in line.classes:
                 signature = installed.signature(name)
-                if signature is None or signature.open or (self.patched and package_of(self._library(name))):
+                if signature is None or signature.open or (self.patched and package_of(self.library_class(name))):
                     return None
                 for parameter in signature.parameters.values():
                     fields |= {parameter.name: installed.values(parameter), f"no_{parameter.name}": ()}

@@ -10,13 +10,14 @@ from typing import Any
 
 from gpuwarden.static_analysis.column_references import column_reads, columns_of, reads_of_some_rows, row_functions
 from gpuwarden.static_analysis.command_line import CommandLine, command_line
-from gpuwarden.static_analysis.declared_options import flags, names_a_file
+from gpuwarden.static_analysis.declared_options import flags
 from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
-from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
+from gpuwarden.static_analysis.hub_references import HF_URL, RepoUse, is_repo_id, repos_of, text_or_none
 from gpuwarden.static_analysis.mentions import Mention, mentions
 from gpuwarden.static_analysis.package_usage import PackageUse, package_use
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
+from gpuwarden.static_analysis.streams import trains_on_stream
 from gpuwarden.static_analysis.survey import idle_lines
 from gpuwarden.static_analysis.three_valued import same
 from gpuwarden.static_analysis.typed_settings import TypedSettings, pairs, settings_repos, typed_settings
@@ -49,13 +50,14 @@ class Setting:
 class Push:
     """A write to the Hub. `target` is None if the program does not specify a repo, and `?` if the repo is unknown.
 
-    `maybe`: the write depends on a condition or setting that is unknown.
+    `maybe`: the write depends on a condition or setting that is unknown, or is `tried`: the program survives a failure.
     """
 
     line: int
     via: str
     target: str | None = None
     maybe: bool = False
+    tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ class Uses:
     """Descriptions of code that was not read and may write any file."""
     savers: tuple[str, ...] = ()
     """Descriptions of code that was not read and may save the model."""
+    streams: bool | None = False
+    """Whether a trainer is given a streamed dataset to train on; None if unknown."""
+    configured: bool = False
+    """A file, or arguments that the program itself sets, may give any setting."""
     opened: tuple[Call, ...] = ()
     """Calls that load a model or a dataset from a relative folder that the program does not create."""
 
@@ -135,6 +141,14 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         settings |= _named_settings(typed)
         renames = {**renames, **typed.renames}
         repos += [use for use in settings_repos(typed) if is_repo_id(use.id, here)]
+    writes = [*writes_of(program, trainers, {name: found.value for name, found in settings.items()})]
+    pushes = [*pushes_of(program, settings, trainers), *(p for w in writes for p in _pushed_file(w))]
+    named = [(w.path, w.line) for w in writes] + [(p.target, p.line) for p in pushes]
+    repeated = program.repeated(named) - {None, "?"}
+
+    def again(one: Write | Push, target: str | None) -> bool:
+        return one.tried and target in repeated
+
     return Uses(
         imports=tuple(_imports(program, required=True)),
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
@@ -144,8 +158,10 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         settings=settings,
         trainers=trainers,
         pushes=tuple(
-            replace(p, maybe=p.maybe or p.line in idle)
-            for p in pushes_of(program, settings, trainers)
+            replace(p, maybe=True, tried=False)
+            if p.line in idle
+            else replace(p, maybe=p.maybe and not again(p, p.target))
+            for p in pushes
             if p.line not in _unasked_pushes(program, typed)
         ),
         env=tuple(env_reads(program)),
@@ -160,19 +176,18 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         local=local,
         typed=typed,
         package_use=package_use(program),
-        command_line=command_line(program) if program.flags else None,
-        flags=program.flags,
+        command_line=command_line(program) if program.given else None,
+        flags=program.given,
         trains=trains(program, trainers),
         empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
         writes=tuple(
-            replace(write, maybe=write.maybe or write.line in idle)
-            for write in (
-                *writes_of(program, trainers, {name: found.value for name, found in settings.items()}),
-                *(Write(mention.line, mention.last, None, maybe=True) for mention in renamed),
-            )
+            replace(w, maybe=(w.maybe and not again(w, w.path)) or w.line in idle)
+            for w in (*writes, *(Write(mention.line, mention.last, None, maybe=True) for mention in renamed))
         ),
         unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
         savers=tuple(dict.fromkeys(unseen_savers(program, shells, trainers, local))),
+        streams=trains_on_stream(program, trainers),
+        configured="**" in settings and not settings["**"].line,
         opened=tuple(opened_folders(program, local)),
     )
 
@@ -183,7 +198,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
     """Yield the dotted names and lines of all required imports, or else of all optional imports."""
     for node, _ in program.nodes:
-        if (id(node) in program.optional or id(node) in program.maybe) is required:
+        if (id(node) in program.optional or id(node) in program.conditional) is required:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -200,7 +215,7 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
     The settings are UNKNOWN if a trainer's configuration is a parameter, or if its class is not known.
     """
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
-    configs = [c for c in program.calls if is_configuration(c)]
+    configs = [_with_folder(c) for c in program.calls if is_configuration(c)]
     parsed = any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls)
     for call in () if configs or parsed else trainers:
         if not call.name.startswith(LIGHTNING) and call.get("args", 1) is not None:
@@ -219,8 +234,9 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
             yield name, Setting(UNKNOWN, line, "the script")
     if parsed:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
-        if names_a_file(program.argv):
-            yield "**", Setting(UNKNOWN, 0, "a file of settings")
+        if program.configured:
+            source = "the script's own arguments" if program.rewrites else "a file of settings"
+            yield "**", Setting(UNKNOWN, 0, source)
 
 
 def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
@@ -240,6 +256,13 @@ def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
             yield name, Setting(values[name], call.line, call.last)
         if call.open:
             yield "**", Setting(UNKNOWN, call.line, call.last)
+
+
+def _with_folder(call: Call) -> Call:
+    """Name the positional argument of a configuration: `SFTConfig("out")`. Other positional arguments are unknown."""
+    known = len(call.args) == 1 and (call.last in CONFIGS or "TrainingArguments" in call.last)
+    named = {"output_dir": call.args[0]} if known else {}
+    return replace(call, kwargs={**named, **call.kwargs}, open=call.open or (bool(call.args) and not known))
 
 
 def is_configuration(call: Call) -> bool:
@@ -342,7 +365,9 @@ def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[
 
 # -------------------------------------------------------------------------------------------------------- pushes
 
-_UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket"})
+_UPLOADS = frozenset(
+    {"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket", "CommitScheduler"}
+)
 
 
 def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Iterable[Call]) -> Iterator[Push]:
@@ -366,12 +391,20 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
                 f"{call.base or 'a'}.{call.last}()",
                 (target or ("?" if unknown else None)) if own else text_or_none(repo) or "?",
                 call.maybe,
+                call.tried,
             )
         elif call.last in _UPLOADS:
-            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe)
+            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe, call.tried)
     for mention in mentions(program):
         if mention.last in _UPLOADS or mention.last.startswith("push_to_hub"):
             yield Push(mention.line, mention.last, "?", maybe=True)
+
+
+def _pushed_file(write: Write) -> Iterator[Push]:
+    """Yield the push of a file that is written to the Hub's file system."""
+    if write.path is not None and write.path.startswith("hf://"):
+        found = HF_URL.match(write.path)
+        yield Push(write.line, write.via, found[2] if found else "?", write.maybe, write.tried)
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ast
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 from gpuwarden.static_analysis.declared_options import Option, flags, given_value, names_a_file
-from gpuwarden.static_analysis.survey import Scope, Survey
+from gpuwarden.static_analysis.survey import Function, Scope, Survey
+from gpuwarden.static_analysis.survival import Survival
 from gpuwarden.static_analysis.three_valued import (
     UNKNOWN,
     arithmetic,
@@ -48,7 +50,8 @@ class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
     `open` is true if a `*` or `**` with unknown content may pass more arguments. `maybe` is true if the call runs only
-    under an unknown condition.
+    under an unknown condition, or if it is `tried`: the program continues if the call, or one before it, fails.
+    `unusual` is false if it is not tried, and if a new machine with a GPU fulfills the condition.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Call:
     node: ast.Call | None = field(default=None, repr=False, compare=False)
     scope: Scope = field(default=None, repr=False, compare=False)
     maybe: bool = field(default=False, compare=False)
+    tried: bool = field(default=False, compare=False)
+    unusual: bool = field(default=False, compare=False)
 
     @property
     def last(self) -> str:
@@ -79,14 +84,15 @@ class Program:
     """A parsed program with its environment and arguments.
 
     `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
-    without harm, and `maybe` those under an unknown condition.
+    without harm, `conditional` those under an unknown condition, and `maybe` also those whose failure is survived.
+    `rewrites`: the program may set its own arguments, which are then unknown; `given` are the flags that remain.
+    `configured`: any setting may be given, in a file or in such arguments.
     """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
         self.tree = tree
         self.env = env or {}
-        self.argv = tuple(argv)
-        self.flags = flags(argv)
+        self._argv = tuple(argv)
         self._steps = 0
         branches: dict[int, bool] = {}
         for _ in range(_ROUNDS):
@@ -97,23 +103,34 @@ class Program:
             branches = found
         else:
             self._look(Survey(tree, branches))
-        self.calls = tuple(
-            self._call(name, node, scope)
-            for node, scope in self.nodes
-            if isinstance(node, ast.Call) and (name := self.dotted(node.func))
-        )
+        survival = Survival(tree, self._survey)
+        self.maybe, self.fallbacks = self.conditional | survival.tried, survival.fallbacks
+        called = ((node, scope) for node, scope in self.nodes if isinstance(node, ast.Call))
+        self.calls = tuple(call for node, scope in called if (call := self._call(node, scope)).name)
 
     def _look(self, survey: Survey) -> None:
         """Use a new survey, and delete the values that were computed from an earlier survey."""
         self._survey = survey
-        self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
-        self.aliases, self.classes = survey.aliases, survey.classes
+        self.nodes, self.optional, self.conditional = survey.nodes, survey.optional, survey.maybe
+        self.rewrites = self._sets_arguments()
+        self.argv = () if self.rewrites else self._argv
+        self.given = {} if self.rewrites and survey.drops else flags(self._argv)
+        self.flags = flags(self.argv)
+        self.configured = self.rewrites or names_a_file(self.argv)
+        self.aliases, self.classes, self.functions = survey.aliases, survey.classes, survey.functions
         self._busy: set[int] = set()
         self._memo: dict[tuple[int, int], Any] = {}
         self._names: dict[tuple[int, str], Any] = {}
         self._cuts = 0
         called = ((n.func, n) for n, _ in self.nodes if isinstance(n, ast.Call))
         self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
+
+    def _sets_arguments(self) -> bool:
+        """Return true if the program may change `sys.argv` before it reads its arguments."""
+        calls = ((n, scope) for n, scope in self.nodes if isinstance(n, ast.Call) and self._survey.rewrites)
+        parses = {scope: n.lineno for n, scope in calls if self.dotted(n.func).rpartition(".")[2] in _PARSES}
+        after = (line > parses.get(scope, line) for line, scope in self._survey.rewrites)
+        return bool(self._survey.rewrites) and not (len(parses) == 1 and all(after))
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
         """Yield the ids of the conditions with a known truth value, together with that value."""
@@ -251,7 +268,7 @@ class Program:
     def _looked_up(self, name: str, scope: Scope, depth: int) -> Any:
         while True:
             found = self._survey.assigned.get((id(scope) if scope else 0, name))
-            given = [self._parameter(name, scope, depth)] if scope is not None and name in _parameters(scope) else []
+            given = [self._parameter(name, scope, depth)] if name in _parameters(scope) else []
             if (found is not None or given) and not isinstance(scope, ast.ClassDef):
                 if scope is None and self._survey.executes:
                     return UNKNOWN  # `exec` or `globals()` may have changed it
@@ -263,25 +280,12 @@ class Program:
 
     def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
         """Return the value that every caller passes for a parameter; the default if the function has no caller."""
-        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             return UNKNOWN
-        names = _parameters(scope)
-        positional = [a.arg for a in (*scope.args.posonlyargs, *scope.args.args)]
-        late = dict(zip(reversed(positional), reversed(scope.args.defaults), strict=False))
-        by_keyword = {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True)}
-        default = late.get(name) or by_keyword.get(name)
-        if name in self.flags and not self._survey.by_name.get(scope.name):
-            return self.flags[name]
-        values = []
-        for call in self._survey.by_name.get(scope.name, ()):
-            if any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
-                return UNKNOWN
-            keyword = next((k.value for k in call.keywords if k.arg == name), None)
-            at = names.index(name)
-            given = keyword or (call.args[at] if name in positional and at < len(call.args) else None)
-            where = self._survey.around.get(id(call)) if given is not None else self._survey.parents.get(id(scope))
-            values.append(self.value(given or default, where, depth))
-        return same(values) if values else self.value(default, None, depth)
+        if not self._survey.by_name.get(scope.name) and (name in self.flags or self.rewrites):
+            return self.flags.get(name, UNKNOWN)
+        values = [self.value(value, where, depth) for value, where, _ in self._given(name, scope)]
+        return same(values) if values else self.value(_default(name, scope), None, depth)
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Any:
         """Return the value of a declared option: `args.lr`, `Config.lr`."""
@@ -304,7 +308,7 @@ class Program:
 
     def _library_option(self, name: str, depth: int) -> Iterator[Any]:
         """Yield the values of a library's option: those given in its configurations, or otherwise its default."""
-        if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
+        if name not in _LIBRARY_DEFAULTS or self.configured:
             yield UNKNOWN
             return
         calls = [
@@ -334,7 +338,7 @@ class Program:
         if given is not None:
             return given
         calls = self._methods
-        if _CONFIGURED & calls.keys() and names_a_file(self.argv):
+        if self.rewrites or (_CONFIGURED & calls.keys() and self.configured):
             return UNKNOWN
         parse = calls.get("parse_args")
         if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
@@ -381,7 +385,7 @@ class Program:
             default = next((self.value(k.value, scope, depth) for k in node.keywords if k.arg == "default"), None)
             return self._variable(args[0], args[1] if len(args) > 1 else default)
         if name == "trl.get_peft_config":
-            return UNKNOWN if self.flags.get("use_peft") or names_a_file(self.argv) else None
+            return UNKNOWN if self.flags.get("use_peft") or self.configured else None
         if name == "dict" and not args:
             return {k.arg: self.value(k.value, scope, depth) for k in node.keywords if k.arg}
         if node.keywords or name in self._survey.functions:
@@ -404,18 +408,59 @@ class Program:
 
         The list is empty if the node is not such a parameter.
         """
-        if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
-            return []
-        at = _parameters(scope).index(node.id)
-        found = []
+        given = self._given(node.id, scope) if isinstance(node, ast.Name) else ()
+        return [(self.value(value, where), call.lineno) for value, where, call in given]
+
+    def _given(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope, ast.Call]]:
+        """Yield the expression that each caller passes for a parameter, or its default, with its scope and the call.
+
+        The expression is None if it is unknown.
+        """
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
+            return
+        at, default = _parameters(scope).index(name), _default(name, scope)
+        last = len(scope.args.posonlyargs) + len(scope.args.args)
         for call in self._survey.by_name.get(scope.name, ()):
-            given = next(
-                (k.value for k in call.keywords if k.arg == node.id), call.args[at] if at < len(call.args) else None
-            )
-            found.append((self.value(given, self._survey.around.get(id(call))), call.lineno))
-        return found
+            if any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+                yield None, None, call
+                continue
+            keyword = next((k.value for k in call.keywords if k.arg == name), None)
+            given = keyword or (call.args[at] if at < min(last, len(call.args)) else None)
+            where = self._survey.around.get(id(call)) if given is not None else self._survey.parents.get(id(scope))
+            yield given or default, where, call
+
+    def bound(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope]]:
+        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None for one that
+        is unknown. Yields nothing for a name that is not a variable.
+        """
+        while True:
+            found = [(value, scope) for value in self._survey.assigned.get((id(scope) if scope else 0, name), ())]
+            yield from found
+            if name in _parameters(scope):
+                passed = ((value, where) for value, where, _ in self._given(name, scope))
+                yield from chain([first], passed) if (first := next(passed, None)) else [(None, scope)]
+                return
+            if scope is None or found:
+                return
+            scope = self._survey.parents.get(id(scope))
 
     # ---------------------------------------------------------------------------------------------------- calls
+
+    def repeated(self, found: Iterable[tuple[Hashable, int]]) -> set[Hashable]:
+        """Return the keys that occur, each on its line, in a block and again in the code that runs if it fails."""
+        lines: dict[int, set[Hashable]] = {}
+        for key, line in found:
+            lines.setdefault(line, set()).add(key)
+
+        def keys(block: Iterable[ast.stmt]) -> set[Hashable]:
+            certain = (
+                s for s in block if not any(hasattr(p, "body") or isinstance(p, ast.BoolOp) for p in ast.walk(s))
+            )
+            spans = (range(s.lineno, (s.end_lineno or 0) + 1) for s in certain)
+            return {key for span in spans for line in span for key in lines.get(line, ())}
+
+        sure = (parts for node, parts in self.fallbacks.items() if node not in self.maybe)
+        return {key for block, others in sure for key in keys(block).intersection(*map(keys, others))}
 
     def dotted(self, node: ast.AST) -> str:
         """Return the dotted name of an expression with imports resolved, or `.method` for a method of a variable.
@@ -424,28 +469,52 @@ class Program:
         """
         return self._survey.dotted(node)
 
-    def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:
-        kwargs = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg}
-        hidden = any(isinstance(a, ast.Starred) for a in node.args)
-        for keyword in node.keywords:
+    def _partial(self, func: ast.expr, scope: Scope) -> tuple[ast.Call, Scope] | None:
+        """Return the call of `functools.partial` that makes a function, and its scope; None for any other function."""
+        found = [*islice(self.bound(func.id, scope), 2)] if isinstance(func, ast.Name) else [(func, scope)]
+        match found:
+            case [(ast.Call(func=maker, args=[_, *_]) as made, where)] if self.dotted(maker) == "functools.partial":
+                return made, where
+        return None
+
+    def _call(self, node: ast.Call, scope: Scope) -> Call:
+        func = node.func
+        given, keywords = [(a, scope) for a in node.args], [(k, scope) for k in node.keywords]
+        if (partial := self._partial(func, scope)) is not None:
+            made, where = partial
+            func, given = made.args[0], [*((a, where) for a in made.args[1:]), *given]
+            keywords = [*((k, where) for k in made.keywords), *keywords]
+        kwargs = {k.arg: self.value(k.value, at) for k, at in keywords if k.arg}
+        hidden = any(isinstance(a, ast.Starred) for a, _ in given)
+        for keyword, at in keywords:
             if keyword.arg is None:
-                more = self.value(keyword.value, scope)
+                more = self.value(keyword.value, at)
                 hidden = hidden or not isinstance(more, dict)
                 kwargs = (
                     {k: v for k, v in more.items() if isinstance(k, str)} if isinstance(more, dict) else {}
                 ) | kwargs
-        args = tuple(self.value(a, scope) for a in node.args if not isinstance(a, ast.Starred))
-        base = node.func
+        args = tuple(self.value(a, at) for a, at in given if not isinstance(a, ast.Starred))
+        base = func
         while isinstance(base, ast.Attribute):
             base = base.value
         root = base.id if isinstance(base, ast.Name) else ""
-        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, id(node) in self.maybe)
+        name, maybe = self.dotted(func), id(node) in self.maybe
+        tried = maybe and id(node) not in self.conditional
+        unusual = tried or id(node) in self._survey.unusual
+        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, maybe, tried, unusual)
 
 
 def _parameters(scope: Scope) -> list[str]:
     if scope is None or isinstance(scope, ast.ClassDef):
         return []
     return [a.arg for a in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)]
+
+
+def _default(name: str, scope: Function) -> ast.expr | None:
+    """Return the default of a parameter."""
+    given = scope.args
+    late = zip(reversed([*given.posonlyargs, *given.args]), reversed(given.defaults), strict=False)
+    return next((d for a, d in (*late, *zip(given.kwonlyargs, given.kw_defaults, strict=True)) if a.arg == name), None)
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {

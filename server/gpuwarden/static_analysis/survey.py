@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuwarden.static_analysis.declared_options import Option, added_option, field_option
@@ -17,6 +17,7 @@ Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 Scope: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | None"
 _MUTATORS = frozenset({"append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear", "sort"})
 _FIRST = frozenset({"is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero"})
+_EXISTS = frozenset({"exists", "isdir", "isfile", "is_dir", "is_file"})
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
 """Names with which a program may call a function indirectly."""
@@ -29,14 +30,17 @@ class Survey:
     or be skipped without harm, and `maybe` are those under an unknown condition. `assigned` are the values of names by
     scope, with None for a value that is not an expression; `stores` are the values of attributes, and `mutated` are the
     names of objects that are changed. `written` are the environment variables that the program sets, `*` for any.
-    `executes`: the program runs text as code, which may change any name.
+    `rewrites` are the lines that change `sys.argv`, with their scopes, and it may lose arguments if it `drops` some.
+    `unusual` are the parts in `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs
+    text as code, which may change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
-        self._branches = branches
+        self.branches = branches
         self.nodes: list[tuple[ast.AST, Scope]] = []
         self.optional: set[int] = set()
         self.maybe: set[int] = set()
+        self.unusual: set[int] = set()
         self.aliases: dict[str, str] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.parents: dict[int, Scope] = {}
@@ -46,18 +50,22 @@ class Survey:
         self.stores: dict[str, list[tuple[ast.expr, Scope]]] = {}
         self.mutated: set[str] = set()
         self.written: set[str] = set()
+        self.rewrites: list[tuple[int, Scope]] = []
+        self.drops = False
         self.by_name: dict[str, list[ast.Call]] = {}
         self.functions: dict[str, Function] = {}
         self.around: dict[int, Scope] = {}
         self.executes = False
-        stack: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, None, False, False)]
+        stack: list[tuple[ast.AST, Scope, bool, bool, bool]] = [(tree, None, False, False, False)]
         while stack:
-            node, scope, guarded, maybe = stack.pop()
+            node, scope, guarded, maybe, unusual = stack.pop()
             self.nodes.append((node, scope))
             if guarded:
                 self.optional.add(id(node))
             if maybe:
                 self.maybe.add(id(node))
+            if unusual:
+                self.unusual.add(id(node))
             inner = scope
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
                 self.parents[id(node)] = scope
@@ -65,13 +73,15 @@ class Survey:
             self._note(node, scope)
             soft = guarded_parts(node)
             open_ = self._open(node)
+            usual = {id(n) for n in node.body} if isinstance(node, ast.If) and _new_machine(node.test) else set[int]()
             stack += [
-                (n, inner, guarded or id(n) in soft, maybe or id(n) in open_) for n in reversed([*self._running(node)])
+                (n, inner, guarded or id(n) in soft, maybe or id(n) in open_, unusual or id(n) in open_ - usual)
+                for n in reversed([*self._running(node)])
             ]
 
     def _running(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the children of a node that can run."""
-        taken = self._branches.get(id(node))
+        taken = self.branches.get(id(node))
         for name, value in ast.iter_fields(node):
             if taken is not None and name == ("orelse" if taken else "body"):
                 continue
@@ -86,27 +96,22 @@ class Survey:
 
     def _ends(self, node: ast.stmt) -> bool:
         """Return true if the statements after this one in its block never run."""
-        while isinstance(node, ast.If) and (taken := self._branches.get(id(node))) is not None:
+        while isinstance(node, ast.If) and (taken := self.branches.get(id(node))) is not None:
             block = node.body if taken else node.orelse
             if not block:
                 return False
             node = block[-1]
-        match node:
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
-                return name in _LEAVES
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name))):
-                return f"{module}.{name}" in _LEAVES
-        return isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
+        return leaves(node) or isinstance(node, ast.Return | ast.Break | ast.Continue)
 
     def _open(self, node: ast.AST) -> set[int]:
         """Return the children of a node that run only if an unknown condition is true."""
         match node:
-            case ast.If() | ast.IfExp() if id(node) not in self._branches:
+            case ast.If() | ast.IfExp() if id(node) not in self.branches:
                 blocks = [node.orelse] if first_process(node.test) else [node.body, node.orelse]
                 return {id(n) for b in blocks for n in (b if isinstance(b, list) else [b])}
             case ast.BoolOp():
                 return {id(n) for n in node.values[1:]}
-            case ast.Try():
+            case ast.Try() | ast.TryStar():
                 return {id(n) for n in node.handlers}
             case ast.Match():
                 return {id(n) for n in node.cases}
@@ -114,6 +119,7 @@ class Survey:
 
     def _note(self, node: ast.AST, scope: Scope) -> None:
         """Record the names that a node imports, binds, declares or changes."""
+        self._note_argv(node, scope)
         match node:
             case ast.Import():
                 for alias in node.names:
@@ -178,6 +184,30 @@ class Survey:
                 elif self.dotted(target.value) == "os.environ":
                     key = target.slice
                     self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
+
+    def _note_argv(self, node: ast.AST, scope: Scope) -> None:
+        """Record a change of the program's arguments, and whether it may drop some."""
+        match node:
+            case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+                adds = False
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                targets, adds = [target], isinstance(node, ast.AugAssign) and isinstance(target, ast.Attribute)
+            case ast.Call(func=ast.Attribute(value=target, attr=name)) if name in _MUTATORS:
+                targets, adds = [target], name in {"append", "extend"}
+            case _:
+                return
+        if any(self._is_argv(each) for target in targets for each in getattr(target, "elts", [target])):
+            self.rewrites.append((node.lineno, scope))
+            self.drops |= not adds
+
+    def _is_argv(self, node: ast.expr) -> bool:
+        """Return true for the program's arguments; `sys.argv[0]` is its name."""
+        match node:
+            case ast.Subscript(slice=ast.Constant(value=0)):
+                return False
+            case ast.Subscript(value=value):
+                return self.dotted(value) == "sys.argv"
+        return self.dotted(node) == "sys.argv"
 
     def _bind(self, name: str, value: ast.expr | None, scope: Scope) -> None:
         """Record a value that is assigned to a name; None if it is not an expression."""
@@ -260,14 +290,49 @@ def first_process(test: ast.expr) -> bool:
     return False
 
 
+def _new_machine(test: ast.expr) -> bool:
+    """Return true for a condition that holds on a new machine with a GPU: `not os.path.exists("build")`."""
+    match test:
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="cuda"), attr="is_available")):
+            return True
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Attribute(attr=name)) as call) if name in _EXISTS:
+            paths = [n.value for n in ast.walk(call) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            return bool(paths) and not any(path.startswith(("/", "~")) for path in paths)
+    return False
+
+
+def catches(node: ast.AST) -> Iterator[tuple[set[str], Sequence[ast.stmt]]]:
+    """Yield the names of the errors that a `try` or `contextlib.suppress` catches, with the code that runs then."""
+    match node:
+        case ast.Try(handlers=handlers) | ast.TryStar(handlers=handlers):
+            yield from ((_named([h.type]) if h.type else {"Exception"}, h.body) for h in handlers)
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            calls = (item.context_expr for item in items if isinstance(item.context_expr, ast.Call))
+            yield from ((_named(call.args), ()) for call in calls if "suppress" in _named([call.func]))
+
+
+def _named(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the last parts of the names in some expressions."""
+    parts = [part for node in nodes for part in ast.walk(node)]
+    owners = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
+    return {getattr(p, "id", "") or getattr(p, "attr", "") for p in parts if id(p) not in owners} - {""}
+
+
+def leaves(node: ast.stmt) -> bool:
+    """Return true for a statement that raises an error or ends the program."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
+            return name in _LEAVES
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name))):
+            return f"{module}.{name}" in _LEAVES or (name == "error" and module.endswith("parser"))
+    return isinstance(node, ast.Raise)
+
+
 def guarded_parts(node: ast.AST) -> set[int]:
     """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
-    if isinstance(node, ast.Try):
-        types = [n for h in node.handlers if h.type is not None for n in ast.walk(h.type)]
-        caught = {n.id for n in types if isinstance(n, ast.Name)}
-        bare = any(h.type is None for h in node.handlers)
-        if bare or caught & {"ImportError", "ModuleNotFoundError", "Exception"}:
-            return {id(n) for n in (*node.body, *node.handlers)}
+    if isinstance(node, ast.Try | ast.TryStar | ast.With | ast.AsyncWith):
+        soft = any(names & {"ImportError", "ModuleNotFoundError", "Exception"} for names, _ in catches(node))
+        return {id(n) for n in (*node.body, *getattr(node, "handlers", ()))} if soft else set()
     if isinstance(node, ast.If):
         test = node.test
         name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""

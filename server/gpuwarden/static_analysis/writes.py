@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "savefig": ("fname", 0),
     "save_image": ("fp", 1),
     "savez": ("file", 0),
+    "savez_compressed": ("file", 0),
+    "savetxt": ("fname", 0),
+    "tofile": ("fid", 0),
+    "to_pickle": ("path", 0),
     "to_csv": ("path_or_buf", 0),
     "to_json": ("path_or_buf", 0),
     "to_parquet": ("path", 0),
@@ -52,8 +57,19 @@ _METHODS: Final = frozenset(name for name in _PATHS if "_" in name) | {"save_mod
 _LOADS: Final = frozenset({"from_pretrained", "load_from_disk"})
 _SAVERS: Final = frozenset({"save_model", "save", "fit", "ModelCheckpoint", "dump"})  # the path depends on the library
 _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
-_OPENS: Final = frozenset({"open", "io.open", "gzip.open", "codecs.open"})
-_WRITING: Final = frozenset("wax+")
+_NOT_MODELS: Final = (
+    r"hyperparameters|metrics|config|for_backward|log|plot|args|vocab|image|video|chrome|stacks|memory|text\b|svg|html"
+)
+MAY_SAVE: Final = re.compile(rf"export|(save|export)_(?!{_NOT_MODELS})\w+")
+"""Names of methods that may save a model and whose path argument is not known."""
+TEXT_SUFFIXES: Final = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
+_REPORT_SUFFIXES: Final = TEXT_SUFFIXES | {".json", ".jsonl", ".html", ".png", ".jpg", ".pdf", ".yaml", ".svg", ".xlsx"}
+"""Suffixes of files that can't hold the weights of a model."""
+_OPENS: Final = frozenset("open io.open gzip.open bz2.open codecs.open tarfile.open zipfile.ZipFile".split())  # noqa: SIM905
+_WRITING: Final = re.compile(r"[rbtU]*[wax+][rwaxbt+U]*([:|]|$)")
+_SENT_PATHS: Final[Mapping[str, int]] = {"put": 1, "put_file": 1, "upload": 1, "pipe": 0, "pipe_file": 0, "open": 0}
+"""Methods of a file system that write, with the position of the path."""
+_HARMLESS: Final = frozenset("pip pip3 apt apt-get uv nvidia-smi git mkdir rm ls echo cd".split()) | {""}  # noqa: SIM905
 LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 _TRAINER_OUTPUT: Final = "trainer_output"  # the folder if a Trainer has no output_dir
 _FITS: Final = frozenset({"backward", "fit", "train", "LightningCLI"})
@@ -75,13 +91,14 @@ _KNOWN: Final = frozenset(
 class Write:
     """One save. `path` is None if it is unknown, or if other code chooses the folder.
 
-    `maybe`: the save depends on a condition or setting that is unknown.
+    `maybe`: the save depends on a condition or setting that is unknown, or is `tried`: the program survives a failure.
     """
 
     line: int
     via: str
     path: str | None
     maybe: bool = False
+    tried: bool = False
 
 
 def trains(program: Program, trainers: Iterable[Call]) -> bool:
@@ -116,7 +133,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
         return
     folder = settings.get("output_dir", UNKNOWN if "**" in settings else _TRAINER_OUTPUT)
     path = folder if isinstance(folder, str) else None
-    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN)
+    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN, call.tried and strategy is not UNKNOWN)
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
@@ -132,21 +149,37 @@ def lightning_writes(call: Call) -> Iterator[Write]:
 
 def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping[str, Any]) -> Iterator[Write]:
     """Yield the save that a call makes, if any."""
-    if call.last == "save_model" and (call.base in trainers or call.base.endswith("trainer")):
+    folder: Any = None
+    owners = (*makers_of(program, call), call.name.rpartition(".")[0]) if call.last in _SENT_PATHS else ()
+    if any(owner.endswith(("HfFileSystem", "hffs")) for owner in owners):
+        path = call.get("path", _SENT_PATHS[call.last], UNKNOWN)
+        reads = call.last == "open" and opened_path(call, named=True) is None
+        folder = None if reads else f"hf://{path.removeprefix('hf://') if isinstance(path, str) else '?'}"
+    elif call.last == "save_model" and (call.base in trainers or call.base.endswith("trainer")):
         folder = call.get("output_dir", 0, settings.get("output_dir", _TRAINER_OUTPUT))
     elif call.last == "train" and any(n in _YOLO for n in makers_of(program, call)):
         folder = call.get("project", default="runs")
     elif call.last in {"write_text", "write_bytes"} and isinstance(call.node, ast.Call):
         target = call.node.func
         folder = program.value(target.value, call.scope) if isinstance(target, ast.Attribute) else UNKNOWN
+    elif call.name == "torch.onnx.export":
+        folder = call.get("f", 2)
     elif call.last in _PATHS or call.last in _SAVERS:
         folder = named_path(call)
     elif call.name in _OPENS or call.last == "open":
         folder = opened_path(call)
-    else:
-        return
+    elif may_save(call) and call.last not in program.functions:
+        folder = UNKNOWN
     if folder is not None:
-        yield Write(call.line, f"{call.last}()", folder if isinstance(folder, str) else None, call.maybe)
+        maybe = call.maybe or (call.last == "open" and UNKNOWN in (call.get("mode"), *call.args[1:2]))
+        yield Write(call.line, f"{call.last}()", folder if isinstance(folder, str) else None, maybe, call.tried)
+
+
+def may_save(call: Call) -> bool:
+    """Return true if a call is a method whose name suggests that it saves a model, and its file is no report."""
+    given = (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, str))
+    report = any(PurePosixPath(value).suffix in _REPORT_SUFFIXES for value in given)
+    return call.name.startswith(".") and MAY_SAVE.fullmatch(call.last) is not None and not report
 
 
 def named_path(call: Call) -> Any:
@@ -167,13 +200,14 @@ def named_path(call: Call) -> Any:
     return call.get(name, position, UNKNOWN)
 
 
-def opened_path(call: Call) -> Any:
+def opened_path(call: Call, *, named: bool = False) -> Any:
     """Return the path of a file that is opened for writing; None if the file is only read."""
-    plain = call.name in _OPENS
-    mode = call.get("mode", 1 if plain else 0, "r")
-    if isinstance(mode, str) and not _WRITING & set(mode):
+    several = len(call.args) > 1 and not isinstance(call.args[1], int)  # unlike `path.open("w")`
+    named = named or several or call.name in _OPENS
+    mode = call.get("mode", 1 if named else 0, "r")
+    if isinstance(mode, str) and not _WRITING.match(mode):
         return None
-    return call.get("file", 0, UNKNOWN) if plain else UNKNOWN
+    return call.get("file", 0, UNKNOWN) if named else UNKNOWN
 
 
 def makers_of(program: Program, call: Call) -> Iterator[str]:
@@ -225,5 +259,6 @@ def _other_writers(program: Program, shells: Iterable[Shell]) -> Iterator[str]:
     if any(c.name in {"exec", "runpy.run_path", "runpy.run_module", "importlib.import_module"} for c in program.calls):
         yield "code that is run from a file or a string"
     for shell in shells:
-        if shell.program not in {"pip", "pip3", "apt", "apt-get", "uv", "nvidia-smi", "git", ""}:
-            yield f"the program {shell.program}"
+        known = shell.program in _HARMLESS or shell.words[1:3] == ("-m", "pip")
+        if not known or {"push", "run"} & {*shell.words}:
+            yield "a program whose name is unknown" if shell.program == "?" else f"the program {shell.program}"
