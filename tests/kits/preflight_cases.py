@@ -297,7 +297,10 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         [sft(PUSH), {"script": sft(), "secrets": ()}],
     ),
-    "PF-PUSH-002": ([sft("push_to_hub=True")], [sft(PUSH), sft()]),
+    "PF-PUSH-002": (
+        [sft("push_to_hub=True"), sft() + "trainer.push_to_hub('a message')\n"],
+        [sft(PUSH), sft(), sft() + "trainer.model.push_to_hub('me/x')\n"],
+    ),
     "PF-PUSH-003": ([{"script": sft(), **SERVERLESS}], [{"script": sft(PUSH), **SERVERLESS}, sft()]),
     "PF-PUSH-004": (
         [{"script": sft(PUSH), **SERVERLESS}],

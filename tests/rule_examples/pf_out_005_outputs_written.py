@@ -9,6 +9,7 @@ LOOP = "import torch\nloss.backward()\n"
 TRAINER = (
     "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments({})\nTrainer(args=args).train()\n"
 )
+HELD = TRAINER.replace("Trainer(args", "trainer = Trainer(args").replace(").train()", ")\ntrainer.train()")
 JOBS = load_profile("hf-jobs")
 HUB = "from huggingface_hub import CommitScheduler, HfFileSystem\n"
 
@@ -30,6 +31,7 @@ FIRES = [
     job("from ultralytics import YOLO\nm = YOLO('y.pt')\nm.train(data='c.yaml')", "out"),
     job(LOOP, "/hub/models/me/model"),
     job(LOOP + "model.push_to_hub('me/other')", "/hub/models/me/model"),
+    job(HELD.format("hub_model_id='me/model'") + "trainer.model.push_to_hub('me/other')", "/hub/models/me/model"),
     job(LOOP + "if False:\n    model.push_to_hub('me/model')", "/hub/models/me/model"),
     job(LOOP + "import zipfile\nzipfile.ZipFile('out/a.zip')", "out"),
     job(LOOP + "from PIL import Image\nImage.open('wax.png')", "out"),
@@ -63,5 +65,8 @@ SILENT = [
     job(LOOP + "rows.to_parquet('hf://datasets/me/rows/a.parquet')", "/hub/datasets/me/rows"),
     job(TRAINER.format("'out'"), "out"),
     job(LOOP + "model.push_to_hub('me/model')", "/hub/models/me/model"),
+    job(HELD.format("hub_model_id='me/other'") + "trainer.model.push_to_hub('me/model')", "/hub/models/me/model"),
+    job(HELD.format("hub_model_id='me/model'") + "trainer.push_to_hub('me/other')", "/hub/models/me/model"),
+    job(HELD.format("save_strategy='no'") + "trainer.accelerator.save_model(model, 'out')", "out"),
     job(TRAINER.format("push_to_hub=True, hub_model_id='me/model'"), "/hub/models/me/model"),
 ]

@@ -383,7 +383,7 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
     holders = {t.id for targets in trained for t in targets if isinstance(t, ast.Name)}
     for call in program.calls:
         if call.last.startswith("push_to_hub"):
-            own = call.base in holders or call.base.endswith("trainer")
+            own = call.owner in holders or call.owner.endswith("trainer")
             repo = call.get("repo_id", 0)
             repo = call.get("hub_model_id") if repo is None else repo
             yield Push(

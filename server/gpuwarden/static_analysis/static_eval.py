@@ -65,6 +65,8 @@ class Call:
     maybe: bool = field(default=False, compare=False)
     tried: bool = field(default=False, compare=False)
     unusual: bool = field(default=False, compare=False)
+    owner: str = field(default="", compare=False)
+    """The variable whose own method is called, unlike `base`: empty for `a.b.method()`."""
 
     @property
     def last(self) -> str:
@@ -498,10 +500,11 @@ class Program:
         while isinstance(base, ast.Attribute):
             base = base.value
         root = base.id if isinstance(base, ast.Name) else ""
+        owner = root if isinstance(func, ast.Attribute) and func.value is base else ""
         name, maybe = self.dotted(func), id(node) in self.maybe
         tried = maybe and id(node) not in self.conditional
         unusual = tried or id(node) in self._survey.unusual
-        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, maybe, tried, unusual)
+        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, maybe, tried, unusual, owner)
 
 
 def _parameters(scope: Scope) -> list[str]:

@@ -155,7 +155,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
         path = call.get("path", _SENT_PATHS[call.last], UNKNOWN)
         reads = call.last == "open" and opened_path(call, named=True) is None
         folder = None if reads else f"hf://{path.removeprefix('hf://') if isinstance(path, str) else '?'}"
-    elif call.last == "save_model" and (call.base in trainers or call.base.endswith("trainer")):
+    elif call.last == "save_model" and (call.owner in trainers or call.owner.endswith("trainer")):
         folder = call.get("output_dir", 0, settings.get("output_dir", _TRAINER_OUTPUT))
     elif call.last == "train" and any(n in _YOLO for n in makers_of(program, call)):
         folder = call.get("project", default="runs")
