@@ -27,7 +27,8 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains a model also saves it.
 
     Why: a training loop that doesn't save anything succeeds without a result. The trainers of transformers and trl save
-    automatically, unless save_strategy="no" turns this off; a metrics file does not replace the model.
+    automatically, unless save_strategy="no" turns this off; a metrics file does not replace the model. If only the name
+    of a method suggests a save, such as `model.export_weights(folder)`, the finding is INFO instead of a warning.
 
     Example:
         for batch in batches:
