@@ -43,11 +43,6 @@ class RepoFact:
         return round(shape.parameters) if not counted or shape.bits else shape.held(counted)
 
     @property
-    def certain(self) -> bool:
-        """Return true if the job certainly reads the repo, or fails if it can't."""
-        return not self.use.maybe or self.use.again
-
-    @property
     def where(self) -> str:
         """Return the repo's type and id and the line that uses it, for a message."""
         return f"{self.use.type} {self.use.id}" + (f" (line {self.use.line})" if self.use.line else "")

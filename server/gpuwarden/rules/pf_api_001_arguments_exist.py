@@ -41,5 +41,5 @@ def arguments_exist(facts: SubmitFacts) -> Iterator[Found]:
             gone = version(since)
             if name in call.kwargs and gone and release and release >= gone:
                 message = f"line {call.line}: transformers {since} removed the argument {name} of {call.last}"
-                sure = chosen is not None and chosen.named and not call.maybe
+                sure = chosen is not None and chosen.named and call.certain
                 yield Found(message, fix=f"Use {instead}.", severity=None if sure else Severity.WARNING)

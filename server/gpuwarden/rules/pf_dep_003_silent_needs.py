@@ -62,14 +62,14 @@ def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
         yield _Need(("accelerate",), "the Trainer of transformers")
     loads = [c for c in uses.calls if c.last == "from_pretrained"]
     if mapped := [c for c in loads if c.kwargs.get("device_map") is not None]:
-        certain = any(not c.maybe and c.kwargs["device_map"] is not UNKNOWN for c in mapped)
+        certain = any(c.certain and c.kwargs["device_map"] is not UNKNOWN for c in mapped)
         yield _Need(("accelerate",), "device_map", certain=certain)
     yield from _settings_need(uses)
     if small := [c for c in uses.calls if any(c.kwargs.get(f"load_in_{n}bit") is True for n in (4, 8))]:
-        certain = any(not c.maybe for c in small)
+        certain = any(c.certain for c in small)
         yield _Need(("bitsandbytes", "unsloth"), "loading in 4 or 8 bit", certain=certain)
     attention = {
-        c.kwargs["attn_implementation"]: not c.maybe
+        c.kwargs["attn_implementation"]: c.certain
         for c in loads
         if isinstance(c.kwargs.get("attn_implementation"), str)
     }
@@ -127,5 +127,5 @@ def _vision_needs(uses: Uses, last: set[str]) -> Iterator[_Need]:
         yield _Need(("timm",), "a model of timm/")
     metrics = [c for c in uses.calls if c.name == "evaluate.load" and c.args and isinstance(c.args[0], str)]
     if metrics := [c for c in metrics if c.args[0] in {"accuracy", "f1", "precision", "recall"}]:
-        certain = any(not c.maybe for c in metrics)
+        certain = any(c.certain for c in metrics)
         yield _Need(("scikit-learn",), 'evaluate.load("accuracy")', certain=certain)

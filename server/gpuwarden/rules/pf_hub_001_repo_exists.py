@@ -31,7 +31,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
             # A name without an owner may be a folder that another program creates, but not for a shipped trainer.
-            certain = ("/" in fact.use.id or facts.uses.typed is not None) and fact.certain
+            certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
             severity = None if certain else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":

@@ -27,7 +27,7 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
     hub = facts.hub
     for fact in hub.repos if hub else ():
         repo = fact.repo
-        severity = None if fact.certain else Severity.WARNING
+        severity = Severity.WARNING if fact.use.maybe else None
         if repo.status == "disabled":
             yield Found(
                 f"{fact.where}: {repo.why}", fix="Choose another repo, or a copy of this one.", severity=severity

@@ -36,5 +36,5 @@ def loaded_folders_exist(facts: SubmitFacts) -> Iterator[Found]:
         path = str(call.get("pretrained_model_name_or_path", 0))
         folder = PurePosixPath(posixpath.normpath(path))
         if not any(p.is_relative_to(folder) or folder.is_relative_to(p) for p in there):
-            severity = Severity.WARNING if other or call.maybe else None
+            severity = Severity.WARNING if other or not call.certain else None
             yield Found(f"line {call.line} loads {path}, which is not among the inputs", severity=severity)

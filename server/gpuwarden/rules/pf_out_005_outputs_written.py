@@ -19,8 +19,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     the model is lost without an error. The outputs are compared with the files that trainers save and with the calls
     that save or push. If code that can't be analyzed may also write the output, or if the script saves to another
     folder that survives the job, the finding is a warning instead of an error. A script without any calls, such as one
-    with only a comment about its new location, writes no outputs. A save that may be skipped, or whose failure the
-    script survives, is not certain either.
+    with only a comment about its new location, writes no outputs. A save that may be skipped is not certain either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])

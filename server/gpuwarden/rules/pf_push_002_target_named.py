@@ -24,7 +24,7 @@ def target_named(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for push in facts.uses.pushes:
-        if push.target is None and (push.tried or not push.maybe) and "**" not in facts.uses.settings:
+        if push.target is None and not push.maybe and "**" not in facts.uses.settings:
             where = f"line {push.line}" if push.line else "the command line"
             yield Found(f"{where} pushes to the Hub without hub_model_id")
             return

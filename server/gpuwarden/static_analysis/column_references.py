@@ -21,7 +21,7 @@ def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
     makes: set[str] = set()
     for call in program.calls:
         if call.last in {"rename_column", "rename_columns"}:
-            found = None if call.maybe else renamed_by(call)
+            found = renamed_by(call) if call.certain else None
             reshaped = reshaped or found is None
             renames |= found or {}
         elif call.last == "add_column" and call.args and isinstance(call.args[0], str):
@@ -60,7 +60,7 @@ def row_functions(program: Program) -> Iterator[tuple[Call, ast.expr | None]]:
 
 def column_reads(program: Program) -> Iterator[tuple[str, int]]:
     """Yield the columns that row functions and reward functions read from every row, each with its line."""
-    certain = {id(node) for node, _ in program.nodes} - program.maybe - program.optional
+    certain = {id(node) for node, _ in program.nodes} - program.maybe - program.tried - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     for call in program.calls:
         if call.last.endswith("Trainer") and call.node is not None:
@@ -119,7 +119,7 @@ def _row_readers(
     program: Program, functions: Mapping[str, ast.FunctionDef]
 ) -> Iterator[tuple[ast.FunctionDef | ast.Lambda, bool]]:
     """Yield the functions that receive rows as their first parameter, and whether this depends on a condition."""
-    given = [(node, call.maybe) for call, node in row_functions(program)]
+    given = [(node, not call.certain) for call, node in row_functions(program)]
     given += [
         (_named(c.node, "formatting_func"), False) for c in program.calls if c.last.endswith("Trainer") and c.node
     ]

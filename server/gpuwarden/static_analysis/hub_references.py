@@ -29,8 +29,7 @@ class RepoUse:
     """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
     `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
-    condition, or if the program survives a failure; `again`: the code that runs after a failure reads the same repo.
-    `inside` is the folder in the repo from which the program loads.
+    condition. `inside` is the folder in the repo from which the program loads.
     """
 
     id: str
@@ -45,7 +44,6 @@ class RepoUse:
     trains: bool = False
     unknown: frozenset[str] = frozenset()
     maybe: bool = False
-    again: bool = False
     inside: str | None = None
 
 
@@ -68,8 +66,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         uses += flagged_repos(program.flags, program.option)
-    repeated = program.repeated((use.id, use.line) for use in uses)
-    yield from (replace(use, again=use.id in repeated) for use in uses if is_repo_id(use.id, local))
+    yield from (use for use in uses if is_repo_id(use.id, local))
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:

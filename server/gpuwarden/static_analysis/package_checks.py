@@ -87,7 +87,7 @@ class Libraries:
         """Yield the imported names, and the called attributes of modules, that do not exist."""
         seen: set[str] = set()
         calls = [call for call in calls if call.base not in self.use.rebound]
-        maybe = {(c.name, c.line) for c in calls if c.maybe}
+        maybe = {(c.name, c.line) for c in calls if not c.certain}
         named = [(name, line) for name, line in names if not name.endswith(".*")]
         modules = {name for name, _ in named}
         named += [(c.name, c.line) for c in calls if c.name.rpartition(".")[0] in modules]
@@ -192,7 +192,7 @@ class Libraries:
             for argument in call.kwargs if known else ():
                 if argument not in (known or ()) and (meant := misspelt(argument, known or ())):
                     message = f"line {call.line}: no release of {call.last} has an argument {argument}"
-                    yield Misfit(message, f"Use {meant}.", not call.maybe)
+                    yield Misfit(message, f"Use {meant}.", call.certain)
 
     def accepted_ever(self, name: str) -> frozenset[str] | None:
         """Return the arguments that a class accepts in any release; None if the class or a base accepts any name."""
@@ -216,10 +216,10 @@ class Libraries:
             instead = f"Require {package}>={minor(past.since)}, or omit the argument."
         sure = self._decided(package) or not (past.existed or past.open)
         if not sure and past.gone_in and not past.open:
-            judged = [c for c in calls if not c.maybe and self._judges(c) and package_of(c.name)]
+            judged = [c for c in calls if c.certain and self._judges(c) and package_of(c.name)]
             passed = ((c.name, other) for c in judged for other in c.kwargs if other != argument)
             sure = left_before(package, past.gone_in, self.needed, passed)
-        return Misfit(f"{where} (checked: {self._text(package)})", instead, sure and not call.maybe)
+        return Misfit(f"{where} (checked: {self._text(package)})", instead, sure and call.certain)
 
     def deprecated(self, calls: Iterable[Call]) -> Iterator[Misfit]:
         """Yield the passed arguments that are deprecated."""
@@ -241,7 +241,7 @@ class Libraries:
                 ]
                 if isinstance(value, str) and all(a and value not in a for a in accepted):
                     known = self._decided(package_of(name)) or value not in accepted_values_ever(name, argument)
-                    strict = signatures[-1].parameters[argument].strict and known and not call.maybe
+                    strict = signatures[-1].parameters[argument].strict and known and call.certain
                     message = f"line {call.line}: {call.last} does not accept {argument}={value!r}"
                     yield Misfit(f"{message} ({self._text(package_of(name))})", _one_of(value, accepted[-1]), strict)
 

@@ -50,7 +50,7 @@ class Setting:
 class Push:
     """A write to the Hub. `target` is None if the program does not specify a repo, and `?` if the repo is unknown.
 
-    `maybe`: the write depends on a condition or setting that is unknown, or is `tried`: the program survives a failure.
+    `maybe`: the write depends on a condition or setting that is unknown. `tried`: the program continues if it fails.
     """
 
     line: int
@@ -143,12 +143,6 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         repos += [use for use in settings_repos(typed) if is_repo_id(use.id, here)]
     writes = [*writes_of(program, trainers, {name: found.value for name, found in settings.items()})]
     pushes = [*pushes_of(program, settings, trainers), *(p for w in writes for p in _pushed_file(w))]
-    named = [(w.path, w.line) for w in writes] + [(p.target, p.line) for p in pushes]
-    repeated = program.repeated(named) - {None, "?"}
-
-    def again(one: Write | Push, target: str | None) -> bool:
-        return one.tried and target in repeated
-
     return Uses(
         imports=tuple(_imports(program, required=True)),
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
@@ -158,9 +152,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         settings=settings,
         trainers=trainers,
         pushes=tuple(
-            replace(p, maybe=True, tried=False)
-            if p.line in idle
-            else replace(p, maybe=p.maybe and not again(p, p.target))
+            replace(p, maybe=p.maybe or p.line in idle)
             for p in pushes
             if p.line not in _unasked_pushes(program, typed)
         ),
@@ -181,7 +173,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         trains=trains(program, trainers),
         empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
         writes=tuple(
-            replace(w, maybe=(w.maybe and not again(w, w.path)) or w.line in idle)
+            replace(w, maybe=w.maybe or w.line in idle)
             for w in (*writes, *(Write(mention.line, mention.last, None, maybe=True) for mention in renamed))
         ),
         unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
@@ -198,7 +190,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
     """Yield the dotted names and lines of all required imports, or else of all optional imports."""
     for node, _ in program.nodes:
-        if (id(node) in program.optional or id(node) in program.conditional) is required:
+        if (id(node) in program.optional or id(node) in program.maybe) is required:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

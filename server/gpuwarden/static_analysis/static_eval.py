@@ -17,7 +17,6 @@ from typing import Any
 
 from gpuwarden.static_analysis.declared_options import Option, flags, given_value, names_a_file
 from gpuwarden.static_analysis.survey import Function, Scope, Survey
-from gpuwarden.static_analysis.survival import Survival
 from gpuwarden.static_analysis.three_valued import (
     UNKNOWN,
     arithmetic,
@@ -50,8 +49,8 @@ class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
     `open` is true if a `*` or `**` with unknown content may pass more arguments. `maybe` is true if the call runs only
-    under an unknown condition, or if it is `tried`: the program continues if the call, or one before it, fails.
-    `unusual` is false if it is not tried, and if a new machine with a GPU fulfills the condition.
+    under an unknown condition, `tried` if the program continues after a failure, and `unusual` if it is tried or if a
+    new machine with a GPU may not fulfill the condition.
     """
 
     name: str
@@ -67,6 +66,11 @@ class Call:
     unusual: bool = field(default=False, compare=False)
     owner: str = field(default="", compare=False)
     """The variable whose own method is called, unlike `base`: empty for `a.b.method()`."""
+
+    @property
+    def certain(self) -> bool:
+        """Return true if the program runs the call under every condition and fails if the call fails."""
+        return not self.maybe and not self.tried
 
     @property
     def last(self) -> str:
@@ -86,7 +90,7 @@ class Program:
     """A parsed program with its environment and arguments.
 
     `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
-    without harm, `conditional` those under an unknown condition, and `maybe` also those whose failure is survived.
+    without harm, `maybe` those under an unknown condition, and `tried` those after whose failure the program continues.
     `rewrites`: the program may set its own arguments, which are then unknown; `given` are the flags that remain.
     `configured`: any setting may be given, in a file or in such arguments.
     """
@@ -105,15 +109,13 @@ class Program:
             branches = found
         else:
             self._look(Survey(tree, branches))
-        survival = Survival(tree, self._survey)
-        self.maybe, self.fallbacks = self.conditional | survival.tried, survival.fallbacks
         called = ((node, scope) for node, scope in self.nodes if isinstance(node, ast.Call))
         self.calls = tuple(call for node, scope in called if (call := self._call(node, scope)).name)
 
     def _look(self, survey: Survey) -> None:
         """Use a new survey, and delete the values that were computed from an earlier survey."""
         self._survey = survey
-        self.nodes, self.optional, self.conditional = survey.nodes, survey.optional, survey.maybe
+        self.nodes, self.optional, self.maybe, self.tried = survey.nodes, survey.optional, survey.maybe, survey.tried
         self.rewrites = self._sets_arguments()
         self.argv = () if self.rewrites else self._argv
         self.given = {} if self.rewrites and survey.drops else flags(self._argv)
@@ -448,22 +450,6 @@ class Program:
 
     # ---------------------------------------------------------------------------------------------------- calls
 
-    def repeated(self, found: Iterable[tuple[Hashable, int]]) -> set[Hashable]:
-        """Return the keys that occur, each on its line, in a block and again in the code that runs if it fails."""
-        lines: dict[int, set[Hashable]] = {}
-        for key, line in found:
-            lines.setdefault(line, set()).add(key)
-
-        def keys(block: Iterable[ast.stmt]) -> set[Hashable]:
-            certain = (
-                s for s in block if not any(hasattr(p, "body") or isinstance(p, ast.BoolOp) for p in ast.walk(s))
-            )
-            spans = (range(s.lineno, (s.end_lineno or 0) + 1) for s in certain)
-            return {key for span in spans for line in span for key in lines.get(line, ())}
-
-        sure = (parts for node, parts in self.fallbacks.items() if node not in self.maybe)
-        return {key for block, others in sure for key in keys(block).intersection(*map(keys, others))}
-
     def dotted(self, node: ast.AST) -> str:
         """Return the dotted name of an expression with imports resolved, or `.method` for a method of a variable.
 
@@ -501,9 +487,8 @@ class Program:
             base = base.value
         root = base.id if isinstance(base, ast.Name) else ""
         owner = root if isinstance(func, ast.Attribute) and func.value is base else ""
-        name, maybe = self.dotted(func), id(node) in self.maybe
-        tried = maybe and id(node) not in self.conditional
-        unusual = tried or id(node) in self._survey.unusual
+        maybe, tried, unusual = (id(node) in parts for parts in (self.maybe, self.tried, self._survey.unusual))
+        name = self.dotted(func)
         return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, maybe, tried, unusual, owner)
 
 

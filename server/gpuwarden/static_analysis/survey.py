@@ -18,6 +18,13 @@ Scope: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Cl
 _MUTATORS = frozenset({"append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear", "sort"})
 _FIRST = frozenset({"is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero"})
 _EXISTS = frozenset({"exists", "isdir", "isfile", "is_dir", "is_file"})
+_WORK = frozenset({"train", "fit", "backward"})
+_UNRELATED = frozenset(
+    """KeyboardInterrupt SystemExit GeneratorExit StopIteration StopAsyncIteration OutOfMemoryError MemoryError
+    RecursionError ArithmeticError ZeroDivisionError OverflowError FloatingPointError AssertionError ConnectionError
+    TimeoutError Timeout NameError UnboundLocalError""".split()  # noqa: SIM905
+)
+"""Errors that do not show a missing file, a missing package or a wrong argument."""
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
 """Names with which a program may call a function indirectly."""
@@ -31,7 +38,8 @@ class Survey:
     scope, with None for a value that is not an expression; `stores` are the values of attributes, and `mutated` are the
     names of objects that are changed. `written` are the environment variables that the program sets, `*` for any.
     `rewrites` are the lines that change `sys.argv`, with their scopes, and it may lose arguments if it `drops` some.
-    `unusual` are the parts in `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs
+    `tried` are the parts of a `try` after whose failure the program continues; `unusual` are these, and the parts in
+    `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs
     text as code, which may change any name.
     """
 
@@ -40,6 +48,7 @@ class Survey:
         self.nodes: list[tuple[ast.AST, Scope]] = []
         self.optional: set[int] = set()
         self.maybe: set[int] = set()
+        self.tried: set[int] = set()
         self.unusual: set[int] = set()
         self.aliases: dict[str, str] = {}
         self.classes: dict[str, ast.ClassDef] = {}
@@ -56,15 +65,17 @@ class Survey:
         self.functions: dict[str, Function] = {}
         self.around: dict[int, Scope] = {}
         self.executes = False
-        stack: list[tuple[ast.AST, Scope, bool, bool, bool]] = [(tree, None, False, False, False)]
+        stack: list[tuple[ast.AST, Scope, bool, bool, bool, bool]] = [(tree, None, False, False, False, False)]
         while stack:
-            node, scope, guarded, maybe, unusual = stack.pop()
+            node, scope, guarded, maybe, tried, unusual = stack.pop()
             self.nodes.append((node, scope))
             if guarded:
                 self.optional.add(id(node))
             if maybe:
                 self.maybe.add(id(node))
-            if unusual:
+            if tried:
+                self.tried.add(id(node))
+            if tried or unusual:
                 self.unusual.add(id(node))
             inner = scope
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -74,8 +85,16 @@ class Survey:
             soft = guarded_parts(node)
             open_ = self._open(node)
             usual = {id(n) for n in node.body} if isinstance(node, ast.If) and _new_machine(node.test) else set[int]()
+            survived = _survived_parts(node)
             stack += [
-                (n, inner, guarded or id(n) in soft, maybe or id(n) in open_, unusual or id(n) in open_ - usual)
+                (
+                    n,
+                    inner,
+                    guarded or id(n) in soft,
+                    maybe or id(n) in open_,
+                    tried or id(n) in survived,
+                    unusual or id(n) in open_ - usual,
+                )
                 for n in reversed([*self._running(node)])
             ]
 
@@ -326,6 +345,17 @@ def leaves(node: ast.stmt) -> bool:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name))):
             return f"{module}.{name}" in _LEAVES or (name == "error" and module.endswith("parser"))
     return isinstance(node, ast.Raise)
+
+
+def _survived_parts(node: ast.AST) -> set[int]:
+    """Return the statements of a `try` after whose failure the program continues; none if one of them trains."""
+    handlers = (body for names, body in catches(node) if not names <= _UNRELATED)
+    if not any(not body or not leaves(body[-1]) for body in handlers):
+        return set()
+    block = getattr(node, "body", [])
+    calls = (n.func for s in block for n in ast.walk(s) if isinstance(n, ast.Call))
+    works = any(isinstance(func, ast.Attribute) and func.attr in _WORK for func in calls)
+    return set() if works else {id(statement) for statement in block}
 
 
 def guarded_parts(node: ast.AST) -> set[int]:

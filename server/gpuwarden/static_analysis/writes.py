@@ -91,7 +91,7 @@ _KNOWN: Final = frozenset(
 class Write:
     """One save. `path` is None if it is unknown, or if other code chooses the folder.
 
-    `maybe`: the save depends on a condition or setting that is unknown, or is `tried`: the program survives a failure.
+    `maybe`: the save depends on a condition or setting that is unknown. `tried`: the program continues if it fails.
     """
 
     line: int
@@ -133,7 +133,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
         return
     folder = settings.get("output_dir", UNKNOWN if "**" in settings else _TRAINER_OUTPUT)
     path = folder if isinstance(folder, str) else None
-    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN, call.tried and strategy is not UNKNOWN)
+    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN, call.tried)
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
