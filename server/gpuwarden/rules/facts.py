@@ -165,7 +165,7 @@ class SubmitFacts:
         """
         declared = {"/".join(o.split("/")[3:5]) for o in self.spec.outputs if o.startswith(HUB_OUTPUTS)}
         target = push.target or "?"  # the owner of a name without one is the token's account
-        return not push.maybe and (not push.tried or bool(declared) and ("/" not in target or target in declared))
+        return not push.maybe and (not push.tried or (bool(declared) and ("/" not in target or target in declared)))
 
     @property
     def could_not(self) -> Severity:

@@ -16,8 +16,8 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
     Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine has
-    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. If the script may
-    continue without the repo, the finding is a warning.
+    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. A repo
+    that is read in a `try` must exist too, because otherwise the job trains without it.
 
     Example:
         load_dataset("trl-lib/capybarra")

@@ -29,7 +29,7 @@ class RepoUse:
     """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
     `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
-    condition. `inside` is the folder in the repo from which the program loads.
+    condition, `tried` if the program continues after a failure. `inside` is the folder in the repo from which it loads.
     """
 
     id: str
@@ -44,6 +44,7 @@ class RepoUse:
     trains: bool = False
     unknown: frozenset[str] = frozenset()
     maybe: bool = False
+    tried: bool = False
     inside: str | None = None
 
 
@@ -61,7 +62,12 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
             if isinstance(value, str) and (found := HF_URL.match(value)):
                 uses.append(
                     RepoUse(
-                        found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file", maybe=call.maybe
+                        found[2],
+                        "dataset" if found[1] == "datasets" else "model",
+                        call.line,
+                        "file",
+                        maybe=call.maybe,
+                        tried=call.tried,
                     )
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
@@ -121,7 +127,15 @@ def loaded_repos(program: Program) -> Iterator[RepoUse]:
                 file = text_or_none(call.get("filename", 1)) if call.last == "hf_hub_download" else None
                 hidden = _unknown(call, revision="revision", file="filename")
                 yield RepoUse(
-                    name, kind, call.line, "file", revision=revision, file=file, unknown=hidden, maybe=call.maybe
+                    name,
+                    kind,
+                    call.line,
+                    "file",
+                    revision=revision,
+                    file=file,
+                    unknown=hidden,
+                    maybe=call.maybe,
+                    tried=call.tried,
                 )
         elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
             model = call.get("model", 1 if call.last == "pipeline" else 0)
@@ -154,6 +168,7 @@ def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
             streaming=call.get("streaming") is True,
             unknown=hidden,
             maybe=call.maybe,
+            tried=call.tried,
         )
 
 
@@ -230,6 +245,7 @@ def _model(
             trains=trains or bool(heads),
             unknown=_unknown(call, revision="revision", inside="subfolder"),
             maybe=call.maybe,
+            tried=call.tried,
             inside=text_or_none(call.get("subfolder")),
         )
 

@@ -152,9 +152,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         settings=settings,
         trainers=trainers,
         pushes=tuple(
-            replace(p, maybe=p.maybe or p.line in idle)
-            for p in pushes
-            if p.line not in _unasked_pushes(program, typed)
+            replace(p, maybe=p.maybe or p.line in idle) for p in pushes if p.line not in _unasked_pushes(program, typed)
         ),
         env=tuple(env_reads(program)),
         shells=shells,
