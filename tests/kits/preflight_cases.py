@@ -261,6 +261,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             *(plain(f"import os\n{line}\nprint(os.environ['OTHER'])") for line in SETS[:5]),
             {"script": plain("import os\nprint(os.environ['JOB_TOKEN'])"), "env": {"METRICS_API_URL": "https://x"}},
             plain("import os\ntry:\n    os.environ['REPO']\nfinally:\n    print(1)"),
+            plain("import os\ntry:\n    made['x']()\nexcept KeyError:\n    pass\nprint(os.environ['REPO'])"),
         ],
         [
             plain(

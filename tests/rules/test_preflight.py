@@ -90,6 +90,7 @@ FAILING = (
     "try:\n    {}\nexcept Exception as error:\n    parser.error(str(error))",
     "try:\n    {}\nexcept (KeyboardInterrupt, torch.cuda.OutOfMemoryError):\n    print(1)",
     "try:\n    {}\n    trainer.train()\nexcept Exception as error:\n    print(error)",
+    "try:\n    {}\n    train(model)\nexcept Exception as error:\n    print(error)",
     "try:\n    {}\nfinally:\n    print(1)",
 )
 
@@ -129,12 +130,29 @@ def test_a_push_that_may_fail_needs_a_token_if_its_repo_is_an_output(hub: HubSer
     assert severities(hub, script, "PF-OUT-005", **hf) == []
 
 
-def test_the_push_of_an_unused_function_is_ignored(hub: HubServer) -> None:
-    script = (
-        "def publish():\n    try:\n        trainer.push_to_hub()\n    except OSError:\n        pass\ntrainer.train()\n"
-    )
-    assert severities(hub, script, "PF-PUSH-002") == []
-    assert severities(hub, f"{script}publish()", "PF-PUSH-002") == [Severity.WARNING]
+RESUMES = """from huggingface_hub import snapshot_download
+try:
+    start = snapshot_download("rehearsal/next")
+except Exception:
+    start = "Qwen/Qwen3-0.6B"
+trainer.train()
+model.push_to_hub("{}")
+"""
+
+
+def test_a_repo_that_the_job_creates_is_missing_at_first(hub: HubServer) -> None:
+    assert severities(hub, RESUMES.format("rehearsal/next"), "PF-HUB-001") == [Severity.WARNING]
+    assert severities(hub, RESUMES.format("rehearsal/other"), "PF-HUB-001") == [Severity.ERROR]
+    written = "rows.to_parquet('hf://datasets/rehearsal/rows/a.parquet')"
+    assert severities(hub, written, "PF-HUB-001") == []
+    assert severities(hub, written.replace("datasets/rehearsal", "buckets/me"), "PF-HUB-007") == []
+
+
+def test_a_split_that_is_looked_up_in_a_try_is_a_warning(hub: HubServer) -> None:
+    text = "from datasets import load_dataset\nds = load_dataset('trl-lib/tldr')\n"
+    assert severities(hub, text + "ds['nope']", "PF-DATA-001") == [Severity.ERROR]
+    tried = f"{text}try:\n    test = ds['nope']\nexcept KeyError:\n    test = ds['train']"
+    assert severities(hub, tried, "PF-DATA-001") == []
 
 
 def test_a_save_counts_even_if_the_script_catches_its_error(hub: HubServer) -> None:
@@ -151,7 +169,7 @@ def test_flash_attention_with_a_fallback_is_a_warning_on_an_old_gpu(hub: HubServ
 
 
 @pytest.mark.parametrize(
-    ("condition", "line", "severity"),
+    ("condition", "rule", "severity"),
     [
         ("not os.path.exists('llama.cpp/build')", "PF-SYS-001", Severity.ERROR),
         ("not Path('llama.cpp/build').exists()", "PF-SYS-001", Severity.ERROR),
@@ -162,12 +180,10 @@ def test_flash_attention_with_a_fallback_is_a_warning_on_an_old_gpu(hub: HubServ
     ],
 )
 def test_code_that_runs_on_a_new_machine_is_certain(
-    hub: HubServer, condition: str, line: str, severity: Severity
+    hub: HubServer, condition: str, rule: str, severity: Severity
 ) -> None:
-    script = (SURVIVED["PF-SYS-001"] if line == "PF-SYS-001" else SURVIVED["PF-DEP-003"]).replace(
-        "\n", "\nif {}:\n    "
-    )
-    assert severities(hub, script.format(condition), line, gpu="T4") == [severity]
+    script = SURVIVED.get(rule, SURVIVED["PF-DEP-003"]).replace("\n", f"\nif {condition}:\n    ")
+    assert severities(hub, script, rule, gpu="T4") == [severity]
 
 
 @pytest.mark.parametrize("line", ["subprocess.getoutput('ffmpeg -version')", "subprocess.getstatusoutput('cmake')[0]"])

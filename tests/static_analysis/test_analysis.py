@@ -119,25 +119,14 @@ def test_a_long_sum_of_words_is_an_unknown_program() -> None:
     assert set(shell.program) == {"?"}
 
 
-def _long_try(lines: int) -> str:
-    return "try:\n" + "".join(f"    v{n} = {n}\n" for n in range(lines))
-
-
 STREAMED = "from datasets import load_dataset\nfrom trl import SFTTrainer\ndef f0():\n    return load_dataset('a/b', streaming=True)\n"  # noqa: E501
 GROWING = {
-    "handlers": lambda n: _long_try(n) + "".join(f"except E{i}:\n    print(1)\n" for i in range(9)) + "train()\n",
-    "equal handlers": lambda n: _long_try(n) + "except KeyError:\n    print(1)\n" * n + "train()\n",
-    "tries": lambda n: "try:\n    v = f()\nexcept OSError:\n    print(1)\n" * n + "train()\n",
+    "values": lambda n: "g = x\n" * n + "g()\n" * n,
     "callers": lambda n: "def f(g):\n    g()\n" * n + "f(1)\n" * n,
     "calls that return": lambda n: (
         STREAMED
         + "".join(f"def f{i + 1}():\n    return [{f'f{i}(), ' * 8}]\n" for i in range(n // 20))
         + f"SFTTrainer(train_dataset=f{n // 20}())"
-    ),
-    "calls": lambda n: (
-        "def f0():\n    with suppress(OSError):\n        g()\n"
-        + "".join(f"def f{i + 1}():\n" + f"    f{i}()\n" * 8 for i in range(n))
-        + f"f{n}()\ntrain()"
     ),
 }
 
@@ -175,8 +164,7 @@ HOSTILE = {
     "surrogate": "x = '\ud800'",
     "bom": "\ufeffx = 1",
     "form feed": "\x0cx = 1",
-    "elif": "try:\n    a = f()\nexcept OSError:\n    pass\nif a: pass\n" + "elif a: pass\n" * 900,
-    "annotated": "class A:\n  def f(self):\n    try:\n      self.x: int\n    except E:\n      f()",
+    "circle": "class ATrainer(BTrainer): pass\nclass BTrainer(ATrainer): pass\nATrainer(args=1)",
 }
 
 

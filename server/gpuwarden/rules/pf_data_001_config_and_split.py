@@ -30,7 +30,7 @@ def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
             continue
         if fact.use.unknown & {"revision", "file"}:
             continue
-        severity = Severity.WARNING if fact.use.maybe or fact.use.tried else None
+        severity = None if fact.use.certain else Severity.WARNING
         names = [c.name for c in structure.configs]
         given = fact.use.config or "config" in fact.use.unknown
         if structure.more_configs or structure.failed:

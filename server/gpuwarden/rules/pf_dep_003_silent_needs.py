@@ -68,17 +68,11 @@ def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
     if small := [c for c in uses.calls if any(c.kwargs.get(f"load_in_{n}bit") is True for n in (4, 8))]:
         certain = any(c.certain for c in small)
         yield _Need(("bitsandbytes", "unsloth"), "loading in 4 or 8 bit", certain=certain)
-    attention = {
-        c.kwargs["attn_implementation"]: c.certain
-        for c in loads
-        if isinstance(c.kwargs.get("attn_implementation"), str)
-    }
-    if "flash_attention_2" in attention:
-        certain = attention["flash_attention_2"]
-        yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', certain=certain)
-    if any(name.startswith("kernels-community") for name in attention):
-        certain = any(needed for name, needed in attention.items() if name.startswith("kernels-community"))
-        yield _Need(("kernels",), "a kernel from the Hub", certain=certain)
+    attention = [(str(c.kwargs.get("attn_implementation")), c.certain) for c in loads]
+    if flash := [certain for name, certain in attention if name == "flash_attention_2"]:
+        yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', certain=any(flash))
+    if kernels := [certain for name, certain in attention if name.startswith("kernels-community")]:
+        yield _Need(("kernels",), "a kernel from the Hub", certain=any(kernels))
     yield from _text_needs(uses, modules)
     yield from _vision_needs(uses, last)
 

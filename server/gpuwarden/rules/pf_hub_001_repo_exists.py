@@ -16,8 +16,8 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
     Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine has
-    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. A repo
-    that is read in a `try` must exist too, because otherwise the job trains without it.
+    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. A repo that is read in a
+    `try` must exist too, because otherwise the job trains without it, unless the script pushes to this repo.
 
     Example:
         load_dataset("trl-lib/capybarra")
@@ -32,7 +32,8 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         if repo.status in {"missing", "private_or_missing"}:
             # A name without an owner may be a folder that another program creates, but not for a shipped trainer.
             certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
-            severity = None if certain else Severity.WARNING
+            resumed = fact.use.tried and any(push.target == fact.use.id for push in facts.uses.pushes)
+            severity = None if certain and not resumed else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":
             fix = "Try again when the Hub answers."

@@ -37,5 +37,5 @@ def file_exists(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(
                 f"{fact.where} has no file {wanted}",
                 fix=f"The repo has {near}." if near else "",
-                severity=Severity.WARNING if fact.use.maybe or fact.use.tried else None,
+                severity=None if fact.use.certain else Severity.WARNING,
             )

@@ -34,7 +34,7 @@ def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
             continue
         folder = f"{fact.use.inside.strip('/')}/" if fact.use.inside else ""
         names = {f.path.removeprefix(folder) for f in fact.repo.files if f.path.startswith(folder)}
-        severity = Severity.WARNING if fact.use.maybe or fact.use.tried else None
+        severity = None if fact.use.certain else Severity.WARNING
         adapter = "adapter_config.json" in names
         if fact.use.role == "adapter" and not adapter:
             yield Found(f"{fact.where} is loaded as an adapter, but has no adapter_config.json", severity=severity)

@@ -31,7 +31,7 @@ def loaded_folders_exist(facts: SubmitFacts) -> Iterator[Found]:
     if not facts.metered:
         return
     there = {PurePosixPath(posixpath.normpath(path)) for path in (*facts.spec.outputs, *(f.path for f in facts.inputs))}
-    other = bool(uses.unseen or uses.shells) or any(w.path is None for w in uses.writes)
+    other = bool(uses.unseen or uses.shells) or any(w.path is None and not w.maybe for w in uses.writes)
     for call in uses.opened:
         path = str(call.get("pretrained_model_name_or_path", 0))
         folder = PurePosixPath(posixpath.normpath(path))

@@ -7,8 +7,8 @@ from gpuwarden.static_analysis.writes import MAY_SAVE, TEXT_SUFFIXES
 
 _NAMES = """
 save _save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights
-savez savez_compressed savetxt tofile save_pretrained_merged save_pretrained_gguf save_to_disk push_to_hub upload_folder
-upload_file CommitScheduler ZipFile to_parquet to_json to_pickle dump write write_text write_bytes copytree copy move
+savez savez_compressed savetxt tofile save_pretrained_merged save_pretrained_gguf save_pretrained_torchao save_to_disk
+save_to_hub push_to_hub upload_folder upload_file CommitScheduler ZipFile to_parquet to_json to_pickle dump write write_text write_bytes copytree copy move
 merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
@@ -45,7 +45,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     saves = any(c.last in _SAVES for c in uses.calls) or passed_on & _SAVES
     kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
     unclear = [w for w in uses.writes if MAY_SAVE.fullmatch(w.via.removesuffix("()"))]
-    if kept or any((w.path or "").startswith("hf://") for w in uses.writes) or any(w.path for w in unclear):
+    if kept or any((w.path or "").startswith("hf://") for w in uses.writes):
         return
     unread = [*uses.savers, *(w.via for w in unclear)]
     other = f"; {unread[0]}, which is not analyzed, may do so" if unread else ""

@@ -39,5 +39,6 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
         if shell.program in SYSTEM_TOOLS and shell.program not in there and shell.program not in header:
             missing.setdefault(shell.program, shell)
     for program, shell in sorted(missing.items()):
-        severity = None if facts.metered and not shell.maybe else Severity.WARNING
+        certain = facts.metered and not shell.maybe and not any("?" in p for p in packages)
+        severity = None if certain else Severity.WARNING
         yield Found(f"line {shell.line} runs {program}, which the script does not install", severity=severity)

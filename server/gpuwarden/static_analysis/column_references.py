@@ -82,7 +82,7 @@ def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[s
     has rows with such values. Conditions that test whether a row has a column, or that do not depend on the row, are
     ignored.
     """
-    runs = {id(node) for node, _ in program.nodes} - program.optional
+    runs = {id(node) for node, _ in program.nodes} - program.optional - program.tried
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     for function, maybe in _row_readers(program, functions):
         pending: list[tuple[ast.AST, frozenset[str] | None]] = [(function, frozenset() if maybe else None)]

@@ -64,7 +64,7 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     for node, scope in program.nodes:
         name, required, default = _env_read(program, node, scope)
         if name and name not in written:
-            called_there = getattr(scope, "name", "") in called  # the error may be caught around the function
+            called_there = getattr(scope, "name", None) in called  # the error may be caught around the function
             guarded = name in tested or id(node) in caught or called_there or UNKNOWN in written
             line = getattr(node, "lineno", 0)
             yield EnvRead(name, line, required and not guarded, guarded or default or id(node) in looked_at)
@@ -128,8 +128,8 @@ def _tested(program: Program) -> set[int]:
 
 _RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput"})
 _SHELLS = frozenset({"os.system", "os.popen", "asyncio.create_subprocess_shell"})
-_DEEPEST = 50
-_STARTS = re.compile(r"os\.(exec|spawn|posix_spawn)\w+|asyncio\.create_subprocess_exec")
+_UNCHECKED = frozenset("run call system popen getoutput getstatusoutput".split())  # noqa: SIM905
+_STARTS = re.compile(r"os\.(exec|spawn|posix_spawn)\w*|asyncio\.create_subprocess_exec")
 
 
 def shells_of(program: Program) -> Iterator[Shell]:
@@ -144,14 +144,18 @@ def shells_of(program: Program) -> Iterator[Shell]:
         piped = call.kwargs.get("capture_output") is True or "stdout" in call.kwargs
         hidden = run and piped and not shown and call.last != "check_output"
         asked = call.last in {"getoutput", "getstatusoutput"}  # these raise no error
-        checked = call.last not in {"run", "call", "system", "popen"} or call.kwargs.get("check") is not None
+        checked = call.last not in _UNCHECKED or call.kwargs.get("check") is not None
         given = [(argv, call.line)]
         if argv is UNKNOWN and call.node is not None and call.node.args:
             passed = program.passed(call.node.args[0], call.scope)  # a function that runs the command passed to it
             given = passed or [(_worded(program, call.node.args[0], call.scope), call.line)]
         for value, line in given:
             for command in commands(value):
-                yield Shell(command, line, hidden, checked and not asked, call.unusual or asked)
+                yield Shell(command, line, hidden, checked, call.unusual or asked)
+
+
+_DEEPEST = 50
+"""The number of nested expressions that are read."""
 
 
 def _worded(program: Program, node: ast.AST, scope: Any, depth: int = 0) -> str:

@@ -21,7 +21,7 @@ _LIBRARIES: Final = frozenset(
     adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
 )
 _TIMM_HUB = re.compile(r"hf[-_]hub:(.+)")
-HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
+HF_URL = re.compile(r"hf://(?!buckets/)(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class RepoUse:
     tried: bool = False
     inside: str | None = None
 
+    @property
+    def certain(self) -> bool:
+        """Return true if the program reads the repo under every condition and fails if it can't."""
+        return not self.maybe and not self.tried
+
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
     """Yield every use of a repo in a program. `local` contains the folders that the program writes."""
@@ -62,16 +67,12 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
             if isinstance(value, str) and (found := HF_URL.match(value)):
                 uses.append(
                     RepoUse(
-                        found[2],
-                        "dataset" if found[1] == "datasets" else "model",
-                        call.line,
-                        "file",
-                        maybe=call.maybe,
-                        tried=call.tried,
+                        found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file", maybe=call.maybe
                     )
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
-        uses += flagged_repos(program.flags, program.option)
+        found = flagged_repos(program.given, program.option)
+        uses += (replace(use, maybe=program.rewrites) for use in found)
     yield from (use for use in uses if is_repo_id(use.id, local))
 
 
@@ -101,7 +102,8 @@ def split_keys(program: Program) -> dict[int, list[str]]:
             case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
                 own.add(key)
     found: dict[int, list[str]] = {}
-    for node in (n for n, _ in program.nodes if id(n) not in program.maybe):
+    open_ = program.maybe | program.tried
+    for node in (n for n, _ in program.nodes if id(n) not in open_):
         match node:
             case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 found.setdefault(id(call), []).append(key)

@@ -167,8 +167,9 @@ class Libraries:
     def library_class(self, name: str) -> str:
         """Return the library class from which a script's own class inherits, or the name itself for other names."""
         name = OWN + name if OWN + name in self.use.own else name
-        while name in self.use.own and self.use.own[name].bases:
-            name = self.use.own[name].bases[0]
+        for _ in self.use.own:  # classes may inherit from each other in a circle
+            own = self.use.own.get(name)
+            name = own.bases[0] if own is not None and own.bases else name
         return name
 
     def arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
@@ -194,12 +195,16 @@ class Libraries:
                     message = f"line {call.line}: no release of {call.last} has an argument {argument}"
                     yield Misfit(message, f"Use {meant}.", call.certain)
 
-    def accepted_ever(self, name: str) -> frozenset[str] | None:
-        """Return the arguments that a class accepts in any release; None if the class or a base accepts any name."""
+    def accepted_ever(self, name: str, below: frozenset[str] = frozenset()) -> frozenset[str] | None:
+        """Return the arguments that a class accepts in any release; None if the class or a base accepts any name.
+
+        `below` are the classes that inherit from it.
+        """
         own = self.use.own.get(OWN + name.removeprefix(OWN))
-        if own is None:
+        if own is None or name in below:
             return accepted_ever(name) if package_of(name) else None
-        found = [frozenset(p.name for p in own.parameters), *map(self.accepted_ever, own.bases)]
+        bases = (self.accepted_ever(base, below | {name}) for base in own.bases)
+        found = [frozenset(p.name for p in own.parameters), *bases]
         return None if own.open or None in found else frozenset().union(*(names or () for names in found))
 
     def _missing_argument(

@@ -143,11 +143,12 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         repos += [use for use in settings_repos(typed) if is_repo_id(use.id, here)]
     writes = [*writes_of(program, trainers, {name: found.value for name, found in settings.items()})]
     pushes = [*pushes_of(program, settings, trainers), *(p for w in writes for p in _pushed_file(w))]
+    written = {(p.target, p.line) for w in writes for p in _pushed_file(w)}
     return Uses(
         imports=tuple(_imports(program, required=True)),
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
         calls=program.calls,
-        repos=tuple(dict.fromkeys(repos)),
+        repos=tuple(dict.fromkeys(use for use in repos if (use.id, use.line) not in written)),
         methods=methods_of(program, trainers),
         settings=settings,
         trainers=trainers,

@@ -131,10 +131,12 @@ class Program:
 
     def _sets_arguments(self) -> bool:
         """Return true if the program may change `sys.argv` before it reads its arguments."""
-        calls = ((n, scope) for n, scope in self.nodes if isinstance(n, ast.Call) and self._survey.rewrites)
+        if not self._survey.rewrites:
+            return False
+        calls = ((n, scope) for n, scope in self.nodes if isinstance(n, ast.Call))
         parses = {scope: n.lineno for n, scope in calls if self.dotted(n.func).rpartition(".")[2] in _PARSES}
         after = (line > parses.get(scope, line) for line, scope in self._survey.rewrites)
-        return bool(self._survey.rewrites) and not (len(parses) == 1 and all(after))
+        return not (len(parses) == 1 and all(after))
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
         """Yield the ids of the conditions with a known truth value, together with that value."""
@@ -438,8 +440,9 @@ class Program:
         is unknown. Yields nothing for a name that is not a variable.
         """
         while True:
-            found = [(value, scope) for value in self._survey.assigned.get((id(scope) if scope else 0, name), ())]
-            yield from found
+            inner = isinstance(scope, ast.ClassDef)  # its methods do not see its variables
+            found = () if inner else self._survey.assigned.get((id(scope) if scope else 0, name), ())
+            yield from ((value, scope) for value in found)
             if name in _parameters(scope):
                 passed = ((value, where) for value, where, _ in self._given(name, scope))
                 yield from chain([first], passed) if (first := next(passed, None)) else [(None, scope)]

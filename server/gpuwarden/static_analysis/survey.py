@@ -22,10 +22,11 @@ _WORK = frozenset({"train", "fit", "backward"})
 _UNRELATED = frozenset(
     """KeyboardInterrupt SystemExit GeneratorExit StopIteration StopAsyncIteration OutOfMemoryError MemoryError
     RecursionError ArithmeticError ZeroDivisionError OverflowError FloatingPointError AssertionError ConnectionError
-    TimeoutError Timeout NameError UnboundLocalError""".split()  # noqa: SIM905
+    TimeoutError Timeout NameError UnboundLocalError
+    CalledProcessError TimeoutExpired JSONDecodeError""".split()  # noqa: SIM905
 )
 """Errors that do not show a missing file, a missing package or a wrong argument."""
-_LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+_LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit", "parser.error"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
 """Names with which a program may call a function indirectly."""
 
@@ -39,12 +40,12 @@ class Survey:
     names of objects that are changed. `written` are the environment variables that the program sets, `*` for any.
     `rewrites` are the lines that change `sys.argv`, with their scopes, and it may lose arguments if it `drops` some.
     `tried` are the parts of a `try` after whose failure the program continues; `unusual` are these, and the parts in
-    `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs
-    text as code, which may change any name.
+    `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs text as code, which may
+    change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
-        self.branches = branches
+        self._branches = branches
         self.nodes: list[tuple[ast.AST, Scope]] = []
         self.optional: set[int] = set()
         self.maybe: set[int] = set()
@@ -100,7 +101,7 @@ class Survey:
 
     def _running(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the children of a node that can run."""
-        taken = self.branches.get(id(node))
+        taken = self._branches.get(id(node))
         for name, value in ast.iter_fields(node):
             if taken is not None and name == ("orelse" if taken else "body"):
                 continue
@@ -115,17 +116,17 @@ class Survey:
 
     def _ends(self, node: ast.stmt) -> bool:
         """Return true if the statements after this one in its block never run."""
-        while isinstance(node, ast.If) and (taken := self.branches.get(id(node))) is not None:
+        while isinstance(node, ast.If) and (taken := self._branches.get(id(node))) is not None:
             block = node.body if taken else node.orelse
             if not block:
                 return False
             node = block[-1]
-        return leaves(node) or isinstance(node, ast.Return | ast.Break | ast.Continue)
+        return _leaves(node) or isinstance(node, ast.Return | ast.Break | ast.Continue)
 
     def _open(self, node: ast.AST) -> set[int]:
         """Return the children of a node that run only if an unknown condition is true."""
         match node:
-            case ast.If() | ast.IfExp() if id(node) not in self.branches:
+            case ast.If() | ast.IfExp() if id(node) not in self._branches:
                 blocks = [node.orelse] if first_process(node.test) else [node.body, node.orelse]
                 return {id(n) for b in blocks for n in (b if isinstance(b, list) else [b])}
             case ast.BoolOp():
@@ -316,7 +317,7 @@ def _new_machine(test: ast.expr) -> bool:
             return True
         case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Attribute(attr=name)) as call) if name in _EXISTS:
             paths = [n.value for n in ast.walk(call) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-            return bool(paths) and not any(path.startswith(("/", "~")) for path in paths)
+            return not any(path.startswith(("/", "~")) for path in paths)
     return False
 
 
@@ -337,24 +338,27 @@ def _named(nodes: Iterable[ast.AST]) -> set[str]:
     return {getattr(p, "id", "") or getattr(p, "attr", "") for p in parts if id(p) not in owners} - {""}
 
 
-def leaves(node: ast.stmt) -> bool:
+def _leaves(node: ast.stmt) -> bool:
     """Return true for a statement that raises an error or ends the program."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
             return name in _LEAVES
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name))):
-            return f"{module}.{name}" in _LEAVES or (name == "error" and module.endswith("parser"))
+            return f"{module}.{name}" in _LEAVES
     return isinstance(node, ast.Raise)
 
 
 def _survived_parts(node: ast.AST) -> set[int]:
-    """Return the statements of a `try` after whose failure the program continues; none if one of them trains."""
+    """Return the statements of a `try` after whose failure the program continues; none if one of them trains.
+
+    A handler that returns counts as continuing. The code of a function that the block calls is not included.
+    """
     handlers = (body for names, body in catches(node) if not names <= _UNRELATED)
-    if not any(not body or not leaves(body[-1]) for body in handlers):
+    if not any(not body or not _leaves(body[-1]) for body in handlers):
         return set()
     block = getattr(node, "body", [])
     calls = (n.func for s in block for n in ast.walk(s) if isinstance(n, ast.Call))
-    works = any(isinstance(func, ast.Attribute) and func.attr in _WORK for func in calls)
+    works = any((getattr(f, "attr", "") or getattr(f, "id", "")) in _WORK for f in calls)
     return set() if works else {id(statement) for statement in block}
 
 

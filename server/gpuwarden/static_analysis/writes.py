@@ -133,7 +133,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
         return
     folder = settings.get("output_dir", UNKNOWN if "**" in settings else _TRAINER_OUTPUT)
     path = folder if isinstance(folder, str) else None
-    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN, call.tried)
+    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN)
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
