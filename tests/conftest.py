@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,7 @@ from gpuwarden.ledger.database import Database
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
-from warm_children import Children
+from warm import Starting
 
 PROTECTS = (
     "backends/test_slurm.py::test_a_preempted", "backends/test_slurm.py::test_the_whole_life",
@@ -117,16 +116,12 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_children() -> Iterator[None]:
-    """Fork the processes that load files from one that has imported torch."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    children = Children()
+def forked_programs() -> Iterator[None]:
+    """Start gpuwarden's own programs as forks of processes that have imported their libraries."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuwarden.checkpoints.load.subprocess", children)
+        for module in ("checkpoints.load", "rehearsal.processes"):
+            patch.setattr(f"gpuwarden.{module}.subprocess", Starting())
         yield
-    children.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

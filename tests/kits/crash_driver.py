@@ -1,8 +1,8 @@
 """Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
 
-`python crash_driver.py [FD]` imports everything, reads the profiles, and carries out each use case once, for a job of
-its own: loading is most of the cost of a short command, and a death in it loses nothing. FD is the socket of the
-process that forks the children that load files. Then it reads orders, one JSON object per line on stdin. For each it
+`python crash_driver.py FOLDER` imports everything, reads the profiles, and carries out each use case once, for a job of
+its own: loading is most of the cost of a short command, and a death in it loses nothing. FOLDER has the sockets of the
+processes that fork the children that load files. Then it reads orders, one JSON object per line on stdin. For each it
 forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
 about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that
 many milliseconds. With `stranger` the process has the key of another account on the same platform; `through`, an
@@ -19,7 +19,6 @@ import os
 import pkgutil
 import select
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -31,7 +30,6 @@ import anyio
 
 import gpuwarden
 from gpuwarden.backends.ssh import SshBackend, _Machine
-from gpuwarden.checkpoints import load
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec, Place
@@ -47,7 +45,7 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import FAST, PLATFORM, open_house, rent_cloud, training
 from waiting import real_time
-from warm_children import Children
+from warm import start_forks
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
 
@@ -226,11 +224,10 @@ async def live_once(home: Path) -> None:
     ctx.ledger.close()
 
 
-def main(*sockets: str) -> None:
+def main(folder: str) -> None:
     """Answer orders until stdin ends."""
     load_all()
-    for each in sockets:
-        load.subprocess = Children(socket.socket(fileno=int(each)))  # type: ignore[assignment]
+    start_forks(folder)
     with tempfile.TemporaryDirectory() as folder:
         anyio.run(live_once, Path(folder, "home"))
     for text in sys.stdin:
