@@ -398,7 +398,7 @@ archive.main(["seal", sys.argv[2], "--log", sys.argv[3], "--quiet", "0", "--once
 
 @pytest.mark.slow
 def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: Path) -> None:
-    """A job can overwrite the archive, and would sign with the key what it likes."""
+    """A job that overwrites the archive would otherwise sign any digest with the key."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     name, content = checker()
     (tmp_path / name).write_bytes(content)

@@ -194,8 +194,8 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
         note = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     lived = max(0, int(1000 * (real_time() - began)))
-    said = json.loads(note) if note else {}
-    return {"killed": code < 0, "code": code, "lived_ms": lived, **said}
+    report = json.loads(note) if note else {}
+    return {"killed": code < 0, "code": code, "lived_ms": lived, **report}
 
 
 def load_all() -> None:
@@ -212,7 +212,7 @@ async def live_once(home: Path) -> None:
     """Carry out every use case, so that late imports, deferred models and patterns are ready before the first fork."""
     ctx = open_house(home, PlainClock())
     rent_cloud(ctx)
-    spec = training(home.with_name("said")).model_dump(mode="json")
+    spec = training(home.with_name("training")).model_dump(mode="json")
     quoted = await act(ctx, {"phase": "quote", "spec": spec})
     job = await act(ctx, {"phase": "submit", "spec": spec, **quoted})
     while (await act(ctx, {"phase": "check", **job}))["state"] != "succeeded":

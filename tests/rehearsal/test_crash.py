@@ -141,7 +141,7 @@ def test_sigkill_at_very_many_random_moments(tmp_path: Path) -> None:
 STEPS = ["save", "power_on", "power_off", "wipe", "erase", "trash", "sweep", "kill"]
 DYING = (
     f"import sys; sys.path.append({str(KITS)!r})"
-     """
+    """
 import os, signal
 from pathlib import Path
 from gpuwarden.rehearsal import disk, processes, store

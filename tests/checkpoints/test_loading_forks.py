@@ -1,4 +1,4 @@
-"""A loading process that is forked does what one that is started does."""
+"""A forked loading process gives the same answer as a started one."""
 
 from __future__ import annotations
 
