@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from gpuwarden.ledger import opening
-from gpuwarden.ledger.chain import HeadFile
-from gpuwarden.ledger.database import Database
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
@@ -131,16 +128,10 @@ def no_wait_for_the_disk() -> Iterator[Callable[[int], None]]:
     Only a machine that dies would lose the writes, and no machine does. A sync takes milliseconds, and there are tens
     of thousands. Processes that tests start sync as for a user.
     """
-    open_ledger, fsync = opening._for_writing, os.fsync
-
-    def unsynced(path: Path, head: HeadFile) -> Database:
-        database = open_ledger(path, head)
-        database.connection.execute("PRAGMA synchronous = OFF")
-        return database
-
+    fsync = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: None)
-        patch.setattr(opening, "_for_writing", unsynced)
+        patch.setattr("gpuwarden.ledger.opening.SYNCHRONOUS", "OFF")
         yield fsync
 
 
