@@ -34,6 +34,7 @@ from waiting import eventually
 from wording import Wording
 
 KEY = "5e" * 32
+PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 SAVE = """
 import json, os, struct, sys, time
 def save(step):
@@ -82,6 +83,21 @@ def over(folder: Path) -> bool:
     return seen["state"] in FINAL and seen["alive"] is False
 
 
+def sealers(folder: Path) -> list[int]:
+    lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
+    return [p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()]
+
+
+def started_and_sealed(folder: Path) -> Path:
+    """Start a job that saves once, and stop it and its sealer, which would seal a changed file again."""
+    start(folder, "save(1); time.sleep(600)")
+    place = folder / "work/out/checkpoint-1/model.safetensors"
+    eventually(lambda: str(place) in seal_log.read(folder / "seals.jsonl"))
+    call("stop", folder, {"grace_s": 0})
+    eventually(lambda: not sealers(folder))
+    return place
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(tmp_path)) / "job"
@@ -96,9 +112,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.prove
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
-    assert str(place) in rows
+    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"), good=lambda rows: str(place) in rows)
     known = listing(folder)
     row = known["out/checkpoint-1/model.safetensors"]
     assert row["seal"] == {k: rows[str(place)][k] for k in ("sha256", "sealed_at", "mac")}
@@ -107,11 +122,10 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
     assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
 
 
+@PROC
 @pytest.mark.prove
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(600)")
-    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-    place = folder / "work/out/checkpoint-1/model.safetensors"
+    place = started_and_sealed(folder)
     before, times = listing(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
@@ -121,11 +135,10 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     assert "seal" not in row and row["sha256"] != before["sha256"]
 
 
+@PROC
 @pytest.mark.prove
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path, wording: Wording) -> None:
-    start(folder, "save(1); time.sleep(600)")
-    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-    place = folder / "work/out/checkpoint-1/model.safetensors"
+    place = started_and_sealed(folder)
     sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
@@ -184,22 +197,15 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path) -> None:
     assert "seal" not in listing(folder)["out/checkpoint-1/model.safetensors"]
 
 
+@PROC
 @pytest.mark.prove
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
     eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-
-    def sealers() -> list[int]:
-        lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
-        return [
-            p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()
-        ]
-
-    (sealer,) = sealers()
+    (sealer,) = sealers(folder)
     assert not [text for text in processes(None) if text.startswith(f"pid {sealer}:")]
     os.kill(observe(str(folder))["pid"], signal.SIGKILL)
-    eventually(lambda: not sealers())
+    eventually(lambda: not sealers(folder))
 
 
 # ---------------------------------------------------------------------------------------------------------- the book
