@@ -7,11 +7,16 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
+import httpcore2
 import pytest
 from hypothesis import settings
+from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, func_metadata
 
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
@@ -118,6 +123,23 @@ def forked_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("checkpoints.load", "rehearsal.processes"):
             patch.setattr(f"gpuwarden.{module}.subprocess", Starting())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_once() -> Iterator[None]:
+    """Build the schemas of each tool once, and read the certificates once, because hundreds of tests need them."""
+    schemas: dict[object, FuncMetadata] = {}
+
+    def schema(tool: FunctionType, **options: Any) -> FuncMetadata:
+        key = (tool.__code__, repr(options))  # a tool is another function in each server
+        if key not in schemas:
+            schemas[key] = func_metadata(tool, **options)
+        return schemas[key].model_copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mcp.server.mcpserver.tools.base.func_metadata", schema)
+        patch.setattr("httpcore2.default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
 
 
