@@ -21,7 +21,7 @@ from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, func_meta
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
-from warm import Starting
+from warm import start_forks
 
 PROTECTS = (
     "backends/test_slurm.py::test_a_preempted", "backends/test_slurm.py::test_the_whole_life",
@@ -118,12 +118,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_programs() -> Iterator[None]:
+def forked_programs() -> None:
     """Start gpuwarden's own programs as forks of processes that have imported their libraries."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("checkpoints.load", "rehearsal.processes"):
-            patch.setattr(f"gpuwarden.{module}.subprocess", Starting())
-        yield
+    start_forks()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -132,7 +129,7 @@ def built_once() -> Iterator[None]:
     schemas: dict[object, FuncMetadata] = {}
 
     def schema(tool: FunctionType, **options: Any) -> FuncMetadata:
-        key = (tool.__code__, repr(options))  # a tool is another function in each server
+        key = (tool.__code__, tool.__defaults__, repr(options))  # a tool is another function in each server
         if key not in schemas:
             schemas[key] = func_metadata(tool, **options)
         return schemas[key].model_copy()
@@ -147,8 +144,8 @@ def built_once() -> Iterator[None]:
 def no_wait_for_the_disk() -> Iterator[Callable[[int], None]]:
     """Leave what this process writes to the kernel, and return the real `os.fsync`.
 
-    Only a machine that dies would lose the writes, and no machine does. A sync takes milliseconds, and there are tens
-    of thousands. Processes that tests start sync as for a user.
+    Only a machine that dies would lose the writes, and tests only kill processes. A sync takes milliseconds, and there
+    are tens of thousands. Processes that tests start sync as for a user.
     """
     fsync = os.fsync
     with pytest.MonkeyPatch.context() as patch:

@@ -2,13 +2,13 @@
 
 `python crash_driver.py FOLDER` imports everything, reads the profiles, and carries out each use case once, for a job of
 its own: loading is most of the cost of a short command, and a death in it loses nothing. FOLDER has the sockets of the
-processes that fork the children that load files. Then it reads orders, one JSON object per line on stdin. For each it
-forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
-about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that
-many milliseconds. With `stranger` the process has the key of another account on the same platform; `through`, an
-ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without metering;
-`profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the number of
-milliseconds that the child lived for.
+processes that fork children which load files or supervise a cloud. Then it reads orders, one JSON object per line on
+stdin. For each it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills
+itself when it is about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent
+kills it after that many milliseconds. With `stranger` the process has the key of another account on the same platform;
+`through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without
+metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the
+number of milliseconds that the child lived for.
 """
 
 from __future__ import annotations

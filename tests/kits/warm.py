@@ -12,7 +12,7 @@ import os
 import sys
 
 # The modules behind `signal` and `socket`, whose own imports would double the time of each start.
-from _signal import SIG_DFL, SIGHUP, SIGINT, SIGKILL, SIGTERM, signal
+from _signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGHUP, SIGINT, SIGKILL, SIGTERM, pthread_sigmask, signal
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
 
 TYPE_CHECKING = False
@@ -29,15 +29,21 @@ FORKED = {
     "gpuwarden.checkpoints.build_child": TORCH,
     "gpuwarden.static_analysis.estimate.trace_child": TORCH,
 }
-OTHERS = ("._data", ".runner", "_child", ".trace_", "__main__")
+OTHERS = ("._data", ".runner", "_child", ".supervisor", ".trace_", "__main__")
 """Parts of the names of modules that are programs, belong to a machine or import torch."""
 EARLY = ("PYTHON", "LC_", "LANG", "TZ")
 """Prefixes of the variables that Python reads at its start."""
+PASSED_ON = (SIGTERM, SIGINT, SIGHUP)
+_ENV = dict(os.environ)  # without the variables that single tests set
 _folders: list[str] = []
 
 
 def warm(kind: str = PACKAGE) -> list[str]:
-    """Return the words with which a command begins, instead of `sys.executable`."""
+    """Return the words with which a command begins, instead of `sys.executable`.
+
+    Its arguments and variables must have less than 200 kB. If the process with these words is killed, the fork lives on
+    for milliseconds.
+    """
     place = sockets_folder()
     return [sys.executable, "-I", "-S", __file__, "run", f"{place}/{kind}"] if place else [sys.executable]
 
@@ -49,29 +55,20 @@ def sockets_folder() -> str:
     return _folders[0]
 
 
-class Starting:
-    """Replace the module `subprocess` in a module of gpuwarden, so that it starts the programs of FORKED as forks."""
-
-    def __getattr__(self, name: str) -> Any:
-        import subprocess
-
-        return getattr(subprocess, name)
-
-    def Popen(self, command: list[str], **options: Any) -> Any:  # noqa: N802
-        """Start a program as `subprocess.Popen` does."""
-        import subprocess
-
-        own = command[:3] == [sys.executable, "-P", "-m"] and command[3] in FORKED
-        return subprocess.Popen([*warm(FORKED[command[3]]), *command[1:]] if own else command, **options)
-
-
 def start_forks(folder: str = "") -> None:
     """Make this process start the programs of FORKED as forks, of the processes of this folder if it is given."""
+    import subprocess
+    from types import SimpleNamespace
+
     from gpuwarden.checkpoints import load
     from gpuwarden.rehearsal import processes
 
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        own = command[:3] == [sys.executable, "-P", "-m"] and command[3] in FORKED
+        return subprocess.Popen([*warm(FORKED[command[3]]), *command[1:]] if own else command, **options)
+
     _folders.extend([folder] if folder else [])
-    load.subprocess = processes.subprocess = Starting()  # type: ignore[assignment]
+    load.subprocess = processes.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore[assignment]
 
 
 def _start() -> str:
@@ -81,12 +78,20 @@ def _start() -> str:
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="warm")
-    argv = [sys.executable, "-P", __file__, "serve", folder]
-    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder)
-    assert server.stdin and server.stdout and server.stdout.readline() == b"ready\n"
+    servers = []
+    for kind in (PACKAGE, TORCH):
+        argv = [sys.executable, "-P", __file__, "serve", f"{folder}/{kind}"]
+        server = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, env=_ENV, start_new_session=True
+        )
+        assert server.stdin and server.stdout and server.stdout.readline() == b"ready\n"
+        servers.append(server)
 
     def close() -> None:
-        server.communicate()
+        for server in servers:
+            assert server.stdin
+            server.stdin.close()
+            server.wait()
         shutil.rmtree(folder)
 
     atexit.register(close)
@@ -94,14 +99,23 @@ def _start() -> str:
 
 
 def run(path: str, *argv: str) -> NoReturn:
-    """Have the server fork a child, pass signals on to it, and end as it does."""
+    """Have the server fork a child, pass signals on to it, and exit with its code."""
     server = socket(AF_UNIX, SOCK_SEQPACKET)
+
+    def pass_on(number: int, _: object) -> None:
+        try:
+            server.send(b"%d" % number)
+        except OSError:
+            pass  # the child has ended
+
+    pthread_sigmask(SIG_BLOCK, PASSED_ON)
     server.connect(path)
     order = marshal.dumps((argv, dict(os.environ), os.getcwd(), os.umask(0)))
     streams = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
     server.sendmsg([order], [(SOL_SOCKET, SCM_RIGHTS, streams)])
-    for number in (SIGTERM, SIGINT, SIGHUP):
-        signal(number, lambda number, _: server.send(b"%d" % number) and None)
+    for number in PASSED_ON:
+        signal(number, pass_on)
+    pthread_sigmask(SIG_UNBLOCK, PASSED_ON)
     code = int(server.recv(64) or b"1")
     if code < 0:
         if -code != SIGKILL:
@@ -110,35 +124,21 @@ def run(path: str, *argv: str) -> NoReturn:
     os._exit(code)
 
 
-def serve(folder: str) -> None:
-    """Start a process of each kind at its first command, until the tests are over."""
-    import select
-    import socket as sockets
-
-    listeners = {}
-    for kind in (PACKAGE, TORCH):
-        listener = sockets.socket(AF_UNIX, SOCK_SEQPACKET)
-        listener.bind(f"{folder}/{kind}")
-        listener.listen(64)
-        listeners[listener.fileno()] = (kind, listener)
-    print("ready", flush=True)
-    while 0 not in (ready := select.select([0, *listeners], [], [])[0]):
-        for number in ready:
-            kind, listener = listeners.pop(number)
-            if not os.fork():
-                for _, other in listeners.values():
-                    other.close()
-                fork_from(kind, listener, folder)
-            listener.close()
-
-
-def fork_from(kind: str, listener: Any, folder: str) -> NoReturn:
-    """Import the modules of a kind, and fork a child for each connection until the tests are over."""
+def serve(path: str) -> None:
+    """Import the modules of a kind at its first command, and fork a child for each, until the tests are over."""
     import contextlib
     import gc
     import importlib
     import select
+    import socket as sockets
 
+    listener = sockets.socket(AF_UNIX, SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    print("ready", flush=True)
+    if 0 in select.select([0, listener], [], [])[0]:
+        return
+    folder, kind = os.path.split(path)
     for name in IMPORTED if kind == TORCH else _modules():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -146,8 +146,8 @@ def fork_from(kind: str, listener: Any, folder: str) -> NoReturn:
         start_forks(folder)
     gc.freeze()
     early = _early(os.environ)
-    while 0 not in select.select([0, listener.fileno()], [], [])[0]:
-        client = listener.accept()[0]
+    while 0 not in select.select([0, listener], [], [])[0]:
+        client, _ = listener.accept()
         if not os.fork():
             listener.close()
             watch(client, early)
@@ -203,7 +203,7 @@ def watch(client: Any, early: dict[str, str]) -> NoReturn:
 def become(
     argv: tuple[str, ...], env: dict[str, str], cwd: str, umask: int, fds: list[int], early: dict[str, str]
 ) -> NoReturn:
-    """Take over what a started process would get, and run the program."""
+    """Take over the arguments, variables and streams of the client, and run the program."""
     os.setsid()
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
@@ -214,8 +214,6 @@ def become(
         os.execve(sys.executable, [sys.executable, *argv], env)
     os.environ.clear()
     os.environ.update(env)
-    # The inherited streams have the encodings of the same variables, and nothing was read or is buffered.
-    sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]
     if argv[0] == "-P":
         argv = argv[1:]
     else:

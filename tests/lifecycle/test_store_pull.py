@@ -471,13 +471,13 @@ async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool 
     await soon(placed, every=0.05)
     if late:  # everything is in the store, and something that outlived the job writes on
         report = run_dir(ctx, job) / "keep.json"
-        request = hear(str(report.parent))  # while it is being processed, the machine stays on
+        asked = hear(str(report.parent))  # while a request is processed, the machine stays on
         text = await soon(
             lambda: report.read_text() if report.exists() else "", good=lambda text: "done" in text or "failed" in text
         )
         assert "failed" not in text, text
         (report.parent / "work" / "out" / "late.txt").write_bytes(b"late")
-        os.close(request)
+        os.close(asked)
 
     async def off() -> bool:
         return (await list_instances(ctx)).rows[0].billing is False

@@ -22,7 +22,8 @@ print("error", file=sys.stderr)
 """
 PROGRAMS = {
     "a command": ("-m", "gpuwarden", "rules", "--json"), "a wrong command": ("-m", "gpuwarden", "no-such-command"),
-    "arguments": ("-c", SHOWN, "one", "two"), "a code": ("-c", "raise SystemExit(3)"),
+    "arguments": ("-c", SHOWN, "one", "two"), "-P": ("-P", "-c", "import sys; print('' in sys.path, sys.argv)", "one"),
+    "a code": ("-c", "raise SystemExit(3)"),
     "a word at the end": ("-c", "raise SystemExit('word')"), "a signal": ("-c", "import os; os.kill(os.getpid(), 9)"),
     "a thread": ("-c", "import threading; threading.Timer(0.1, print, ['late']).start()"),
     "an interrupt": ("-c", "raise KeyboardInterrupt"),
