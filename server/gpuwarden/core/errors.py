@@ -7,6 +7,7 @@ WardenError              code, message, next_steps, retry
 ├── BadRequest           the arguments are invalid
 ├── NotFound             the job, ticket, profile or file does not exist
 ├── Conflict             the state has changed: invalid transition, used approval, another writer
+│   └── Busy             another process holds a lock
 ├── AuthFailed           a key or token is missing, wrong or too weak
 ├── NoCapacity           the platform currently has no capacity for the request
 ├── RateLimited          too many requests
@@ -99,6 +100,10 @@ class Conflict(WardenError):
     """The state has changed since the caller read it."""
 
     code = "conflict"
+
+
+class Busy(Conflict):
+    """Another process holds a lock."""
 
 
 class AuthFailed(WardenError):
