@@ -288,7 +288,7 @@ class Watcher:
 
 
 async def _alone(lock: FileLock, name: str, *workers: Keeper | FanOuts | ReportPuller) -> None:
-    """Run a round of each worker unless another process runs them now. An error is in the first worker's `trouble`."""
+    """Run a round of each worker unless another process runs them now. Record an error in the first one's `trouble`."""
     try:
         with contextlib.suppress(Timeout):
             lock.acquire(blocking=False)
