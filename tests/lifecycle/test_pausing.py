@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpuwarden.core.errors import Busy, Conflict, NotSupported, Refused
+from gpuwarden.core.errors import Conflict, NotSupported, Refused
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps
@@ -345,7 +345,7 @@ async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_t
 async def test_a_resume_waits_only_briefly_for_the_caps(house: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await house.paused()
     for _ in range(2):
-        with caps_held(house.ctx, monkeypatch) as waited, pytest.raises(Busy):
+        with caps_held(house.ctx, monkeypatch) as waited, pytest.raises(Conflict):
             await resume(house.ctx, job)
         assert waited.time < 2 * CAPS_PATIENCE_S and house.backend.launched == [(job, 1)]
         house.ctx.ledger.add(f"job/{job}", ResumeRequested())  # the second time, the launch waits

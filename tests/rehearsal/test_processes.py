@@ -233,6 +233,7 @@ def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
     root = tmp_path / "cloud"
     cloud = Cloud(root, VAST, SystemClock(), settings=Settings(boot_s=0.1))
     cloud.create(Resources(), "token")
+    eventually(lambda: list(root.glob("instances/*/fs/workspace")))
     assert hosts(root)
     root.rename(tmp_path / "elsewhere")
     eventually(lambda: not hosts(root))
@@ -241,5 +242,6 @@ def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("real_hosts")
 def test_a_host_without_a_cloud_ends(tmp_path: Path) -> None:
-    processes.wake_supervisor(tmp_path)
+    host = [sys.executable, "-P", "-m", "gpuwarden.rehearsal.supervisor", str(tmp_path)]
+    assert subprocess.run(host, start_new_session=True, stdin=subprocess.DEVNULL).returncode == 0
     eventually(lambda: not hosts(tmp_path))

@@ -6,8 +6,7 @@ WardenError              code, message, next_steps, retry
 │   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
 ├── BadRequest           the arguments are invalid
 ├── NotFound             the job, ticket, profile or file does not exist
-├── Conflict             the state has changed: invalid transition, used approval, another writer
-│   └── Busy             another process holds a lock
+├── Conflict             the state has changed: invalid transition, used approval, lock held by another process
 ├── AuthFailed           a key or token is missing, wrong or too weak
 ├── NoCapacity           the platform currently has no capacity for the request
 ├── RateLimited          too many requests
@@ -100,10 +99,6 @@ class Conflict(WardenError):
     """The state has changed since the caller read it."""
 
     code = "conflict"
-
-
-class Busy(Conflict):
-    """Another process holds a lock."""
 
 
 class AuthFailed(WardenError):

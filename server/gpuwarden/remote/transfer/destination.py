@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.core.errors import BadRequest, Busy
+from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.models import Artifact
 from gpuwarden.core.safe_names import (
     STAGING,
@@ -76,14 +76,14 @@ class Destination:
 
     @contextmanager
     def only_writer(self) -> Iterator[Destination]:
-        """Lock the folder for this block. Raises `Busy` if another process holds the lock."""
+        """Lock the folder for this block. Raises `Conflict` if another process holds the lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.staging / "lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise Busy(
+            raise Conflict(
                 f"another process is receiving files into {self.path}",
                 "Wait until it has finished, because both transfers would write the same files.",
             ) from None

@@ -181,7 +181,7 @@ async def receive(
     the first file in `dest` is replaced, with the known digests by path. Raises `Unreachable` if a file
     fails `tries` times in a row without a new byte. Received bytes are kept, and the next call continues after them.
     Raises `BadRequest` if there are too few free bytes or inodes, or if `dest` contains another owner's files, and
-    `Busy` if another process is receiving files into `dest`.
+    `Conflict` if another process is receiving files into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
