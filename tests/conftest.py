@@ -6,21 +6,22 @@ import gc
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
+import httpcore2
 import pytest
 from hypothesis import settings
+from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, func_metadata
 
-from gpuwarden.ledger import opening
-from gpuwarden.ledger.chain import HeadFile
-from gpuwarden.ledger.database import Database
 from long_first import long_first
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
-from warm_children import Children
+from warm import start_forks
 
 PROTECTS = (
     "backends/test_slurm.py::test_a_preempted", "backends/test_slurm.py::test_the_whole_life",
@@ -117,35 +118,39 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_children() -> Iterator[None]:
-    """Fork the processes that load files from one that has imported torch."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    children = Children()
+def forked_programs() -> None:
+    """Start gpuwarden's own programs as forks of processes that have imported their libraries."""
+    start_forks()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_once() -> Iterator[None]:
+    """Build the schemas of each tool once, and read the certificates once, because hundreds of tests need them."""
+    schemas: dict[object, FuncMetadata] = {}
+
+    def schema(tool: FunctionType, **options: Any) -> FuncMetadata:
+        key = (tool.__code__, tool.__defaults__, repr(options))  # a tool is another function in each server
+        if key not in schemas:
+            schemas[key] = func_metadata(tool, **options)
+        return schemas[key].model_copy()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuwarden.checkpoints.load.subprocess", children)
+        patch.setattr("mcp.server.mcpserver.tools.base.func_metadata", schema)
+        patch.setattr("httpcore2.default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
-    children.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[Callable[[int], None]]:
     """Leave what this process writes to the kernel, and return the real `os.fsync`.
 
-    Only a machine that dies would lose the writes, and no machine does. A sync takes milliseconds, and there are tens
-    of thousands. Processes that tests start sync as for a user.
+    Only a machine that dies would lose the writes, and tests only kill processes. A sync takes milliseconds, and there
+    are tens of thousands. Processes that tests start sync as for a user.
     """
-    open_ledger, fsync = opening._for_writing, os.fsync
-
-    def unsynced(path: Path, head: HeadFile) -> Database:
-        database = open_ledger(path, head)
-        database.connection.execute("PRAGMA synchronous = OFF")
-        return database
-
+    fsync = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: None)
-        patch.setattr(opening, "_for_writing", unsynced)
+        patch.setattr("gpuwarden.ledger.opening.SYNCHRONOUS", "OFF")
         yield fsync
 
 

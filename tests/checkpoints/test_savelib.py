@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,20 +13,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forks import forks_of
 from gpuwarden.checkpoints.sealing import save_helper
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
+from warm import TORCH, warm
 from wording import Wording
 
-SAVELIB = """
+SAVER = """
 import importlib.util, os, sys
 import numpy as np
 from safetensors.numpy import save_file
 spec = importlib.util.spec_from_file_location("savelib", %r); savelib = importlib.util.module_from_spec(spec)
 sys.modules["savelib"] = savelib; spec.loader.exec_module(savelib)
-"""
-SAVER = """
+print(os.getpid(), flush=True)
 for step in range(1, 100000):
     with savelib.saving(sys.argv[1], step, keep=3, parts=("model", "optimizer")) as folder:
         save_file({"w": np.full((256, 1024), step, "f4")}, folder / "model.safetensors")
@@ -136,25 +136,26 @@ def test_a_checkpoint_of_another_program_is_neither_deleted_nor_replaced(tmp_pat
 
 def killed_run(root: Path, moments: random.Random, kills: int) -> None:
     """Kill the saver again and again; after each kill the newest whole checkpoint is at least the last announced."""
-    with forks_of(SAVELIB % save_helper.__file__, SAVER) as forks:
-        for _ in range(kills):
-            child = forks.start(root / "out")
-            first = child.out.readline()
+    argv = [*warm(TORCH), "-c", SAVER % save_helper.__file__, str(root / "out")]
+    for _ in range(kills):
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout
+            pid, first = int(child.stdout.readline()), child.stdout.readline()
             time.sleep(moments.uniform(0, 0.1))  # the moment of death is the point of the test
-            os.kill(child.pid, signal.SIGKILL)
-            code, out, _ = child.end()
-            assert code == -signal.SIGKILL
-            said = [int(line) for line in [first, *out.splitlines()]]
-            report = verify(root / "out", Level.CONTENT)
-            assert not any(c.verdict is Verdict.REFUTED for c in report.checkpoints), report
-            assert report.step is not None
-            assert report.step >= max(said, default=1)
-            latest = save_helper.load_latest(root / "out")
-            assert latest is not None
-            assert latest.step == report.step
-            for folder in (root / "out").iterdir():
-                if folder.name.startswith("checkpoint-"):
-                    save_helper.shutil.rmtree(folder)
+            os.kill(pid, signal.SIGKILL)
+            out, _ = child.communicate()
+        assert child.returncode == -signal.SIGKILL
+        announced = [int(line) for line in [first, *out.splitlines()]]
+        report = verify(root / "out", Level.CONTENT)
+        assert not any(c.verdict is Verdict.REFUTED for c in report.checkpoints), report
+        assert report.step is not None
+        assert report.step >= max(announced)
+        latest = save_helper.load_latest(root / "out")
+        assert latest is not None
+        assert latest.step == report.step
+        for folder in (root / "out").iterdir():
+            if folder.name.startswith("checkpoint-"):
+                save_helper.shutil.rmtree(folder)
 
 
 @pytest.mark.slow

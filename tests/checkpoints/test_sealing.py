@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gpuwarden.checkpoints import archive
@@ -26,7 +27,6 @@ from gpuwarden.checkpoints.sealing.seal import Sealer
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner.inventory import processes
 from gpuwarden.remote.runner.observe import observe
-from gpuwarden.remote.runner.process import all_pids
 from gpuwarden.remote.runner.seals import find_archive, seals
 from gpuwarden.remote.runner.status import FINAL
 from runner_kit import runner_file
@@ -82,6 +82,21 @@ def over(folder: Path) -> bool:
     return seen["state"] in FINAL and seen["alive"] is False
 
 
+def sealers(folder: Path) -> list[int]:
+    archive = f"{folder}/gpuwarden-checkpoints"
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if archive in " ".join(p.info["cmdline"] or ())]
+
+
+def started_and_sealed(folder: Path) -> Path:
+    """Start a job that saves once, and stop it and its sealer, which would seal a changed file again."""
+    start(folder, "save(1); time.sleep(600)")
+    place = folder / "work/out/checkpoint-1/model.safetensors"
+    eventually(lambda: str(place) in seal_log.read(folder / "seals.jsonl"))
+    call("stop", folder, {"grace_s": 0})
+    eventually(lambda: not sealers(folder))
+    return place
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(tmp_path)) / "job"
@@ -96,9 +111,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.prove
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
-    assert str(place) in rows
+    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"), good=lambda rows: str(place) in rows)
     known = listing(folder)
     row = known["out/checkpoint-1/model.safetensors"]
     assert row["seal"] == {k: rows[str(place)][k] for k in ("sha256", "sealed_at", "mac")}
@@ -109,28 +123,24 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
 
 @pytest.mark.prove
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(600)")
-    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-    place = folder / "work/out/checkpoint-1/model.safetensors"
+    place = started_and_sealed(folder)
     before, times = listing(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
     place.write_bytes(data)
-    os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # the kernel's time of change tells it all the same
+    os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # no program can restore the status change time
     row = listing(folder)["out/checkpoint-1/model.safetensors"]
-    assert "seal" not in row and row["sha256"] != before["sha256"]
+    assert "seal" in before and "seal" not in row and row["sha256"] != before["sha256"]
 
 
 @pytest.mark.prove
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path, wording: Wording) -> None:
-    start(folder, "save(1); time.sleep(600)")
-    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-    place = folder / "work/out/checkpoint-1/model.safetensors"
+    place = started_and_sealed(folder)
     sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
     place.write_bytes(data)
-    # No program can set back the time of change, so the book is told that it never moved.
+    # No program can restore the status change time, so the log records the new one.
     size, mtime, ctime = seal_log.stamp_of(str(place)) or (0, 0, 0)
     same = {**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
     seal_log.add(folder / "seals.jsonl", [{**same, "mac": seal_log.mac(KEY.encode(), same)}])
@@ -189,17 +199,10 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path) -> None:
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
     eventually(lambda: seal_log.read(folder / "seals.jsonl"))
-
-    def sealers() -> list[int]:
-        lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
-        return [
-            p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()
-        ]
-
-    (sealer,) = sealers()
+    (sealer,) = sealers(folder)
     assert not [text for text in processes(None) if text.startswith(f"pid {sealer}:")]
     os.kill(observe(str(folder))["pid"], signal.SIGKILL)
-    eventually(lambda: not sealers())
+    eventually(lambda: not sealers(folder))
 
 
 # ---------------------------------------------------------------------------------------------------------- the book
@@ -398,7 +401,7 @@ archive.main(["seal", sys.argv[2], "--log", sys.argv[3], "--quiet", "0", "--once
 
 @pytest.mark.slow
 def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: Path) -> None:
-    """A job can overwrite the archive, and would sign with the key what it likes."""
+    """A job that overwrites the archive would otherwise sign any digest with the key."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     name, content = checker()
     (tmp_path / name).write_bytes(content)

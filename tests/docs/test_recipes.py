@@ -118,9 +118,7 @@ def run_in(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": f"{root / 'server'}{os.pathsep}{root / 'tests' / 'kits'}",
         "GPUWARDEN_HOME": str(root / "home"),
     }
-    return subprocess.run(
-        [sys.executable, *argv], cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run([sys.executable, *argv], cwd=root, env=env, capture_output=True, text=True, check=False)
 
 
 def passed(root: Path, *nodes: str) -> dict[str, int]:

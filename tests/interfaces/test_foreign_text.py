@@ -154,11 +154,11 @@ async def ended(ctx: Context, state: str = "succeeded") -> str:
     return job
 
 
-async def test_the_history_marks_what_others_worded(ctx: Context) -> None:
+async def test_the_history_marks_foreign_text(ctx: Context) -> None:
     job = await ended(ctx, "failed")
-    told = quoted_events([event.as_dict() for event in story(ctx.ledger, job)])
-    assert words(told) >= {"why", "metric", "alert"} and not list(leaks(told)), "\n".join(leaks(told))
-    assert any(row["body"].get("spec", {}).get("name") == "train" for row in told), "what is ours stays as it is"
+    rows = quoted_events([event.as_dict() for event in story(ctx.ledger, job)])
+    assert words(rows) >= {"why", "metric", "alert"} and not list(leaks(rows)), "\n".join(leaks(rows))
+    assert any(row["body"].get("spec", {}).get("name") == "train" for row in rows)  # unchanged
 
 
 @asynccontextmanager
@@ -168,8 +168,8 @@ async def calling(ctx: Context) -> AsyncIterator[Callable[..., Any]]:
 
         async def call(tool: str, /, **arguments: Any) -> dict[str, Any]:
             result = await client.call_tool(tool, arguments)
-            told = json.loads(result.content[0].text)  # type: ignore[union-attr]
-            assert not list(leaks(told)), "\n".join(leaks(told))
+            reply = json.loads(result.content[0].text)  # type: ignore[union-attr]
+            assert not list(leaks(reply)), "\n".join(leaks(reply))
             assert result.structured_content is not None
             assert not list(leaks(result.structured_content)), "\n".join(leaks(result.structured_content))
             return dict(result.structured_content)
@@ -286,7 +286,7 @@ def errors() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("reply", list(errors()), ids=lambda r: type(r).__name__)
-def test_each_reply_marks_what_it_was_told(reply: Result) -> None:
+def test_each_reply_marks_foreign_text(reply: Result) -> None:
     body = reply.model_dump(mode="json")
     assert words(body) and not list(leaks(body)), "\n".join(leaks(body))
 

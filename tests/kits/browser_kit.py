@@ -126,8 +126,19 @@ async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> Async
 
 
 async def until(page: Page, condition: str) -> None:
-    """Wait for a condition. The browser's own waiting evaluates a text, which the page's policy refuses."""
-    await soon(lambda: page.evaluate(condition), every=0.05)
+    """Wait for a condition. It may fail while the page loads.
+
+    The browser's own waiting evaluates a text, which the page's policy refuses.
+    """
+    from playwright.async_api import Error
+
+    async def look() -> Any:
+        try:
+            return await page.evaluate(condition)
+        except Error as error:
+            return error
+
+    await soon(look, every=0.05, good=lambda found: found and not isinstance(found, Error))
 
 
 async def audited(page: Page | Frame) -> list[str]:

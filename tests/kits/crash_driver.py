@@ -1,14 +1,14 @@
 """Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
 
-`python crash_driver.py [FD]` imports everything, reads the profiles, and carries out each use case once, for a job of
-its own: loading is most of the cost of a short command, and a death in it loses nothing. FD is the socket of the
-process that forks the children that load files. Then it reads orders, one JSON object per line on stdin. For each it
-forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
-about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that
-many milliseconds. With `stranger` the process has the key of another account on the same platform; `through`, an
-ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without metering;
-`profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the number of
-milliseconds that the child lived for.
+`python crash_driver.py FOLDER` imports everything, reads the profiles, and carries out each use case once, for a job of
+its own: loading is most of the cost of a short command, and a death in it loses nothing. FOLDER has the sockets of the
+processes that fork children which load files or supervise a cloud. Then it reads orders, one JSON object per line on
+stdin. For each it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills
+itself when it is about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent
+kills it after that many milliseconds. With `stranger` the process has the key of another account on the same platform;
+`through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without
+metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the
+number of milliseconds that the child lived for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import pkgutil
 import select
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -31,7 +30,6 @@ import anyio
 
 import gpuwarden
 from gpuwarden.backends.ssh import SshBackend, _Machine
-from gpuwarden.checkpoints import load
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec, Place
@@ -47,7 +45,7 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import FAST, PLATFORM, open_house, rent_cloud, training
 from waiting import real_time
-from warm_children import Children
+from warm import start_forks
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
 
@@ -196,8 +194,8 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
         note = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     lived = max(0, int(1000 * (real_time() - began)))
-    said = json.loads(note) if note else {}
-    return {"killed": code < 0, "code": code, "lived_ms": lived, **said}
+    report = json.loads(note) if note else {}
+    return {"killed": code < 0, "code": code, "lived_ms": lived, **report}
 
 
 def load_all() -> None:
@@ -214,7 +212,7 @@ async def live_once(home: Path) -> None:
     """Carry out every use case, so that late imports, deferred models and patterns are ready before the first fork."""
     ctx = open_house(home, PlainClock())
     rent_cloud(ctx)
-    spec = training(home.with_name("said")).model_dump(mode="json")
+    spec = training(home.with_name("training")).model_dump(mode="json")
     quoted = await act(ctx, {"phase": "quote", "spec": spec})
     job = await act(ctx, {"phase": "submit", "spec": spec, **quoted})
     while (await act(ctx, {"phase": "check", **job}))["state"] != "succeeded":
@@ -226,11 +224,10 @@ async def live_once(home: Path) -> None:
     ctx.ledger.close()
 
 
-def main(*sockets: str) -> None:
+def main(folder: str) -> None:
     """Answer orders until stdin ends."""
     load_all()
-    for each in sockets:
-        load.subprocess = Children(socket.socket(fileno=int(each)))  # type: ignore[assignment]
+    start_forks(folder)
     with tempfile.TemporaryDirectory() as folder:
         anyio.run(live_once, Path(folder, "home"))
     for text in sys.stdin:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from crash_driver import PlainClock
-from gpuwarden.checkpoints import load
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.ledger.store import Ledger
@@ -35,7 +34,7 @@ from lifecycle_kit import (
 )
 from paths import KITS
 from waiting import eventually
-from warm_children import Children
+from warm import sockets_folder
 
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
@@ -51,10 +50,8 @@ class Driver:
 
     def __init__(self, folder: Path) -> None:
         self.errors = (folder / "driver.err").open("w+")
-        children: Any = load.subprocess  # the fixture `warm_children` replaces it on Linux
-        sockets = [children.control(dict(os.environ)).fileno()] if isinstance(children, Children) else []
         self.process = subprocess.Popen(
-            [sys.executable, str(KITS / "crash_driver.py"), *map(str, sockets)], pass_fds=sockets,
+            [sys.executable, str(KITS / "crash_driver.py"), sockets_folder()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
             env={**os.environ, "TMPDIR": str(folder)},  # a killed process does not clean up
         )  # fmt: skip

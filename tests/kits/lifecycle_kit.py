@@ -7,7 +7,9 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, TERMINAL_JO
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import Body
 from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle import context
 from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import Checked, check
@@ -238,12 +241,12 @@ def launches(said: Path) -> list[tuple[str, int]]:
 
 
 def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body]) -> list[tuple[type[Body], bool]]:
-    """Record for each further event of these kinds whether the lock `submit` was held when it was added."""
+    """Record for each further event of these kinds whether the lock of the caps was held when it was added."""
     plain, found = ctx.ledger.add, list[tuple[type[Body], bool]]()
 
     def add(subject: str, body: Body, **more: Any) -> Any:
         if isinstance(body, kinds):
-            free = ctx.ledger.lock("submit")
+            free = ctx.ledger.lock(context.CAPS)
             found.append((type(body), free is None))
             if free is not None:
                 free.release()
@@ -251,6 +254,19 @@ def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body])
 
     patch.setattr(ctx.ledger, "add", add)
     return found
+
+
+@contextmanager
+def caps_held(ctx: Context, patch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+    """Hold the lock of the caps as another process does. A wait for a lock advances only the yielded clock."""
+    clock, held = FakeClock(0.0), ctx.ledger.lock(context.CAPS)
+    assert held is not None
+    with patch.context() as patched:
+        patched.setattr(context, "anyio", SimpleNamespace(sleep=clock.sleep, current_time=clock.now))
+        try:
+            yield clock
+        finally:
+            held.release()
 
 
 def story(events: list[Event]) -> str:

@@ -17,7 +17,16 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
+from warm import warm
 from wording import Wording
+
+SETTING = """
+import sys
+from pathlib import Path
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.ledger.store import Ledger
+print(Ledger(Path(sys.argv[1]), SystemClock())._db.connection.execute("PRAGMA synchronous").fetchone()[0])
+"""
 
 
 @pytest.fixture
@@ -33,6 +42,12 @@ def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
             db.execute(statement)
     db.close()
     assert [e.body for e in ledger.events()] == [{"a": 1}]
+
+
+@pytest.mark.slow
+def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    argv = [*warm(), "-c", SETTING, str(tmp_path / "ledger.db")]  # the tests themselves don't wait
+    assert subprocess.check_output(argv, text=True) == "2\n"
 
 
 def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger, wording: Wording) -> None:

@@ -57,7 +57,6 @@ class World:
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         for platform in ORDER:
             profile = self.ctx.profile(platform)

@@ -157,7 +157,6 @@ class Night:
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "watch")
         ledger.fuse = self.fuse
-        ledger._db.connection.execute("PRAGMA synchronous = OFF")  # the machine itself never dies here
         self.ctx = Context(ledger, self.policy, self.clock, self.home, env={})
         if self.cloud is None:
             profile = self.ctx.profile(PLATFORM)

@@ -20,12 +20,13 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.events import JobSubmitting, PauseRequested, ResumeIntent, ResumeRequested
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import CAPS_PATIENCE_S
 from gpuwarden.lifecycle.leases.budgets import DAY_S, spent_today
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import launch, prove, records, training, under_caps_lock
+from lifecycle_kit import caps_held, launch, prove, records, training, under_caps_lock
 from mortal_kit import Died, Fuse, Mortal, MortalLedger
 from pausing_kit import RUNPOD, Paused
 from pretend_machines import Processes
@@ -339,6 +340,15 @@ async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_t
     first, second = (e.data for e in house.ctx.ledger.events(f"job/{job}", kind=JobSubmitting)[1:])
     assert first.worst_cost and second.worst_cost, "an interruption gives the full time limit again"
     assert first.worst_cost < spent_today(house.ctx, pretend=True) < second.worst_cost
+
+
+async def test_a_resume_waits_only_briefly_for_the_caps(house: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await house.paused()
+    for _ in range(2):
+        with caps_held(house.ctx, monkeypatch) as waited, pytest.raises(Conflict):
+            await resume(house.ctx, job)
+        assert waited.time < 2 * CAPS_PATIENCE_S and house.backend.launched == [(job, 1)]
+        house.ctx.ledger.add(f"job/{job}", ResumeRequested())  # the second time, the launch waits
 
 
 async def test_a_resume_gets_the_time_that_is_left(house: Paused) -> None:

@@ -121,8 +121,6 @@ class Lifecycle(RuleBasedStateMachine):
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        # These deaths spare the machine, so nothing has to reach the disk.
-        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.ctx.profile(self.platform)
         if first:

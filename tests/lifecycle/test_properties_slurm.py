@@ -68,7 +68,6 @@ class Engine(RuleBasedStateMachine):
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, POLICY, self.clock, self.home, env={})
         self.ctx._backends["slurm"] = MortalEngine(self.queue, self.fuse)  # type: ignore[assignment]
 

@@ -20,6 +20,7 @@ from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import Decided, grant_spending
 from gpuwarden.ledger.events import CreateIntent, ReceiptIssued, RelaunchAllowed, RelaunchIntent
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import CAPS_PATIENCE_S
 from gpuwarden.lifecycle.execution import running
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.leases.budgets import spent_today
@@ -28,7 +29,7 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import open_house, prove, records, under_caps_lock
+from lifecycle_kit import caps_held, open_house, prove, records, under_caps_lock
 from pretend_machines import Processes
 from relaunch_kit import BUDGET, Allowed
 from terminal import Typed
@@ -179,6 +180,20 @@ async def test_the_cost_of_a_relaunch_is_recorded_under_the_lock_of_the_caps_bef
     assert held == [(RelaunchIntent, True)] and house.rented() == 1
     worst, paid = read_job(house.ctx.ledger, job).worst_cost, spent(house.ctx, lost)
     assert worst and paid and spent_today(house.ctx, pretend=True) == pytest.approx(paid + worst)
+
+
+async def test_a_relaunch_waits_only_briefly_for_the_caps(house: Allowed, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await house.copied()
+    house.takes()
+    with caps_held(house.ctx, monkeypatch) as waited:
+        await house.rounds(4)
+        house.clock.advance(300)
+        assert job in (await house.watcher.round()).trouble
+        begun, found = waited.time, await check(house.ctx, job)
+    assert 0 < waited.time - begun < 2 * CAPS_PATIENCE_S and found.note
+    assert (found.job.state, house.rented()) == (Job.PREEMPTED, 1)
+    await house.rounds()
+    assert (read_job(house.ctx.ledger, job).state, house.rented()) == (Job.RUNNING, 2)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from gpuwarden.lifecycle.teardown.gate import request, silent
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.observe import observe
+from gpuwarden.remote.runner.self_stop import hear
 from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
 from pretend_machines import Processes
 from relaunch_kit import Allowed, Resuming
@@ -469,11 +471,13 @@ async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool 
     await soon(placed, every=0.05)
     if late:  # everything is in the store, and something that outlived the job writes on
         report = run_dir(ctx, job) / "keep.json"
+        asked = hear(str(report.parent))  # while a request is processed, the machine stays on
         text = await soon(
             lambda: report.read_text() if report.exists() else "", good=lambda text: "done" in text or "failed" in text
         )
         assert "failed" not in text, text
         (report.parent / "work" / "out" / "late.txt").write_bytes(b"late")
+        os.close(asked)
 
     async def off() -> bool:
         return (await list_instances(ctx)).rows[0].billing is False

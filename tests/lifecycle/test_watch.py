@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import anyio
 import pytest
@@ -528,6 +528,12 @@ async def test_two_processes_never_copy_at_once(house: House, monkeypatch: pytes
     assert copied == ["first"]
     await other.once()
     assert copied == ["first", "second"]
+
+
+async def test_an_error_in_a_copy_leaves_the_round_of_a_timer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house.watcher.keeper, "round", Mock(side_effect=KeyError("out/model")))
+    monkeypatch.setattr(house.watcher.reports, "round", Mock(side_effect=KeyError("out/model")))
+    assert (await house.watcher.once()).trouble.keys() == {"copies", "metrics"}
 
 
 async def test_a_machine_that_answers_no_more_is_asked_less_often_and_told_after_a_while(house: House) -> None:

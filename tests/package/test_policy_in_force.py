@@ -30,7 +30,7 @@ from gpuwarden.policy_record import RECORD, Record, write_record
 from gpuwarden.rehearsal.model import Fault, Faults
 from talk_kit import metering
 from waiting import soon
-from warm_python import warm_python
+from warm import warm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SPEC = build(JobSpec, JOB)
@@ -221,7 +221,7 @@ async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> 
     await pull(ctx, job.id)
     await verify_job(ctx, job.id)
     env = environment(home, GPUWARDEN_REHEARSAL_CLOCK=str(clock), PYTHONUNBUFFERED="1", COLUMNS="500")
-    argv, shown = [*warm_python(), "-m", "gpuwarden", "watch", "--every", "1"], home.parent / "shown"
+    argv, shown = [*warm(), "-m", "gpuwarden", "watch", "--every", "1"], home.parent / "shown"
     with shown.open("wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as watch:
         try:
             await soon(lambda: "ending_soon" in shown.read_text())

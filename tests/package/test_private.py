@@ -12,7 +12,7 @@ import pytest
 
 from gpuwarden.interfaces.cli.main import cli
 from gpuwarden.private import private_file, private_folder, write_private
-from warm_python import warm_python
+from warm import warm
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 THEIRS = ("/work/", "/fs/", "/volumes/", "/home/.local/")
@@ -85,7 +85,7 @@ def run_first(home: Path, words: tuple[str, ...]) -> subprocess.CompletedProcess
     """Run one command in an empty home, under the umask that most systems have."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     return subprocess.run(
-        [*warm_python(), "-m", "gpuwarden", *words],
+        [*warm(), "-m", "gpuwarden", *words],
         env={**kept, "HOME": str(home)},
         cwd=home,
         stdin=subprocess.DEVNULL,

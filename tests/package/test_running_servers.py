@@ -20,7 +20,7 @@ from gpuwarden.config import load_config
 from gpuwarden.interfaces.cli import doctor
 from gpuwarden.policy_record import Record, absolute, usual_homes, write_record
 from gpuwarden.running_servers import elsewhere, entered, known_homes, running
-from warm_python import warm_python
+from warm import warm
 from wording import Wording
 
 HERE = Path("/home/me/gw"), Path("/home/me/policy.toml")
@@ -38,7 +38,7 @@ class Server:
     """A real server over its pipes."""
 
     def __init__(self, env: dict[str, str], client: str) -> None:
-        argv = [*warm_python(), "-c", ALONE, "mcp", *(["--client", client] if client else [])]
+        argv = [*warm(), "-c", ALONE, "mcp", *(["--client", client] if client else [])]
         self.process = subprocess.Popen(
             argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -9,27 +9,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from forks import Forks, forks_of
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Settings
+from paths import KITS
 from real_parts import amount
+from warm import warm
 
 S = InstanceState
 QUICK = Settings(boot_s=0.002, stop_s=0.002, resume_s=0.002, capacity=1000)
 
 # Lives a short, busy life: rents, starts a process, stops, starts, preempts, terminates, without end. Each line that
 # it prints is an answer that it got.
-IMPORTS = """
+DRIVER = """
 import os, random, subprocess, sys
 from pathlib import Path
 from gpuwarden.core.clock import SystemClock
@@ -38,13 +38,10 @@ from gpuwarden.core.models import Resources
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal.cloud import Cloud
 
-load_profile("runpod")
-"""
-DRIVER = """
 cloud = Cloud(Path(sys.argv[1]), load_profile("runpod"), SystemClock(), supervise=False)
 dice = random.Random(int(sys.argv[2]))
 quiet = subprocess.DEVNULL
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 while True:
     box = cloud.create(Resources(durable_storage=dice.random() < 0.5), "token").value
     print("created", box.id, flush=True)
@@ -68,13 +65,19 @@ while True:
 """
 
 
-def run_and_kill(forks: Forks, root: Path, seed: int, after_s: float) -> list[list[str]]:
-    child = forks.start(root, seed)
-    assert child.out.readline() == "ready\n"
-    time.sleep(after_s)
-    os.kill(child.pid, signal.SIGKILL)
-    code, out, err = child.end()
-    assert (code, err) == (-signal.SIGKILL, "")
+def started(program: str, *words: object) -> subprocess.Popen[str]:
+    argv = [*warm(), "-c", program, *map(str, words)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_and_kill(root: Path, seed: int, after_s: float) -> list[list[str]]:
+    with started(DRIVER, root, seed) as child:
+        assert child.stdout
+        pid = int(child.stdout.readline())
+        time.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+        out, err = child.communicate()
+    assert (child.returncode, err) == (-signal.SIGKILL, "")
     return [line.split() for line in out.splitlines() if line.count(" ") == 1]
 
 
@@ -100,15 +103,15 @@ def check_whole(cloud: Cloud) -> None:
     assert not stray
 
 
-def crash_often(forks: Forks, root: Path, times: int, seed: int) -> None:
+def crash_often(root: Path, times: int, seed: int) -> None:
     dice = random.Random(seed)
     cloud = Cloud(root, load_profile("runpod"), SystemClock(), settings=QUICK, supervise=False)
     costs: dict[str, float] = {}
     for n in range(times):
-        said = run_and_kill(forks, root, n, dice.random() * 0.12)
+        printed = run_and_kill(root, n, dice.random() * 0.12)
         check_whole(cloud)
         known = cloud.store.state().records
-        for _, ident in said:
+        for _, ident in printed:
             assert ident in known, "an answered create is never forgotten"
         truths = cloud.truths()
         for ident, truth in truths.items():
@@ -125,29 +128,26 @@ def crash_often(forks: Forks, root: Path, times: int, seed: int) -> None:
 
 @pytest.mark.prove
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
-    with forks_of(IMPORTS, DRIVER) as forks:
-        crash_often(forks, tmp_path, 15, seed=1)
+    crash_often(tmp_path, 15, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
 def test_sigkill_at_very_many_random_moments(tmp_path: Path) -> None:
-    with forks_of(IMPORTS, DRIVER) as forks:
-        crash_often(forks, tmp_path, amount(50, 200), seed=2)
+    crash_often(tmp_path, amount(50, 200), seed=2)
 
 
 STEPS = ["save", "power_on", "power_off", "wipe", "erase", "trash", "sweep", "kill"]
-DYING_IMPORTS = """
-import os, signal, sys
+DYING = (
+    f"import sys; sys.path.append({str(KITS)!r})"
+    """
+import os, signal
 from pathlib import Path
 from gpuwarden.rehearsal import disk, processes, store
 from gpuwarden.profiles import load_profile
 from rehearsal_kit import World, on
 
-load_profile("runpod")
-"""
-DYING = """
 step, nth, late = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "after"
 seen = 0
 def arm(owner, name):
@@ -172,22 +172,18 @@ world.cloud.stop(box.id); world.wait(5)
 world.cloud.terminate(box.id); world.wait(5)
 print("survived")
 """
-
-
-@pytest.fixture(scope="module")
-def dying() -> Iterator[Forks]:
-    with forks_of(DYING_IMPORTS, DYING) as forks:
-        yield forks
+)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("step", STEPS)
-def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str, dying: Forks) -> None:
-    """Each effect is cut off at its first and second time, before and after; the next look finishes it."""
+def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
+    """Each effect is cut off at its first and second time, before and after; the next call completes it."""
     for nth, when in product((1, 2), ("before", "after")):
         root = tmp_path / f"{nth}-{when}"
-        code, _, err = dying.start(root, step, nth, when).end()
-        assert code in {0, -signal.SIGKILL}, err
+        with started(DYING, root, step, nth, when) as dying:
+            ends = {-signal.SIGKILL} if nth == 1 else {-signal.SIGKILL, 0}  # some steps happen once
+            assert dying.wait() in ends, dying.communicate()
         cloud = Cloud(root, load_profile("runpod"), SystemClock(), supervise=False)
         check_whole(cloud)
         for ident in cloud.store.state().records:

@@ -187,6 +187,12 @@ for line in sys.stdin:
         child.communicate()
 
 
+@pytest.fixture
+def real_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start supervisors as a user does, and not as forks, so that they are found by their command lines."""
+    monkeypatch.setattr(processes, "subprocess", subprocess)
+
+
 def hosts(root: Path) -> list[int]:
     found = []
     for p in psutil.process_iter():
@@ -199,6 +205,7 @@ def hosts(root: Path) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("real_hosts")
 @pytest.mark.slow
 def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Path) -> None:
     quick = Settings(boot_s=0.1, stop_s=0.1, resume_s=30)
@@ -221,16 +228,20 @@ def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Pa
     eventually(lambda: not hosts(tmp_path))
 
 
+@pytest.mark.usefixtures("real_hosts")
 def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
     root = tmp_path / "cloud"
     cloud = Cloud(root, VAST, SystemClock(), settings=Settings(boot_s=0.1))
     cloud.create(Resources(), "token")
+    eventually(lambda: list(root.glob("instances/*/fs/workspace")))
     assert hosts(root)
     root.rename(tmp_path / "elsewhere")
     eventually(lambda: not hosts(root))
     assert not root.exists(), "it makes nothing anew on its way out"
 
 
+@pytest.mark.usefixtures("real_hosts")
 def test_a_host_without_a_cloud_ends(tmp_path: Path) -> None:
-    processes.wake_supervisor(tmp_path)
+    host = [sys.executable, "-P", "-m", "gpuwarden.rehearsal.supervisor", str(tmp_path)]
+    assert subprocess.run(host, start_new_session=True, stdin=subprocess.DEVNULL).returncode == 0
     eventually(lambda: not hosts(tmp_path))

@@ -49,7 +49,7 @@ class Row:
     message: str = ""
     """The output of the batch script if the runner never started."""
     dropped: bool = False
-    """Whether the engine dropped the job before any machine had room for it. Ray does this, Slurm never does."""
+    """True if the engine dropped the job before any machine had room for it. Ray does this, Slurm never does."""
 
     @property
     def waits(self) -> bool:

@@ -6,7 +6,7 @@ WardenError              code, message, next_steps, retry
 │   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
 ├── BadRequest           the arguments are invalid
 ├── NotFound             the job, ticket, profile or file does not exist
-├── Conflict             the state has changed: invalid transition, used approval, another writer
+├── Conflict             the state has changed: invalid transition, used approval, lock held by another process
 ├── AuthFailed           a key or token is missing, wrong or too weak
 ├── NoCapacity           the platform currently has no capacity for the request
 ├── RateLimited          too many requests

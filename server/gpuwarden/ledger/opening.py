@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.chain import GENESIS, Head, HeadFile
@@ -14,6 +15,9 @@ from gpuwarden.ledger.failures import may_be_read, translated
 from gpuwarden.ledger.migrate import APPLICATION_ID, VERSION, create, migrate
 from gpuwarden.ledger.traces import traces
 from gpuwarden.private import private_file, private_folder
+
+SYNCHRONOUS: Final = "FULL"
+"""SQLite's setting for commits: an intent must be on disk before the network call that it announces."""
 
 
 def open_database(path: Path, head: HeadFile) -> Database:
@@ -46,9 +50,8 @@ def _for_writing(path: Path, head: HeadFile) -> Database:
     with _closed_on_error(db):
         db.execute("PRAGMA busy_timeout = 30000")
         found = _version(db, path)
+        db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL, because an intent must be on disk before the network call that it announces.
-        db.execute("PRAGMA synchronous = FULL")
         if found != VERSION:
             _prepare(db, path, head)
         elif db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:

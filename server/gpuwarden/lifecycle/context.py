@@ -33,6 +33,10 @@ STEP_S = 55.0
 """Maximum duration in seconds of one step while a job is locked. The first connection can take almost a minute."""
 LOCK_PATIENCE_S = 60.0
 """Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
+CAPS = "submit"
+"""Name of the lock of the spending caps."""
+CAPS_PATIENCE_S = 1.0
+"""Seconds that a step waits for the lock CAPS while it holds a job's lock, for which others wait."""
 
 
 class Ended(NamedTuple):
@@ -243,18 +247,16 @@ class Context:
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
         """Lock a job, so that only one process at a time advances it. The locks of a dead process are released.
 
-        The lock `submit` protects the caps, from their check until the cost is recorded. It is the last lock to take:
-        its holder takes no other lock and makes no network call.
+        CAPS protects the spending caps, from their check until the cost is recorded. It is the last lock to take: its
+        holder takes no other lock and makes no network call.
 
         Raises Conflict if another process holds the lock for longer than `patience_s` seconds.
         """
         deadline = anyio.current_time() + patience_s
         while (held := self.ledger.lock(job_id)) is None:
             if anyio.current_time() > deadline:
-                raise Conflict(
-                    f"another process has been working on {job_id} for {patience_s:g} s",
-                    do(Action.RETRY, "in a moment"),
-                )
+                what = "checking the spending caps" if job_id == CAPS else f"working on {job_id}"
+                raise Conflict(f"another process has been {what} for {patience_s:g} s", do(Action.RETRY, "in a moment"))
             await anyio.sleep(0.02)
         try:
             yield

@@ -26,7 +26,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from http_kit import JSON, MODERN, bearer, envelope, listening, transport
 from talk_kit import ERAS, Person, Talk, metering, talking
-from warm_python import warm_python
+from warm import warm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 WAIT_S = 1.0
@@ -96,7 +96,7 @@ async def door(parts: Serving, name: str, mode: str, person: Opener | None) -> A
             yield Talk(client)
         return
     env = environment(parts.ctx.home)
-    python, *words = warm_python()
+    python, *words = warm()
     command = StdioServerParameters(command=python, args=[*words, "-c", STDIO], env=env, cwd=str(Path.cwd()))
     async with Client(command, **more) as client:
         yield Talk(client)

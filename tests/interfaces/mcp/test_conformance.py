@@ -24,7 +24,7 @@ from doors import TRAIN
 from paths import KITS, ROOT
 from talk_kit import Talk
 from waiting import soon
-from warm_python import warm_python
+from warm import warm
 
 FOLDER = Path(os.environ.get("GPUWARDEN_MCP_SUITES", "-"))
 PACKAGE = FOLDER / "node_modules" / "@modelcontextprotocol" / "conformance"
@@ -158,7 +158,7 @@ def test_the_inspector_finds_nothing_to_object_to(
     era: str, over: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     tool("inspector")
-    target = [*warm_python(), "-m", "gpuwarden", "mcp"]
+    target = [*warm(), "-m", "gpuwarden", "mcp"]
     if over == "http":
         target = [request.getfixturevalue("shipped"), "--transport", "http"]
 

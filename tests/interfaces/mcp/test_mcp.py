@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
-from warm_python import warm_python
+from warm import warm
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
     home = tmp_path / "home"
     ctx = quick_warden(home)
     person = Person(says(True)) if channel == "elicitation" else None
-    python, *words = warm_python()
+    python, *words = warm()
     words += ["-m", "gpuwarden", "mcp"]
     command = StdioServerParameters(command=python, args=words, env=environment(home), cwd=str(tmp_path))
     async with Client(command, mode=mode, elicitation_callback=person) as client:

@@ -136,14 +136,14 @@ def test_parts_add_up_to_the_redacted_log(
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-@pytest.mark.parametrize(("rest", "whole"), [(TAIL - 5, False), (5, True)])
-def test_the_tail_of_a_log_begins_with_a_whole_line(
+@pytest.mark.parametrize(("end", "rest", "whole"), [("\n", TAIL - 5, False), (" ", TAIL - 5, False), ("\n", 5, True)])
+def test_the_tail_of_a_log_begins_with_a_whole_line_or_word(
     ctx: Context, job: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    reachable: bool, rest: int, whole: bool,
+    reachable: bool, end: str, rest: int, whole: bool,
 ) -> None:  # fmt: skip
     machine = ctx.backend("local")
     assert isinstance(machine, Printing)
-    raw = f"{SECRET}\n{'x' * rest}"
+    raw = f"{SECRET}{end}{'x' * rest}"
     machine.raw = raw.encode() if reachable else b""
     (tmp_path / LOG_NAME).write_text(raw)
     monkeypatch.setattr(local_copies, "last_pull", lambda *_: SimpleNamespace(dest=str(tmp_path)))

@@ -18,7 +18,7 @@ from gpuwarden.ledger.events import (
     JobSubmitting,
     ReceiptIssued,
 )
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, CAPS_PATIENCE_S, Context
 from gpuwarden.lifecycle.execution.transitions import move
 from gpuwarden.lifecycle.leases.budgets import DAY_S, over_caps
 from gpuwarden.lifecycle.leases.meter import lease_now
@@ -80,8 +80,11 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 
 
 async def launch_within_limits(ctx: Context, job: JobRecord, place: Place, why: Code) -> bool:
-    """Move a job that has been paused to its next attempt. Raises Refused, as `allowed_attempt` does."""
-    async with ctx.lock("submit"):  # so that two attempts can't use the same budget
+    """Move a job that has been paused to its next attempt.
+
+    Raises Refused as `allowed_attempt` does, and Conflict if another process holds the lock of the caps.
+    """
+    async with ctx.lock(CAPS, CAPS_PATIENCE_S):  # so that two attempts can't use the same budget
         left = allowed_attempt(ctx, job)
         attempt = JobSubmitting(
             attempt=job.attempt + 1, place=place, timeout_s=left.timeout_s, worst_cost=left.worst_cost

@@ -34,7 +34,7 @@ from gpuwarden.ledger.events import (
     RelaunchIntent,
     SubmitIntent,
 )
-from gpuwarden.lifecycle.context import STEP_S, Context
+from gpuwarden.lifecycle.context import CAPS, CAPS_PATIENCE_S, STEP_S, Context
 from gpuwarden.lifecycle.execution.arrays import refused, send_array, sent_before, submitted
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
@@ -411,7 +411,7 @@ async def relaunch(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
     if awaits_store(ctx, job):
         return False
-    async with ctx.lock("submit"):  # so that two relaunches can't use the same budget
+    async with ctx.lock(CAPS, CAPS_PATIENCE_S):  # so that two relaunches can't use the same budget
         found = next_machine(ctx, job)
         if isinstance(found, str):
             return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))

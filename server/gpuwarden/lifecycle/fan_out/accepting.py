@@ -15,7 +15,7 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import digest
 from gpuwarden.core.plural import counted
 from gpuwarden.ledger.events import FanOutAccepted, ReceiptIssued
-from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.context import CAPS, REHEARSAL, Context
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.fan_out.queues import takes_arrays
 from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, standing
@@ -152,7 +152,7 @@ async def _accept(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], re
     """Record the plan, once per receipt, and advance it."""
     fan_id = "f" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     issued = read_receipt(ctx.ledger, receipt).issued
-    async with ctx.lock("submit"):
+    async with ctx.lock(CAPS):
         if ctx.ledger.used(FanOutAccepted, receipt) is None:
             ask = _question(ctx, plan, checked, issued.worst_cost)
             if ask and not spending_approved(ctx, receipt):

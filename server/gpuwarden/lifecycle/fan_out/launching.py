@@ -22,7 +22,7 @@ from gpuwarden.core.money import usd
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
 from gpuwarden.ledger.events import FanOutAsked
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.bootstrap import pin_host_key
 from gpuwarden.lifecycle.execution.situation import following
@@ -184,7 +184,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
         least = queue_of(plan, cells[:1], checked, number).checked.facts.worst_cost
         return Held(Hold.BUDGET, usd(now.cost), needs=None if least is None else now.cost + least)
     worst = ready.checked.facts.worst_cost
-    async with ctx.lock("submit"):
+    async with ctx.lock(CAPS):
         if checked.facts.metered and not consented(ctx, fan, now.cost + (worst or 0.0)):
             over = over_caps(ctx, ready.checked.facts.spec, worst or 0.0, fan.person)
             if over:

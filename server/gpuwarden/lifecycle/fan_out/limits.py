@@ -17,7 +17,7 @@ from gpuwarden.core.inputs import build
 from gpuwarden.core.models import digest
 from gpuwarden.core.money import usd
 from gpuwarden.ledger.events import ApprovalGranted, FanOutLimited, ReceiptIssued
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
 from gpuwarden.lifecycle.fan_out.search import chosen
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
@@ -105,7 +105,7 @@ async def change_limits(
         )
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
         raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
-    async with ctx.lock("submit"):  # so that two increases, or an increase and a launch, can't use the same budget
+    async with ctx.lock(CAPS):  # so that two increases, or an increase and a launch, can't use the same budget
         ask = _question(ctx, fan, wanted, checked)
         if ask and not spending_approved(ctx, receipt):
             raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)

@@ -10,7 +10,7 @@ from gpuwarden.backends.base import Arrayed
 from gpuwarden.core.fan_out import FanOutPlan, queue_spec
 from gpuwarden.core.models import Cell, Place
 from gpuwarden.ledger.events import ArrayIntent, JobSubmitting, QueueIntent, SubmitIntent
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord
 from gpuwarden.lifecycle.submission.submit import Checked, record_job, take_inputs
 from gpuwarden.people import acting_as
@@ -61,7 +61,7 @@ async def record_array(
 ) -> list[str]:
     """Record that queues with one cell each will be submitted as one array. Return the ids of their jobs."""
     token, jobs = f"{fan.id}-r{queues[0].number}", tuple(queue.job_id(fan) for queue in queues)
-    async with ctx.lock("submit"):
+    async with ctx.lock(CAPS):
         await take_inputs(ctx, queues[0].checked)
         with ctx.ledger.transaction():
             for queue, job_id in zip(queues, jobs, strict=True):

@@ -18,7 +18,7 @@ from gpuwarden.ledger.events import CancelRequested, PauseRequested, ResumeReque
 from gpuwarden.lifecycle.artifacts.ladder import Step, ladder
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
 from gpuwarden.lifecycle.artifacts.store_contents import StoreView, store_view
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, CAPS_PATIENCE_S, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.provisioning import refresh_lease
@@ -234,7 +234,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
                 do(Action.TEARDOWN, "to follow the request; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:
-            async with ctx.lock("submit"):  # so that two resumes can't use the same budget
+            async with ctx.lock(CAPS, CAPS_PATIENCE_S):  # so that two resumes can't use the same budget
                 ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))
         job = await advance_locked(ctx, job_id)
     return await _signaled(ctx, job)

@@ -121,6 +121,10 @@ async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
 
 
 def _whole_lines(chunk: LogChunk) -> str:
-    """Return a chunk without its first line if that may be cut, because it may contain a part of a secret."""
-    rest = chunk.text.partition("\n")[2] if chunk.start > 0 else ""
-    return rest or chunk.text
+    """Return a chunk without its first line if that may be cut, because it may contain a part of a secret.
+
+    If the chunk has no other line, only its first word is removed.
+    """
+    if chunk.start <= 0:
+        return chunk.text
+    return chunk.text.partition("\n")[2] or re.sub(r"\A\S*\s?", "", chunk.text)

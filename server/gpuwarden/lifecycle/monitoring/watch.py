@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -130,10 +130,10 @@ class Watcher:
         try:
             # First, because otherwise the outputs of a job that has just ended are copied only at the timer's next run.
             await reconcile(self.ctx)
-            await _alone(self._copies, self.keeper.round, self.fan_outs.round)
+            await _alone(self._copies, "copies", self.keeper, self.fan_outs)
             found = await self.round()
-            await _alone(self._fetches, self.reports.round)  # last, because a slow machine must not delay the alerts
-            return found
+            await _alone(self._fetches, "metrics", self.reports)  # last, because a slow machine must not delay alerts
+            return replace(found, trouble=found.trouble | self.reports.trouble)
         finally:
             self._lock.release()
 
@@ -148,10 +148,7 @@ class Watcher:
         """Copy and verify outputs, and launch the jobs of fan-outs, concurrently so that no copy delays alerts."""
         while True:
             if self._leading:
-                try:
-                    await _alone(self._copies, self.keeper.round, self.fan_outs.round)
-                except Exception as error:
-                    self.keeper.trouble["copies"] = what_went_wrong(error)
+                await _alone(self._copies, "copies", self.keeper, self.fan_outs)
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
@@ -160,10 +157,7 @@ class Watcher:
         """
         while True:
             if self._leading:
-                try:
-                    await _alone(self._fetches, self.reports.round)
-                except Exception as error:
-                    self.reports.trouble["metrics"] = what_went_wrong(error)
+                await _alone(self._fetches, "metrics", self.reports)
             await self.ctx.clock.sleep(min(self.every_s, REPORTS_S))
 
     async def round(self) -> Round:
@@ -293,14 +287,14 @@ class Watcher:
         return news
 
 
-async def _alone(lock: FileLock, *rounds: Callable[[], Awaitable[None]]) -> None:
-    """Run rounds unless another process is running them now."""
+async def _alone(lock: FileLock, name: str, *workers: Keeper | FanOuts | ReportPuller) -> None:
+    """Run a round of each worker unless another process runs them now. Record an error in the first one's `trouble`."""
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return
-    try:
-        for each in rounds:
-            await each()
+        with contextlib.suppress(Timeout):
+            lock.acquire(blocking=False)
+        for worker in workers if lock.is_locked else ():
+            await worker.round()
+    except Exception as error:
+        workers[0].trouble[name] = what_went_wrong(error)
     finally:
         lock.release()

@@ -23,7 +23,7 @@ from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.sanitize import line, scrubbed, secret_values
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import Body, JobAccepted, JobRefused, ReceiptIssued
-from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
@@ -411,7 +411,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     """Record the job, once per receipt, and perform its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    async with ctx.lock("submit"):  # so that two processes can't accept a duplicate or spend the same budget
+    async with ctx.lock(CAPS):  # so that two processes can't accept a duplicate or spend the same budget
         used = ctx.ledger.used(JobAccepted, receipt)
         live = used.subject.removeprefix("job/") if used else _live_duplicate(ctx, checked)
         if live is None:

@@ -1,4 +1,4 @@
-"""A loading process that is forked does what one that is started does."""
+"""A forked loading process gives the same answer as a started one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.checkpoints import load
+from gpuwarden.checkpoints import build, load
+from gpuwarden.static_analysis.estimate import traced
 from lifecycle_kit import weights
 from real_parts import need
 
@@ -35,8 +36,17 @@ def test_both_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [sorted(answer) for answer in forked[0]] == [["by", "elements", "tensors"], ["error"]]
 
 
+@pytest.mark.parametrize(("child", "name"), [(build.CHILD, "models"), (traced.CHILD, "tasks")])
+def test_the_other_programs_start_alike(child: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = json.dumps({"memory": 8 << 30, name: []})
+    forked = load.run_child(nothing, 120, child)
+    monkeypatch.setattr(load, "subprocess", subprocess)
+    assert forked == load.run_child(nothing, 120, child)
+    assert forked[1].endswith("code 0")
+
+
 @pytest.mark.real("torch")
 def test_a_forked_one_that_hangs_is_killed(tmp_path: Path) -> None:
     need("torch", find_spec("torch") is not None)
-    os.mkfifo(tmp_path / "a.safetensors")  # nobody writes into it
+    os.mkfifo(tmp_path / "a.safetensors")  # has no writer
     assert load.run_child(task(tmp_path / "a.safetensors"), 1, load.CHILD) == ([], "it took longer than 1 s")

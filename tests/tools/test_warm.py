@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from doors import environment
-from warm_python import warm_python
+from warm import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks")]
 SHOWN = """
@@ -22,7 +22,8 @@ print("error", file=sys.stderr)
 """
 PROGRAMS = {
     "a command": ("-m", "gpuwarden", "rules", "--json"), "a wrong command": ("-m", "gpuwarden", "no-such-command"),
-    "what it is given": ("-c", SHOWN, "one", "two"), "a code": ("-c", "raise SystemExit(3)"),
+    "arguments": ("-c", SHOWN, "one", "two"), "-P": ("-P", "-c", "import sys; print('' in sys.path, sys.argv)", "one"),
+    "a code": ("-c", "raise SystemExit(3)"),
     "a word at the end": ("-c", "raise SystemExit('word')"), "a signal": ("-c", "import os; os.kill(os.getpid(), 9)"),
     "a thread": ("-c", "import threading; threading.Timer(0.1, print, ['late']).start()"),
     "an interrupt": ("-c", "raise KeyboardInterrupt"),
@@ -33,7 +34,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_both_behave_alike(program: str, tmp_path: Path) -> None:
     seen = []
-    for python in ([sys.executable], warm_python()):
+    for python in ([sys.executable], warm()):
         done = subprocess.run(
             [*python, *PROGRAMS[program]], env=environment(tmp_path / "home"), input="typed", capture_output=True,
             text=True, cwd=tmp_path, umask=0o027, start_new_session=True, check=False,
@@ -45,7 +46,7 @@ def test_both_behave_alike(program: str, tmp_path: Path) -> None:
 def test_a_signal_reaches_it_and_a_kill_ends_it() -> None:
     waits = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)\n"
     for kill, code in ((signal.SIGTERM, 7), (signal.SIGKILL, -9)):
-        argv = [*warm_python(), "-c", waits + "time.sleep(600)"]
+        argv = [*warm(), "-c", waits + "time.sleep(600)"]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             child = os.pidfd_open(int(process.stdout.readline()))
