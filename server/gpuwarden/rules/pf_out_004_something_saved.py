@@ -8,8 +8,8 @@ from gpuwarden.static_analysis.writes import MAY_SAVE, TEXT_SUFFIXES
 _NAMES = """
 save _save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights
 savez savez_compressed savetxt tofile save_pretrained_merged save_pretrained_gguf save_pretrained_torchao save_to_disk
-save_to_hub push_to_hub upload_folder upload_file CommitScheduler ZipFile to_parquet to_json to_pickle dump write write_text write_bytes
-copytree copy move merge_and_unload export
+save_to_hub push_to_hub upload_folder upload_file CommitScheduler ZipFile to_parquet to_json to_pickle
+dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
 _REPORTS = frozenset("dump write write_text savetxt to_json to_parquet to_pickle copy copytree move ZipFile".split())  # noqa: SIM905
