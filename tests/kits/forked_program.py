@@ -34,14 +34,13 @@ def run(path: str, program: str) -> NoReturn:
 
 def serve(path: str) -> None:
     """Fork a child for each connection, until this process is terminated."""
-    import datasets  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers
-    import trl
+    from forked import preload
 
-    _ = transformers.Trainer, transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast
-    _ = trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.RewardTrainer
+    preload(
+        "datasets peft torch",
+        transformers="Trainer LlamaForCausalLM PreTrainedTokenizerFast",
+        trl="SFTTrainer DPOTrainer GRPOTrainer RewardTrainer",
+    )
     listener = socket.socket(*KIND)
     listener.bind(path)
     listener.listen()

@@ -2,7 +2,8 @@
 
     this machine  gw0 10.77.0.1 --- router --- data0 10.77.1.2 in node a, 10.77.2.2 in node b, ...
 
-The links carry packets of 9,000 bytes. Every node has a docker0 with one address, as on real machines.
+The links carry packets of 9,000 bytes. Every node has a docker0 with one address, as on real machines. Each worker of
+pytest has a network of its own: 10.77 for the first one, 10.78 for the second.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def permitted() -> bool:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"gwp{os.getpid()}"
-    tries = [["netns", "add", name], ["link", "add", "gwp0", "netns", name, "type", "veth", "peer", "name", "gwp1"]]
+    tries = [["netns", "add", name], ["link", "add", "gwp0", "netns", name, "type", "veth", "peer", "name", name]]
     done = [subprocess.run(["ip", *words], capture_output=True, timeout=300, check=False).returncode for words in tries]
-    subprocess.run(["ip", "link", "del", "gwp1"], capture_output=True, timeout=300, check=False)
+    subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=300, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=300, check=False)
     return done == [0, 0]
 
@@ -46,6 +47,7 @@ class Nodes:
     folder: Path
     servers: dict[str, Sshd] = field(default_factory=dict)
     tag: str = field(default_factory=lambda: f"gw{os.getpid() % 100_000}")
+    net: str = f"10.{77 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"
 
     @property
     def config(self) -> Path:
@@ -55,7 +57,7 @@ class Nodes:
         return f"{self.tag}{node}"
 
     def address(self, node: str) -> str:
-        return f"10.77.{NAMES.index(node) + 1}.2"
+        return f"{self.net}.{NAMES.index(node) + 1}.2"
 
     def start(self) -> Nodes:
         need("network namespaces (root, iproute2)", permitted())
@@ -63,11 +65,11 @@ class Nodes:
         ip("netns", "add", router)
         self.inside("r", ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
         ip("link", "add", f"{self.tag}0", "type", "veth", "peer", "name", "up0", "netns", router)
-        ip("addr", "add", "10.77.0.1/24", "dev", f"{self.tag}0")
+        ip("addr", "add", f"{self.net}.0.1/24", "dev", f"{self.tag}0")
         ip("link", "set", f"{self.tag}0", "up")
-        ip("-n", router, "addr", "add", "10.77.0.2/24", "dev", "up0")
+        ip("-n", router, "addr", "add", f"{self.net}.0.2/24", "dev", "up0")
         ip("-n", router, "link", "set", "up0", "up")
-        ip("route", "add", "10.77.0.0/16", "via", "10.77.0.2")
+        ip("route", "add", f"{self.net}.0.0/16", "via", f"{self.net}.0.2")
         for node in NAMES:
             self._add(node)
         self.config.write_text("".join(self._known(node, node) for node in NAMES) + self._known("b2", "b"))

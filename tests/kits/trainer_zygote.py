@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any
 
-from forked import serve
+from forked import preload, serve
 
 
 def run(job: dict[str, Any]) -> int:
@@ -38,16 +38,11 @@ def run_in_place(job: dict[str, Any]) -> int:
 
 def main() -> None:
     """Serve jobs until the input ends."""
-    import datasets  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers
-    import trl
-    from trl.experimental.orpo import ORPOTrainer  # noqa: F401
-
-    for name in ("SFTTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "RewardTrainer"):
-        getattr(trl, name)
-    _ = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
+    preload(
+        "datasets peft torch trl.experimental.orpo",
+        transformers="AutoModelForCausalLM AutoModelForSequenceClassification",
+        trl="SFTTrainer DPOTrainer KTOTrainer GRPOTrainer RLOOTrainer RewardTrainer",
+    )
     serve(run_in_place)
 
 

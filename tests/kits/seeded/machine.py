@@ -133,19 +133,14 @@ def run(job: dict[str, Any]) -> int:
 
 def main() -> None:
     """Serve jobs until the input ends."""
-    import albumentations  # noqa: F401
-    import datasets  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers
-    import trl
+    from forked import preload, serve
 
-    from forked import serve
-
-    for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
-        getattr(trl, name)
-    _ = transformers.AutoModelForCausalLM, transformers.AutoModelForImageClassification
-    _ = transformers.ViTForImageClassification, transformers.ViTImageProcessorPil, transformers.Qwen2ForCausalLM
+    preload(
+        "albumentations datasets peft torch",
+        transformers="AutoModelForCausalLM AutoModelForImageClassification ViTForImageClassification "
+        "ViTImageProcessorPil Qwen2ForCausalLM",
+        trl="SFTTrainer DPOTrainer GRPOTrainer",
+    )
     serve(run)
 
 

@@ -46,9 +46,10 @@ async def test_a_sound_group_meets_over_its_data_interface(nodes: Nodes) -> None
     ]
     assert done.verdict.environment["NCCL_SOCKET_IFNAME"] == done.verdict.environment["GLOO_SOCKET_IFNAME"] == "data0"
     assert done.verdict.environment["NCCL_IB_DISABLE"] == "1"
-    assert done.verdict.meeting_place == "10.77.1.2:29500"
+    assert done.verdict.meeting_place == f"{nodes.address('a')}:29500"
     assert Area.REDUCE not in done.verdict.answers, "nobody asked for it"
-    nodes.inside("a", [sys.executable, "-S", "-c", "import socket; socket.create_server(('10.77.1.2', 29500))"])
+    bind = f"import socket; socket.create_server(('{nodes.address('a')}', 29500))"
+    nodes.inside("a", [sys.executable, "-S", "-c", bind])
 
 
 @pytest.mark.prove
@@ -122,18 +123,19 @@ async def test_a_second_interface_leaves_the_choice_open(nodes: Nodes) -> None:
 
 @pytest.mark.prove
 async def test_a_node_that_cant_reach_the_head_is_named(nodes: Nodes) -> None:
-    ip("-n", nodes.space("b"), "route", "add", "unreachable", "10.77.1.2/32")
+    ip("-n", nodes.space("b"), "route", "add", "unreachable", f"{nodes.address('a')}/32")
     try:
         done = await look(nodes, "a", "b", "c")
     finally:
-        ip("-n", nodes.space("b"), "route", "del", "unreachable", "10.77.1.2/32")
+        ip("-n", nodes.space("b"), "route", "del", "unreachable", f"{nodes.address('a')}/32")
     assert ("b", NodeCode.NOT_REACHED) in codes(done, Area.RENDEZVOUS)
     assert not {"c"} & {node for node, _ in codes(done, Area.RENDEZVOUS)}
 
 
 @pytest.mark.prove
 async def test_a_port_that_another_job_has_is_said(nodes: Nodes) -> None:
-    code = "import socket; s = socket.create_server(('10.77.1.2', 29500)); print('up', flush=True); s.accept()"
+    bind = f"s = socket.create_server(('{nodes.address('a')}', 29500))"
+    code = f"import socket; {bind}; print('up', flush=True); s.accept()"
     argv = ["ip", "netns", "exec", nodes.space("a"), sys.executable, "-I", "-S", "-c", code]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
