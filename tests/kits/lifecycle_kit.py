@@ -257,9 +257,9 @@ def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body])
 
 
 @contextmanager
-def caps_held(ctx: Context, patch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
-    """Hold the lock of the caps as another process does. A wait for a lock advances only the yielded clock."""
-    clock, held = FakeClock(0.0), ctx.ledger.lock(context.CAPS)
+def lock_held(ctx: Context, patch: pytest.MonkeyPatch, name: str = context.CAPS) -> Iterator[FakeClock]:
+    """Hold a lock as another process does. A wait for a lock advances only the yielded clock."""
+    clock, held = FakeClock(0.0), ctx.ledger.lock(name)
     assert held is not None
     with patch.context() as patched:
         patched.setattr(context, "anyio", SimpleNamespace(sleep=clock.sleep, current_time=clock.now))

@@ -26,7 +26,7 @@ from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import caps_held, launch, prove, records, training, under_caps_lock
+from lifecycle_kit import launch, lock_held, prove, records, training, under_caps_lock
 from mortal_kit import Died, Fuse, Mortal, MortalLedger
 from pausing_kit import RUNPOD, Paused
 from pretend_machines import Processes
@@ -345,7 +345,7 @@ async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_t
 async def test_a_resume_waits_only_briefly_for_the_caps(house: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await house.paused()
     for _ in range(2):
-        with caps_held(house.ctx, monkeypatch) as waited, pytest.raises(Conflict):
+        with lock_held(house.ctx, monkeypatch) as waited, pytest.raises(Conflict):
             await resume(house.ctx, job)
         assert waited.time < 2 * CAPS_PATIENCE_S and house.backend.launched == [(job, 1)]
         house.ctx.ledger.add(f"job/{job}", ResumeRequested())  # the second time, the launch waits

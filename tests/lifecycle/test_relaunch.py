@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import caps_held, open_house, prove, records, under_caps_lock
+from lifecycle_kit import lock_held, open_house, prove, records, under_caps_lock
 from pretend_machines import Processes
 from relaunch_kit import BUDGET, Allowed
 from terminal import Typed
@@ -185,7 +185,7 @@ async def test_the_cost_of_a_relaunch_is_recorded_under_the_lock_of_the_caps_bef
 async def test_a_relaunch_waits_only_briefly_for_the_caps(house: Allowed, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await house.copied()
     house.takes()
-    with caps_held(house.ctx, monkeypatch) as waited:
+    with lock_held(house.ctx, monkeypatch) as waited:
         await house.rounds(4)
         house.clock.advance(300)
         assert job in (await house.watcher.round()).trouble

@@ -21,14 +21,10 @@ def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="ssh/rented-box", script=train, max_cost_usd=5, timeout_s=3_600)
 
     """
-    capped = facts.spec.max_cost_usd is not None
-    if not facts.metered or facts.price is not None or (capped and facts.spec.timeout_s is not None):
+    limits = {"max_cost_usd": facts.spec.max_cost_usd, "timeout_s": facts.spec.timeout_s}
+    missing = [name for name, limit in limits.items() if limit is None]
+    if not facts.metered or facts.price is not None or not missing:
         return
     why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform reports no price"
-    if capped:
-        yield Found(
-            f"the price is unknown ({why}), so the cost cap may have no effect, and no timeout is set",
-            fix=do(Action.SET_ARGUMENT, name="timeout_s"),
-        )
-    else:
-        yield Found(f"the price is unknown ({why}) and no cost cap is set")
+    what = "no cost cap is set" if "max_cost_usd" in missing else "the cost cap may have no effect without a timeout"
+    yield Found(f"the price is unknown ({why}), and {what}", fix=[do(Action.SET_ARGUMENT, name=n) for n in missing])

@@ -15,7 +15,7 @@ from engine_facts import QUEUE
 from gpuwarden.backends.base import Arrayed, ArrayTask
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.engine import Asked, EngineLimits
-from gpuwarden.core.errors import BadRequest, Refused, Unreachable
+from gpuwarden.core.errors import BadRequest, Conflict, Refused, Unreachable
 from gpuwarden.core.fan_out import FanOutPlan, gridded
 from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult, Unknown
 from gpuwarden.core.policy import Local, Policy
@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.fan_out.records import fan_out_ids
 from gpuwarden.lifecycle.monitoring.check import cancel
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, read_job
-from lifecycle_kit import clock_of_today, moves_along_the_tables, open_house
+from lifecycle_kit import clock_of_today, lock_held, moves_along_the_tables, open_house
 
 pytestmark = pytest.mark.anyio
 
@@ -273,6 +273,19 @@ async def test_a_fan_out_that_is_called_off_before_it_was_sent_sends_nothing(
     found = await cancel_fan_out(ctx, fan_id, "a test")
     assert found.held is not None and found.held.by is Hold.ENDED
     assert {read_job(ctx.ledger, job).state for job in job_ids(ctx.ledger)} <= {Job.CANCELED}
+
+
+async def test_a_fan_out_is_canceled_even_if_one_of_its_jobs_is_busy(
+    tmp_path: Path, clock: Clock, engine: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = warden(tmp_path, clock, engine)
+    await fan_out(ctx, plan())
+    (fan_id,), (busy, *others) = fan_out_ids(ctx.ledger), job_ids(ctx.ledger)
+    with lock_held(ctx, monkeypatch, busy), pytest.raises(Conflict):
+        await cancel_fan_out(ctx, fan_id, "a test")
+    assert others and {read_job(ctx.ledger, job).state for job in others} == {Job.CANCELED}
+    await settle(ctx)
+    assert read_job(ctx.ledger, busy).state is Job.CANCELED
 
 
 def ending_is_kept(ctx: Context, engine: Playing, before: Counter[tuple[str, int]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuwarden.core.cell_states import CellState
-from gpuwarden.core.errors import BadRequest, Refused
+from gpuwarden.core.errors import BadRequest, Refused, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.ledger.events import FanOutEnded, FanOutResumed
 from gpuwarden.lifecycle.context import Context
@@ -55,10 +55,20 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
 
 
 async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Stop further launches of a fan-out and cancel its running jobs. Its machines keep running and are billed."""
+    """Stop further launches of a fan-out and cancel its running jobs. Its machines keep running and are billed.
+
+    Raises the first error only after it has tried to cancel every job.
+    """
+    failed = []
     for job in end_fan_out(ctx, fan_id, by).live:
-        await cancel(ctx, job)
-    return await advance_fan_out(ctx, fan_id)
+        try:
+            await cancel(ctx, job)
+        except WardenError as error:
+            failed.append(error)
+    found = await advance_fan_out(ctx, fan_id)
+    if failed:
+        raise failed[0]
+    return found
 
 
 async def continue_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
