@@ -1,4 +1,4 @@
-"""The entry point of the `gpuwarden` command and of `python -m gpuwarden`."""
+"""Entry point for the `gpuwarden` command and `python -m gpuwarden`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from gpuwarden.private import private_folder
 def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
 ) -> Context:
-    """Return a context for the user's ledger and policy. `actor` is the interface that the ledger records, such as cli.
+    """Return a context for the user's ledger and policy. `actor` is the interface to record, such as cli.
 
     Raises BadRequest for an invalid policy, and LedgerError for an unusable ledger.
     """
@@ -51,7 +51,7 @@ def open_context(
 
 
 def record_policy(config: Config, now: float) -> None:
-    """Record the policy file that this ledger uses: at first use, and again after the user has edited the file.
+    """Record the policy file that this ledger uses: at first use, and again after the user edits the file.
 
     Nothing is written while a variable names a policy file or ledger that differs from the record. Raises LedgerError.
     """
@@ -61,5 +61,5 @@ def record_policy(config: Config, now: float) -> None:
     if known is None:
         write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
         return
-    with contextlib.suppress(LedgerError):  # on a full disk, the old digest stays; only the path is required
+    with contextlib.suppress(LedgerError):  # on a full disk, the old digest remains; only the path is required
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))

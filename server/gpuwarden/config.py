@@ -7,8 +7,8 @@ effective value is recorded.
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_HOME` | folder of the ledger, the run records and pulled artifacts |
-| `GPUWARDEN_POLICY` | the policy file; a file other than the recorded file is used only after the user accepts it |
+| `GPUWARDEN_HOME` | folder for the ledger, the run records and the pulled artifacts |
+| `GPUWARDEN_POLICY` | the policy file; a file other than the recorded one is used only after the user accepts it |
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Config:
 
     @property
     def policy_file(self) -> Path:
-        """Return the policy file in force."""
+        """Return the active policy file."""
         return self.standing.file
 
     @property
     def recorded(self) -> Record | None:
-        """Return this ledger's own record of the policy in use; None if it has none."""
+        """Return this ledger's own record of the active policy; None if it has no record."""
         return self.standing.own
 
     @property
     def in_force(self) -> InForce:
-        """Return the policy in force."""
+        """Return the active policy."""
         return InForce(self.policy, self.digest, self.notices, self.policy_file)
 
     @property
@@ -126,7 +126,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
 
 
 def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForce]:
-    """Return a function that reads the policy in force. It raises the same errors as `load_config`."""
+    """Return a function that reads the active policy and raises the same errors as `load_config`."""
 
     def read() -> InForce:
         nonlocal config
@@ -137,7 +137,7 @@ def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForc
 
 
 def read_policy(file: Path) -> tuple[Policy, str]:
-    """Return a file's policy, without applying variables, and the file's digest. Raises BadRequest if it is invalid."""
+    """Return a file's policy, before variables apply, and the file's digest. Raises BadRequest if it is invalid."""
     content = _read(file, required=True)
     table = _parsed(file, content)
     return _validated(table, dict.fromkeys(_paths_in(table), "file"), file), digest_of(content)
@@ -229,7 +229,7 @@ def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
-    """Convert a variable's text to the type of the field; list items are separated by commas."""
+    """Convert a variable's text to the field's type; list items are separated by commas."""
     if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is int or float in (kind, *get_args(kind)):
@@ -254,7 +254,7 @@ def in_short(value: object) -> str:
 
 
 def value_at(model: BaseModel, path: str) -> object:
-    """Return the policy's value at a dotted path."""
+    """Return the policy value at a dotted path."""
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)

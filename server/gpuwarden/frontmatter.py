@@ -44,7 +44,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FrontMatter(NamedTuple):
-    """The data above the second `---`, the text below it, and the line of the file on which that text starts."""
+    """The data above the second `---`, the text below it, and the line on which that text starts."""
 
     data: dict[str, Any]
     body: str
@@ -61,7 +61,7 @@ class Parsed:
     def line_of(self, loc: Sequence[str | int]) -> int:
         """Return the line of the value at `loc`, or of the nearest value that contains it.
 
-        Steps of `loc` that are not in the file, such as the branch of a union in a validation error, are skipped.
+        Steps in `loc` that are not in the file, such as a union branch in a validation error, are skipped.
         """
         here: tuple[str | int, ...] = ()
         for step in loc:
@@ -76,7 +76,7 @@ def read_front_matter(text: str, *, name: str) -> FrontMatter:
 
 
 def load_front_matter(model: type[M], text: str, *, name: str) -> tuple[M, str, int]:
-    """Return the front matter as a `model`, the body and its line. Raises BadRequest with `name` and the line."""
+    """Return the front matter as a `model`, the body and its first line. Raises BadRequest with `name` and the line."""
     parsed, body, body_line = _split(text, name)
     return validate(model, parsed, name=name), body, body_line
 
@@ -96,7 +96,7 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
 
 
 def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
-    """Parse one mapping; `first_line` is the line of the file on which the text starts. Raises BadRequest."""
+    """Parse one mapping; `first_line` is the line on which the text starts in the file. Raises BadRequest."""
     if len(text) > MAX_CHARS:
         raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(text):
@@ -129,7 +129,7 @@ def _split(text: str, name: str) -> tuple[Parsed, str, int]:
 
 
 class _Loader(Composer, Resolver, Parser):
-    """PyYAML's composer, restricted to the JSON types, without aliases, anchors and tags."""
+    """PyYAML's composer, restricted to the JSON types, without aliases, anchors or tags."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 

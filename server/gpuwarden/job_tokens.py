@@ -1,4 +1,4 @@
-"""Tokens with which a job's program reports its metrics and alerts.
+"""Create and check the tokens that a job's program uses to report metrics and alerts.
 
 Tokens are derived from the installation's key and are not stored. A token is valid for one job and one purpose, and
 the server checks it without reading a file. A token from another installation or for another job does not match.
@@ -22,7 +22,7 @@ MAX_TOKEN: Final = 256
 
 
 def job_token(home: Path, job_id: str, purpose: Purpose) -> str:
-    """Return the token of one job for one purpose."""
+    """Return a job's token for one purpose."""
     proof = hmac.new(_key(home, purpose), job_id.encode(), hashlib.sha256).digest()
     name = base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
     return f"{PREFIXES[purpose]}_{name}.{base64.urlsafe_b64encode(proof).decode().rstrip('=')}"

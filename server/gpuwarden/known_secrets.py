@@ -1,7 +1,7 @@
-"""Remember the secrets that jobs received, so that later processes can redact them in replies without having them.
+"""Remember the secrets that jobs received, so that later processes can redact them in replies without knowing them.
 
-The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and the key of this
-installation. A program that can read both files can test guesses, but such a program could also read the values
+The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and this
+installation's key. A program that can read both files can test guesses, but such a program could also read the values
 from a shell's environment.
 """
 
@@ -22,7 +22,7 @@ from gpuwarden.private import private_folder
 
 FILE: Final = "secrets.jsonl"
 MAX_BYTES: Final = 1 << 20
-"""Maximum number of bytes that are read from the file, which is enough for thousands of secrets."""
+"""Maximum number of bytes read from the file; enough for thousands of secrets."""
 
 
 def installation_key(home: Path, purpose: str) -> bytes:

@@ -20,7 +20,7 @@
     note = "ask before you use both cards"
 
     [platforms.box]               # `box` is your own profile with the backend ssh
-    host = "lab-box"              # an alias of ~/.ssh/config, or an address
+    host = "lab-box"              # an alias from ~/.ssh/config, or an address
 
 Values that look like a secret are refused, and no message repeats a value.
 """
@@ -78,7 +78,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """The machine that the user usually rents. It is only information, never a default for a submission."""
+    """The machine that the user usually rents. For information only, never a default for a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -138,7 +138,7 @@ def read_notes(text: str, name: str) -> Notes:
 
 
 def change(file: Path, key: str, value: str | None, check: Callable[[Notes], None]) -> None:
-    """Set the dotted `key` to `value`, or remove it for None. A fact is appended. The rest of the file stays unchanged.
+    """Set the dotted `key` to `value`, or remove it if None. A fact is appended. The rest of the file stays unchanged.
 
     The new text is validated strictly and by `check` before it replaces the old one. Raises BadRequest, and leaves the
     file unchanged, if the new text is not valid.
@@ -181,7 +181,7 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
     if rest:
         inner = table.setdefault(step, tomlkit.table())
         if not isinstance(inner, dict):
-            raise BadRequest(f"{step[:80]!r} is not a key of the notes", do(Action.SHOW_NOTES))
+            raise BadRequest(f"{step[:80]!r} is not a valid key in the notes", do(Action.SHOW_NOTES))
         _put(inner, rest, value)
     if not rest or not table[step]:
         del table[step]
@@ -193,7 +193,7 @@ def looks_secret(text: str) -> bool:
 
 
 def _read(file: Path) -> str | None:
-    """Return the file's text; None if it does not exist. Raises BadRequest if others may read or write it.
+    """Return the file's text; None if it does not exist. Raises BadRequest if other users may read or write it.
 
     The notes must be private, because they state where keys are stored and where jobs run.
     """
@@ -206,7 +206,7 @@ def _read(file: Path) -> str | None:
                 raise BadRequest(f"{file}: the notes belong to another user", "Replace it with your own file.")
             if os.name == "posix" and status.st_mode & 0o077:
                 mode = f"{status.st_mode & 0o777:04o}"
-                raise BadRequest(f"{file}: others have access to the notes (mode {mode})", f"Run: chmod 600 {file}")
+                raise BadRequest(f"{file}: other users can access the notes (mode {mode})", f"Run: chmod 600 {file}")
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -224,7 +224,7 @@ def _read(file: Path) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert TOML's dates and times to text, because no field has such a type."""
+    """Convert TOML's dates and times to text, because no field has those types."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -37,7 +37,7 @@ def person_of(actor: str) -> str:
 
 
 def user_here() -> str:
-    """Return the name of this process's user, read from the account because any program can set a variable."""
+    """Return this process's user name from the account database, because any program can set a variable."""
     try:
         import pwd
 

@@ -1,12 +1,12 @@
 """Record the policy file in use, next to the ledger, and build notices if a variable names another file.
 
-An environment variable can name any file, and the program that starts a process sets its variables. So the first use
-records the file, and the recorded file stays in force until the user accepts another file at a terminal (`gpuwarden
+An environment variable can name any file, and the program that starts a process sets its variables. The file is
+therefore recorded at first use, and it stays active until the user accepts another file at a terminal (`gpuwarden
 policy use`).
 
-A new ledger has no record. It uses the record of the account's usual ledger, if that ledger has a record. Otherwise a
-variable that names an empty folder would reset both the policy and today's spending. The usual ledger is also
-compared with the ledgers that this account's servers have used, because a client may drop the variables.
+A new ledger has no record. It uses the record of the account's usual ledger, if that ledger has one. Without this, a
+variable that names an empty folder would reset both the policy and today's spending. The usual ledger is also compared
+with the ledgers that this account's servers have used, because a client may drop the variables.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gpuwarden.private import write_private
 from gpuwarden.running_servers import known_homes
 
 RECORD: Final = "policy.json"
-"""The record's name in the folder of the ledger."""
+"""Name of the record in the ledger folder."""
 WRONG_PINS: Final = "wrong_pins"
-"""Name of the file with the times of wrong PINs, in the folder of the policy file."""
+"""Name of the file with the times of wrong PINs, in the policy file's folder."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Notice:
     """A notice about the policy, the ledger or the watch, which replies show to the user.
 
     - `looser`, `file_only`: the variable `name` is ignored, and the setting `about` keeps the value `kept`.
-    - `other_policy`: a variable names the policy file `name`, but the file `kept` is in force.
+    - `other_policy`: a variable names the policy file `name`, but the file `kept` is active.
     - `other_ledger`: a variable names the ledger folder `name`, but the usual folder is `kept`.
     - `unnamed_ledger`: no variable names a folder, so the ledger is in `name`. This account uses the ledger in `kept`,
-      and the policy `about` is in force.
+      and the policy `about` is active.
     - `other_server`: the server `name` uses the ledger in `kept` and the policy `about`.
     - `broken`: the policy can't be read at present; `name` is the error.
-    - `unwatched`: automatic teardown is on, and no watch runs.
+    - `unwatched`: automatic teardown is on, but no watch is running.
     """
 
     kind: Literal[
@@ -70,27 +70,27 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """Return the warning: the problem, the policy or ledger in force, and the consequence."""
+        """Return the warning: the problem, the active policy or ledger, and the consequence."""
         name, kept = line(self.name, 200), line(self.kept, 200)
         if self.kind == "looser":
-            return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file has {kept}."
+            return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file's value is {kept}."
         if self.kind == "file_only":
             return f"{name} is ignored: only the policy file sets {self.about}."
         if self.kind == "other_policy":
             return (
-                f"A variable names the policy file {name}, but the recorded file {kept} stays in force. All spending "
+                f"A variable names the policy file {name}, but the recorded file {kept} stays active. All spending "
                 "needs approval until the user accepts the new file."
             )
         if self.kind == "broken":
             return f"Launches, approvals and automatic teardown are suspended: {name}."
         if self.kind == "unwatched":
-            return "Automatic teardown is on, but no watch is running: machines stay billed after their jobs end."
+            return "Automatic teardown is on, but no watch is running: machines are still billed after their jobs end."
         if self.kind == "other_server":
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
             return (
                 f"GPUWARDEN_HOME is not set in this process, so the ledger is in {name}. This account uses the ledger "
-                f"in {kept}. The policy in force is {line(self.about, 200)}, and all spending needs approval."
+                f"in {kept}. The active policy is {line(self.about, 200)}, and all spending needs approval."
             )
         return (
             f"The ledger in {name} is not the usual ledger, which is in {kept}. All spending needs approval until the "
@@ -116,7 +116,7 @@ class Notice:
 class InForce:
     """The policy at one moment, its file, the digest of that file's text, and the notices about it.
 
-    A policy without a file has the digest of its values.
+    Without a file, the digest is computed from the policy's values.
     """
 
     policy: Policy
@@ -128,7 +128,7 @@ class InForce:
 class Record(Frozen):
     """The policy file in use, the digest of its text, and the time of the record.
 
-    `chosen`: the user accepted the file; otherwise it was recorded at the first use.
+    `chosen`: the user accepted the file; otherwise it was recorded at first use.
     """
 
     path: str
@@ -139,7 +139,7 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Standing:
-    """The policy file in force, the ledger's own record if it has one, and the notices."""
+    """The active policy file, the ledger's own record if it has one, and the notices."""
 
     file: Path
     own: Record | None = None
@@ -190,7 +190,7 @@ def absolute(path: Path) -> Path:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest that is recorded for a policy file; an absent file counts as empty."""
+    """Return the digest to record for a policy file; an absent file counts as empty."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -47,7 +47,7 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
 
 
 def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
-    """Return the file of the profile `id`. Raises NotFound."""
+    """Return the path of the profile `id`. Raises NotFound."""
     if not _ID.fullmatch(id):
         raise NotFound(f"{id!r} is not a valid platform name", f"Platforms: {', '.join(profile_names(own))}.")
     for folder in _folders(own):

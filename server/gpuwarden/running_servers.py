@@ -1,11 +1,11 @@
-"""List the running servers of this account, each with its ledger, policy file and version.
+"""List this account's running servers, each with its ledger, policy file and version.
 
-A client may drop the variables that set the paths of the ledger and the policy. Its server then uses a different ledger
-than the user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in a folder
-of the account whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while the
-server is running. The kernel releases the lock when the process ends, and the next listing removes the entry.
+A client may drop the variables that set the ledger and policy paths. Its server then uses a different ledger than the
+user's shell, and the shell can't find the server's tickets. Therefore each server registers itself in an account folder
+whose path does not depend on any GPUWARDEN variable. An entry is a file that the server locks while it is running. The
+kernel releases the lock when the process ends, and the next listing removes the entry.
 
-The ledger folders of ended servers are remembered, so that a new ledger can be compared with those in use.
+The ledger folders of servers that have ended are remembered, so that a new ledger can be compared with those in use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.private import private_folder, write_private
 
 MOST: Final = 64
-"""Maximum number of entries that are read. An account is expected to run fewer servers."""
+"""Maximum number of entries read. An account is expected to run fewer servers."""
 MOST_HOMES: Final = 16
 MOST_BYTES: Final = 20_000
 
@@ -86,7 +86,7 @@ def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
 
 
 def running() -> list[ServerEntry]:
-    """Return the running servers, the oldest first, and remove the entries of ended servers."""
+    """Return the running servers, oldest first, and remove the entries of ended servers."""
     files = _newest(folder(), MOST)[::-1]
     if not files:
         return []
@@ -124,7 +124,7 @@ def remember(home: Path) -> None:
 
 
 def known_homes() -> list[Path]:
-    """Return the folders of the ledgers that servers have used, the most recent first."""
+    """Return the folders of the ledgers that servers have used, most recent first."""
     found = []
     for file in _newest(folder() / "homes", MOST_HOMES):
         with contextlib.suppress(OSError, ValidationError):
@@ -133,7 +133,7 @@ def known_homes() -> list[Path]:
 
 
 def _newest(where: Path, most: int) -> list[Path]:
-    """Return up to `most` entries of a folder by modification time, the latest first.
+    """Return up to `most` entries in a folder, sorted by modification time, newest first.
 
     Links, pipes and files owned by other accounts are not entries. Entries removed in the meantime are skipped.
     """

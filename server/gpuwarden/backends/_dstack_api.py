@@ -32,7 +32,7 @@ ENDED: Final = frozenset({"terminated", "failed", "done"})
 
 
 class InstanceType(ResponseModel):
-    """The hardware of an offer or of an instance."""
+    """The hardware of an offer or instance."""
 
     name: str = ""
 
@@ -149,7 +149,7 @@ class Run(ResponseModel):
 
 
 class FleetInstance(ResponseModel):
-    """One machine of a fleet."""
+    """One machine in a fleet."""
 
     id: Ident
     name: str
@@ -261,7 +261,7 @@ class DstackServer:
         return self._version
 
     async def user(self) -> str:
-        """Return the name of the user to whom the token belongs."""
+        """Return the name of the token's user."""
         return (await self._ask("/api/users/get_my_user", _User, {})).username
 
     async def run_named(self, project: str, name: str) -> Run | None:
@@ -284,7 +284,7 @@ class DstackServer:
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
-        """Return a project's runs, newest first: only active runs, or all runs since the time `since`."""
+        """Return a project's runs, newest first: only active runs, or all runs back to the time `since`."""
         found: list[Run] = []
         page: dict[str, Any] = {"project_name": project, "only_active": active, "limit": PAGE}
         for _ in range(MAX_PAGES):
@@ -332,7 +332,7 @@ class DstackServer:
 
 
 def _value(answer: Answer[T]) -> T:
-    """Return the server's reply. Raises Unreachable if there is no reply or its format is unknown."""
+    """Return the server's reply. Raises Unreachable if no reply arrived or its format is unknown."""
     if isinstance(answer, Known):
         return answer.value
     raise Unreachable(answer.why, "The request may have been carried out; the next call will check.")

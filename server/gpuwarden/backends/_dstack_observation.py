@@ -1,7 +1,7 @@
 """Convert a dstack run to an observation of its job.
 
-dstack reports the exit code of the container's command, and the reason why a run ended. A run in the state `done`
-counts as a success only if its newest submission has the exit code 0.
+dstack reports the exit code of the container's command, and the reason why a run ended. A run in the `done` state
+counts as a success only if its newest submission has exit code 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REASONS: Final[dict[str, tuple[Job, Code]]] = {
 dstack's message explains why.
 """
 _BILLS: Final = frozenset({"provisioning", "pulling", "running", "terminating"})
-"""States of a submission in which its machine exists."""
+"""Submission states in which the machine exists."""
 
 
 def observation(run: Run) -> Observation:
@@ -68,7 +68,7 @@ def observation(run: Run) -> Observation:
 
 
 def _end(run: Run, message: str) -> tuple[Job, Reason]:
-    """Return the state and reason of an ended run. A run that was stopped while it was failing counts as failed."""
+    """Return the state and reason for an ended run. A run that was stopped while it was failing counts as failed."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:

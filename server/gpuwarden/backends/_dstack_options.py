@@ -16,7 +16,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
 
 MOST_PRICE: Final = "max-price"
-"""The key in `Place.env` for the price that was checked: a run accepts no offer above this price."""
+"""The key in `Place.env` for the price that was checked. A run does not accept offers above this price."""
 LEAST_WINDOW_S: Final = 300
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$")]
 _Words = Annotated[tuple[_Word, ...], Field(max_length=32)]
@@ -87,8 +87,7 @@ def machine_of(asked: Resources, name: str) -> dict[str, Any]:
 def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: int) -> dict[str, Any]:
     """Return the specification of a run.
 
-    The values of secrets are not sent: the run refers to the project's secrets by name, and the server inserts their
-    values.
+    Secret values are not sent: the run refers to the project's secrets by name, and the server inserts the values.
     """
     options, name = read_options(spec.options), run_name(token)
     price = place.env.get(MOST_PRICE)

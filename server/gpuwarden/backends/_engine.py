@@ -1,6 +1,6 @@
 """Shared base class for backends whose engine starts jobs on machines that share a file system with a reachable host.
 
-That host's backend runs the runner's verbs and transfers all files. The engine determines the state of a job.
+That host's backend runs the runner's verbs and transfers all files. The engine determines a job's state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EngineBackend(RunnerBackend):
         raise NotImplementedError
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the path mapping of the host that has the files."""
+        """Return the path mapping for the host that has the files."""
         return self.files(place).mapping(place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:

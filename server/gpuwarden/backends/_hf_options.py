@@ -139,7 +139,7 @@ def settle(spec: JobSpec) -> JobSpec:
 
 
 def volumes_of(spec: JobSpec) -> list[Volume]:
-    """Return the volumes to mount: those requested, and the buckets of outputs that are on no requested volume."""
+    """Return the volumes to mount: those requested, and the buckets for outputs that are not on a requested volume."""
     volumes = [Volume.parse(text) for text in read_options(spec).volumes]
     for output in spec.outputs:
         if (found := _BUCKET_OUTPUT.fullmatch(output)) is None:

@@ -96,19 +96,19 @@ class HubOutputs:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos and buckets in `paths`. Paths inside the container count as missing."""
+        """Return the repo and bucket files at `paths`. Paths inside the container count as missing."""
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos and buckets in `paths`, with sha256 digests. The Hub reports the digests of LFS
-        files; the digests of other files are computed on this machine.
+        """Return the repo and bucket files at `paths`, with sha256 digests. The Hub reports the digests of LFS files;
+        the digests of other files are computed on this machine.
         """
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=True)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file of a repo or bucket, starting at `offset`."""
+        """Stream one file from a repo or bucket, starting at `offset`."""
         async with self._hub() as hub:
             async for chunk in download(hub, artifact.path, offset):
                 yield chunk
@@ -119,7 +119,7 @@ class HubOutputs:
 
 
 async def download(hub: HubClient, path: str, offset: int) -> AsyncIterator[bytes]:
-    """Stream one file of a repo or bucket, starting at `offset`."""
+    """Stream one file from a repo or bucket, starting at `offset`."""
     where = HUB_PATH.fullmatch(path)
     if where is None or not where[3]:
         raise NotFound(f"{path} is not a file on the Hub", "Only paths under /hub can be read after a job has ended.")

@@ -1,4 +1,4 @@
-"""Call a cluster's API server with the official client, in the namespace of the context. All calls block.
+"""Call a cluster's API server with the official client, in the context's namespace. All calls block.
 
 Replies are read as plain JSON. If a list is of an unexpected kind, BadReply is raised; the list is never treated as
 empty.
@@ -37,14 +37,14 @@ KUEUE_RIGHTS: Final = {("kueue.x-k8s.io", "localqueues"): ("get",)}
 
 
 class KubeApi:
-    """A client for one context of the user's kubeconfig."""
+    """A client for one context in the user's kubeconfig."""
 
     def __init__(self, context: str) -> None:
         self.context = context
 
     @cached_property
     def _configured(self) -> tuple[Any, str]:
-        """Return the client and the namespace of the context."""
+        """Return the client and the context's namespace."""
         from kubernetes import client, config
         from yaml import YAMLError
 
@@ -70,7 +70,7 @@ class KubeApi:
 
     @property
     def namespace(self) -> str:
-        """Return the namespace of the context."""
+        """Return the context's namespace."""
         return self._configured[1]
 
     @cached_property
@@ -141,7 +141,7 @@ class KubeApi:
         return self._one(self.core.read_namespaced_pod, name, "Pod")
 
     def local_queue(self, name: str) -> Queue | None:
-        """Return a Kueue queue and its current state; None if Kueue has no queue of that name."""
+        """Return a Kueue queue and its current state; None if Kueue has no queue with that name."""
         from kubernetes import client
 
         ask = client.CustomObjectsApi(self._configured[0]).get_namespaced_custom_object
@@ -201,7 +201,7 @@ class KubeApi:
     # -------------------------------------------------------------------------------------------------------- calls
 
     def _list(self, ask: Callable[..., Any], kind: str, selector: str) -> list[dict[str, Any]]:
-        """Return the items of every page of a list."""
+        """Return the items from all pages of a list."""
         rows: list[dict[str, Any]] = []
         more: dict[str, str] = {}
         for _ in range(MAX_PAGES):
@@ -299,8 +299,8 @@ def _is_object(found: object) -> bool:
 
 
 def _error(refused: Any, context: str) -> Exception:
-    """Return the exception for an error status. A reply that the API server did not write proves nothing, except that
-    the request was not authorized: a proxy may require its own login.
+    """Return the exception for an error status. If the reply is not from the API server, it proves only that the
+    request was not authorized: a proxy may require its own login.
     """
     try:
         found = json.loads(refused.body)
@@ -316,7 +316,7 @@ def _error(refused: Any, context: str) -> Exception:
     if own and code == 404:
         return NotFound(f"the cluster {context} has no such object: {words}")
     if own and code == 409:
-        return Conflict(f"the cluster {context} already has an object of that name: {words}", do(Action.CHECK))
+        return Conflict(f"the cluster {context} already has an object with that name: {words}", do(Action.CHECK))
     if own and code in {400, 422}:
         return BadRequest(
             f"the cluster {context} refused the job: {words}", "Change the refused option, then try again."

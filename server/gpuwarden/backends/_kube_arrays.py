@@ -36,7 +36,7 @@ END_OF_REQUEST
 
 
 def array_name(token: str) -> str:
-    """Return the name of the Kubernetes Job of an array."""
+    """Return the name of an array's Kubernetes Job."""
     return f"{manifests.stem_of(token)}-array"
 
 
@@ -57,7 +57,7 @@ def _asked(task: ArrayTask) -> tuple[Manifest, int]:
 
 
 def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
-    """Return the secrets of an array's job, keyed by index; empty if no task has secrets or `tasks` is incomplete."""
+    """Return the secrets for an array's job, keyed by index; empty if no task has secrets or `tasks` is incomplete."""
     given = {task.token: task.secrets for task in tasks}
     tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
     if not any(given.values()) or not given.keys() >= set(tokens):

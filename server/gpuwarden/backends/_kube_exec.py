@@ -1,7 +1,7 @@
 """Run commands in a pod with the interface of `remote.ssh.link`, so that file access and the runner work as over SSH.
 
-Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never completely in
-memory.
+Each command uses one WebSocket to the API server. Frames are read one at a time, so a large file is never fully loaded
+into memory.
 """
 
 from __future__ import annotations
@@ -177,12 +177,12 @@ class PodConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection; the pod exits by itself."""
+        """Close the connection; the pod exits on its own."""
         self.alive = False
 
 
 def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
-    """Return the name of the file access pod once it runs.
+    """Return the name of the file access pod once the pod is running.
 
     A terminating pod is skipped, because its node may be lost.
     """
@@ -216,7 +216,7 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
 
 
 def waits_for(pod: Mapping[str, Any]) -> str:
-    """Return the cluster's reason why a pod is waiting, or "" if the pod is not waiting."""
+    """Return the reason that the cluster gives for a waiting pod, or "" if the pod is not waiting."""
     status = part_of(pod, "status")
     for container in rows_in(status, "containerStatuses"):
         waiting = part_of(part_of(container, "state"), "waiting")

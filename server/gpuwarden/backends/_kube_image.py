@@ -1,4 +1,4 @@
-"""Derive the Python version and the packages of a public image from its name.
+"""Derive a public image's Python version and packages from its name.
 
 No image is downloaded. Only some widely used images whose tags contain their versions are recognized.
 """

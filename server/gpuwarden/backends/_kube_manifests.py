@@ -24,13 +24,13 @@ ATTEMPT: Final = "gpuwarden.dev/attempt"
 TOKEN: Final = "gpuwarden.dev/token"  # noqa: S105 - the name of an annotation
 RUN_DIR: Final = "gpuwarden.dev/run-folder"
 RUNS: Final = "gpuwarden.dev/runs"
-"""The label with which the user marks the volume claim for run folders."""
+"""The label that marks the volume claim for run folders; the user sets it."""
 FILES_IMAGE: Final = "gpuwarden.dev/image"
 USER: Final = "gpuwarden.dev/user"
 KUEUE: Final = "kueue.x-k8s.io/queue-name"
 MAIN: Final = "job"
 POD_ID: Final = "GPUWARDEN_POD"
-"""The variable by which the runner distinguishes the pods of a job."""
+"""The variable that the runner uses to distinguish a job's pods."""
 SAVE_S: Final = 150
 """Seconds between SIGTERM and SIGKILL; longer than any grace period that gpuwarden gives a job to save."""
 KEPT_S: Final = 7 * 86400
@@ -105,7 +105,7 @@ def policy(action: str) -> Manifest:
 
 
 def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod specification of a job, without the command."""
+    """Return a job's pod specification, without the command."""
     options = read_options(spec)
     labels = dict(pair.split("=", 1) for pair in options.node_selector)
     if spec.gpu and spec.gpu.lower() not in ANY_GPU:
@@ -176,7 +176,7 @@ def _resources(spec: JobSpec) -> Manifest:
 
 
 def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manifest:
-    """Return the manifest of a job's secret. The cluster deletes the secret together with the job."""
+    """Return the manifest for a job's secret. The cluster deletes the secret together with the job."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     return {
         "apiVersion": "v1",
@@ -188,7 +188,7 @@ def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manife
 
 
 def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the manifest of the file access pod, which requests few resources and exits by itself."""
+    """Return the manifest of the file access pod, which requests few resources and exits on its own."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -1,4 +1,4 @@
-"""The options of a Kubernetes job, and its request to the cluster."""
+"""A Kubernetes job's options, and its request to the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMAGE: Final = "python:3.12-slim"
 """The image of the file access pod, unless the claim specifies another image."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 ROOM_S: Final = 240
-"""Seconds by which the pod's time limit exceeds the job's: the time to start and to save."""
+"""Seconds by which the pod's time limit exceeds the job's, to allow time for starting and saving."""
 
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 _Resource = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,200}/[A-Za-z0-9._-]{1,63}$")]

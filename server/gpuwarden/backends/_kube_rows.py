@@ -31,7 +31,7 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True)
 class KubeRow(Row):
-    """One job, or one task of an array: its Job object, and its pods that have not ended."""
+    """One job, or one task in an array: its Job object, and its pods that have not ended."""
 
     token: str = ""
     job: str = ""
@@ -52,12 +52,12 @@ class _Task:
 
 
 def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
-    """Return whether a job in the cluster belongs to a handle, alone or as a task of an array."""
+    """Return whether a job in the cluster belongs to a handle, alone or as a task in an array."""
     return any((task.token, task.run_dir) == (handle.token, handle.run_dir) for task in _tasks(job))
 
 
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
-    """Yield the tasks of a job; a job that is not an array has one task. Raises BadReply for an array in an unknown
+    """Yield a job's tasks; a job that is not an array has one task. Raises BadReply for an array in an unknown
     format.
 
     A copy of gpuwarden's job that another tool created has the same labels and annotations, but another name.
@@ -163,7 +163,7 @@ def _row(
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the sort key of a pod: its creation time in whole seconds, then whether the pod has not ended."""
+    """Return a pod's sort key: its creation time in whole seconds, then whether the pod has not ended."""
     return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
@@ -178,7 +178,7 @@ def _state_of_index(
     index: int,
     ends: Mapping[str, frozenset[int]],
 ) -> tuple[str, str]:
-    """Return the state of one task in an array, and the reason why it is waiting."""
+    """Return an array task's state, and the reason why it is waiting."""
     if index in ends["completed"] or any(_phase(pod) == "Succeeded" for pod in pods):
         return "COMPLETED", ""
     if index in ends["failed"]:
@@ -190,7 +190,7 @@ def _state_of_index(
 
 
 def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return the state of a job, and the reason why it is waiting."""
+    """Return a job's state, and the reason why it is waiting."""
     rows = rows_in(part_of(job, "status"), "conditions")
     conditions = {str(row.get("type")): row for row in rows if row.get("status") == "True"}
     if "Complete" in conditions:
@@ -212,7 +212,7 @@ def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, 
 
 def _failure(reason: str, pod: Mapping[str, Any] | None) -> str:
     if pod is None:
-        # A failure of the command ends the Job by its PodFailurePolicy. The backoff limit counts only interruptions.
+        # If the command fails, the PodFailurePolicy ends the Job. The backoff limit counts only interruptions.
         lost = "PREEMPTED" if reason == "BackoffLimitExceeded" else "FAILED"
         return "TIMEOUT" if reason in _LIMITS else lost
     if _interrupted(pod):

@@ -1,4 +1,4 @@
-"""Call a Ray cluster through the Jobs API of its dashboard, and parse the replies.
+"""Call a Ray cluster through its dashboard's Jobs API, and parse the replies.
 
 The module uses the HTTP client that gpuwarden already has. Ray's own client takes up 380 MB, must match the cluster's
 version, and sends the same six requests. A list in an unknown format is never treated as an empty list.
@@ -77,7 +77,7 @@ def address(place: Place) -> tuple[str, int]:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine, which is the case if one of its addresses can be bound."""
+    """Return whether a host is this machine, that is, whether one of its addresses can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # UnicodeError: an invalid DNS name
@@ -169,7 +169,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
     error, code = str(raw.get("error_type") or ""), raw.get("driver_exit_code")
     if state == "FAILED" and error in _TAKEN:
         state = "NODE_FAIL"
-    # A job that reserves nothing does not wait for room: its runtime environment took too long.
+    # A job that reserves nothing does not wait for resources, so its runtime environment took too long.
     dropped = error == _QUEUE_TIMEOUT and raw["metadata"].get(RESERVES) == "yes"
     code = code if type(code) is int and abs(code) < 1 << 31 and state in {"FAILED", "COMPLETED"} else None
     message = last_line(raw.get("message"))
@@ -197,7 +197,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
 
 
 def last_line(text: object) -> str:
-    """Return the last line of a message from Ray, which names the cause. A log or a traceback may precede it."""
+    """Return the last line of a message from Ray, which names the cause. A log or traceback may precede it."""
     lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
     return line(lines[-1] if lines else "no reason given", 300)
 
@@ -216,8 +216,8 @@ def read_limits(
         raise BadReply("Ray's dashboard reports no version", "Check that Ray answers at this address.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
         raise NotSupported(f"Ray {line(number, 40)} is too old: it does not report exit codes", "Use Ray 2.8 or newer.")
-    # Without an autoscaler, Ray's monitor reports a made-up type for each node. Only such a report proves that no node
-    # will be added. It appears some seconds after the head node starts, and never with KubeRay.
+    # If there is no autoscaler, Ray's monitor reports a made-up type for each node. Only such a report proves that no
+    # node will be added. It appears a few seconds after the head node starts, and never with KubeRay.
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
     made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
     queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)
@@ -225,7 +225,7 @@ def read_limits(
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
-    """Return a cluster's Python version, read from the path of Ray on each node; None if the paths show no single
+    """Return a cluster's Python version, read from Ray's path on each node; None if the paths do not show a single
     version.
 
     Ray's dashboard does not report the version, and Ray accepts only nodes with the same version.

@@ -21,7 +21,7 @@ The runner's grace period is at most an hour, so the runner kills the command ea
 """
 NO_FOLDER: Final = 97
 PYTHON: Final = "python3"
-"""The interpreter on a node, from the runtime environment if there is one, otherwise from Ray's own PATH."""
+"""The interpreter on a node: from the runtime environment if one is used, otherwise from Ray's own PATH."""
 _ANY_GPU: Final = frozenset({"gpu", "any"})
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]

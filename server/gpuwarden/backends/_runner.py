@@ -1,4 +1,4 @@
-"""The shared base of the backends that run jobs through the runner. These backends differ only in transport."""
+"""Shared base class for backends that run jobs through the runner. These backends differ only in transport."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class RunnerBackend:
             raise BadReply(f"the runner's log reply has {error.error_count()} invalid fields", "Try again.") from error
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return a limited number of bytes of each spool file of a job, starting at its cursor."""
+        """Return a limited number of bytes from each of a job's spool files, starting at its cursor."""
         reply = await self.ask(handle.place, "spool", handle.run_dir, {"cursors": dict(cursors)})
         try:
             return {name: SpoolPiece.model_validate(piece) for name, piece in reply["files"].items()}
@@ -125,7 +125,7 @@ class RunnerBackend:
             raise BadReply("the runner's spool reply has an unknown format", "Try again.") from error
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the fields of the runner's requests that map a target's absolute paths."""
+        """Return the fields in the runner's requests that map a target's absolute paths."""
         return place.mapping
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
@@ -168,7 +168,7 @@ class RunnerBackend:
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Start the self-stop timer on the machine of a launched job, with the settings of that launch. Idempotent."""
+        """Start the self-stop timer on a launched job's machine, with the settings from that launch. Idempotent."""
         if handle.place.self_stop_order is not None:
             order = {"self_stop": handle.place.self_stop_order.order, "attempt": attempt}
             await self.ask(handle.place, "self_stop", handle.run_dir, order)
@@ -192,7 +192,7 @@ class MachineBackend(RunnerBackend):
     """A backend whose runner is on the job's own machine, not on a machine that an engine manages."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
-        """Run read-only commands on the machine, and return the output of each by its name."""
+        """Run read-only commands on the machine, and return each command's output by its name."""
         request = {"commands": {name: list(argv) for name, argv in commands.items()}}
         reply = await self.ask(handle.place, "look", handle.run_dir, request)
         try:

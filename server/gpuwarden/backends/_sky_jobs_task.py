@@ -1,6 +1,6 @@
 """Build the task for a SkyPilot managed job: its name, and a command that contains gpuwarden's runner.
 
-gpuwarden can't connect to the machines of a managed job. Therefore the command contains the runner, the archive that
+gpuwarden can't connect to a managed job's machines. Therefore the command contains the runner, the archive that
 seals checkpoints, and the job's script, and unpacks all of them on each machine that the controller rents.
 """
 
@@ -31,7 +31,7 @@ ATTEMPT: Final = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 FOLDER: Final = "/GPUWARDEN_RUN_FOLDER"
 """A placeholder for the run folder, replaced on the machine because its home folder is not known in advance."""
 RUN_ID: Final = "SKYPILOT_INTERNAL_JOB_ID"
-"""The environment variable by which the runner distinguishes repeated starts of a job on the same machine."""
+"""The environment variable that the runner uses to distinguish repeated starts of a job on the same machine."""
 _RUN = """\
 set -eu
 export PATH="$HOME/.local/bin:$PATH"
@@ -66,7 +66,7 @@ def named(name: str) -> tuple[str, int]:
 
 
 def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
-    """Return the resources section of the task. With it, SkyPilot does not restart a job whose command fails."""
+    """Return the task's resources section, which prevents SkyPilot from restarting a job whose command fails."""
     asked = Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,

@@ -115,7 +115,7 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
 
 
 def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
-    """Return the QOS of a job: the requested QOS, or the default of its association; "" if unknown."""
+    """Return a job's QOS: the requested QOS, or its association's default; "" if unknown."""
     if asked.qos:
         return asked.qos
     account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
@@ -132,7 +132,7 @@ def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
     message = next((str(error) for error in errors if error), "its reply can't be parsed")
-    return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(message, 300)}"
+    return f"the {' and '.join(what[part] for part in silent)} in Slurm's accounting: {line(message, 300)}"
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:
@@ -142,7 +142,7 @@ def _rows(text: str | None, columns: int) -> list[list[str]] | None:
 
 
 def _text(found: Mapping[str, Any], part: str) -> str:
-    """Return the output of a required command. Raises BadReply or Unreachable if there is none."""
+    """Return the output of a required command. Raises BadReply or Unreachable if it is missing."""
     done = found.get(part)
     if not isinstance(done, Mapping) or not isinstance(done.get("out"), str):
         raise BadReply(f"the reply about Slurm's {part} can't be parsed", "Try again.")
@@ -226,7 +226,7 @@ def _admitted(text: str | None) -> tuple[str, ...] | None:
 def _whole(text: str | None) -> int | None:
     """Parse the number at the start of a string.
 
-    Return None if there is no number, and `UNLIMITED` for the word UNLIMITED.
+    Return None if the string has no number there, and `UNLIMITED` for the word UNLIMITED.
     """
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED

@@ -1,7 +1,7 @@
 """Combine the runner's status and Slurm's row into one observation.
 
-The runner reports the result of the command, and Slurm reports whether the job can still run. A job can write to the
-runner's status file, so a success counts only if Slurm reports the exit code 0 for the runner.
+The runner reports the command's result, and Slurm reports whether the job can still run. A job can write to the
+runner's status file, so a success counts only if Slurm reports exit code 0 for the runner.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ENDS: Final[dict[str, tuple[Job, Code]]] = {
 
 
 def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
-    """Return the observation of one job, from the poll of its run folder and Slurm's row."""
+    """Return the observation of one job, based on the poll of its run folder and on Slurm's row."""
     there = status.get("folder") == "present"
     if row is None and unfinished(status) and _goes_on(status):
-        # The list may be that of another cluster, for example behind a tunnel, or the engine may have lost its records.
+        # The list may come from another cluster, for example behind a tunnel, or the engine may have lost its records.
         unlisted = _because(Job.UNKNOWN, because(Code.UNLISTED))
         return _plain(launch.observation(status)).model_copy(update=unlisted)
     if row is None and there:  # Slurm no longer lists the job, so the runner's last status is used
@@ -65,7 +65,7 @@ def unfinished(status: Mapping[str, Any]) -> bool:
 
 
 def _goes_on(status: Mapping[str, Any]) -> bool:
-    """Return whether the runner has recently written that the job is running. The job can write any time there."""
+    """Return whether the runner recently recorded that the job is running. The job itself could forge the time."""
     seen = launch.observation({**status, "alive": True, "child_alive": True})
     recent = seen.last_beat_at is not None and abs(seen.at - seen.last_beat_at) <= MOST_SILENCE_S
     return seen.state is Job.RUNNING and recent and not seen.stale

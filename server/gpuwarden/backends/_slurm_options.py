@@ -1,4 +1,4 @@
-"""Convert a job for Slurm: its options, the arguments of `sbatch`, and the batch script."""
+"""Convert a job for Slurm: its options, the `sbatch` arguments, and the batch script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_MODULE: Final = 98
 NO_TASK: Final = 97
 TASK: Final = "GPUWARDEN_ENGINE_JOB"
 REQUEUE: Final = '[ "$(squeue -h -j "$1" -o %T)" = RUNNING ] && exec scontrol requeue "$1"'
-"""Requeues a job, except one that is ending already, for example because its user ran `scancel`."""
+"""Requeues a job unless it is already ending, for example because its user ran `scancel`."""
 """The variable that contains the batch job's id in Slurm, which is unique even for an array's last task."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 
@@ -64,7 +64,7 @@ def read_options(spec: JobSpec) -> SlurmOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the resources to request. Without `walltime_s`, the walltime is the job's time limit plus `ROOM_S`."""
+    """Return the resources to request. If `walltime_s` is unset, the walltime is the job's time limit plus `ROOM_S`."""
     options = read_options(spec)
     walltime = options.walltime_s or (spec.timeout_s + ROOM_S if spec.timeout_s else None)
     kind, count = _gpus(spec, options)
@@ -118,7 +118,7 @@ def arguments(spec: JobSpec) -> list[str]:
 
 
 def array_request(spec: JobSpec, attempt: int) -> object:
-    """Return the values that must be equal for all tasks of an array: request, modules, attempt and restarts."""
+    """Return the values that must be equal for all tasks in an array: request, modules, attempt and restarts."""
     return arguments(spec), read_options(spec).modules, attempt, bool(spec.max_restarts)
 
 
@@ -152,9 +152,9 @@ def batch_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dir:
 
 
 def array_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dirs: Sequence[str]) -> str:
-    """Return the script of an array. Each task looks up its run folder by its index in a table in the script.
+    """Return the batch script for an array. Each task uses its index to look up its run folder in the script's table.
 
-    The job id of the last task is also the id of the array, so a task uses an id such as `12_7`.
+    The last task's job id is also the array's id, so a task uses an id such as `12_7`.
     """
     table = [f"{index}) folder={quote(run_dir)} ;;" for index, run_dir in enumerate(run_dirs)]
     which = ['case "$SLURM_ARRAY_TASK_ID" in', *table, f"*) exit {NO_TASK} ;;", "esac"]

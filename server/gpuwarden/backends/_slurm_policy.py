@@ -1,10 +1,10 @@
-"""Read the limits of Slurm's accounting: `sacctmgr show qos` and `scontrol -o show assoc_mgr`.
+"""Read the limits in Slurm's accounting: `sacctmgr show qos` and `scontrol -o show assoc_mgr`.
 
 The controller's table lists the associations of the user and of the user's accounts up to the root, and the usage of
 each limit. It omits a user's limits under a QOS until the user has a job in that QOS, so these limits are read from the
 database.
 
-A QOS limit replaces the association limit of the same name, and the queue's QOS takes precedence over the job's. The
+A QOS limit replaces the association limit with the same name, and the queue's QOS takes precedence over the job's. The
 group limits of every account above the user's also apply.
 """
 
@@ -43,7 +43,7 @@ _NUMBER: Final = re.compile(r"(\d{1,15})(?:\.\d+)?([KMGTP]?)[A-Z]?(?:\((\d{1,15}
 
 @dataclass(frozen=True)
 class Association:
-    """One row of the controller's table. `user` is "" in the row of an account; `parent` is the account above it."""
+    """One row of the controller's table. `user` is "" in an account's row; `parent` is the account above it."""
 
     account: str
     user: str
@@ -62,7 +62,7 @@ class Table:
 
 
 def read_table(text: str, user: str, uid: str) -> Table | None:
-    """Parse the table of `scontrol -o show assoc_mgr`; None if the format is unknown."""
+    """Parse the output of `scontrol -o show assoc_mgr`; None if the format is unknown."""
     if "Association Records" not in text:
         return None
     associations, qos = [], dict[str, Mapping[str, str]]()
@@ -89,7 +89,7 @@ def read_table(text: str, user: str, uid: str) -> Table | None:
 
 
 def own_accounts(table: Table) -> tuple[str, ...]:
-    """Return the accounts that the user has an association with."""
+    """Return the accounts with which the user has an association."""
     return tuple(dict.fromkeys(line(a.account, 80) for a in table.associations if a.user))
 
 
@@ -98,7 +98,7 @@ def ceilings(
 ) -> tuple[Ceiling, ...]:
     """Return the limits that apply to a job in `queue`.
 
-    `layers` contains the QOS of the queue and the QOS of the job: for each, its name and its limits from the database.
+    `layers` contains the queue's QOS and the job's QOS: for each, its name and its limits from the database.
     """
     chain = _chain(table, asked.account, queue)
     account = chain[0].account if chain else asked.account

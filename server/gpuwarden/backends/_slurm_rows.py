@@ -1,4 +1,4 @@
-"""Parse Slurm's records of jobs: rows from `squeue --json` in every version since 21.08, and lines from `sacct`.
+"""Parse Slurm's job records: rows from `squeue --json` in every version since 21.08, and lines from `sacct`.
 
 In newer versions, a state is a list with flags, a number is an object that can be unset or infinite, and an exit code
 is an object instead of a wait status. If a row can't be parsed, BadReply is raised, because the job may still be
@@ -19,13 +19,13 @@ from gpuwarden.core.sanitize import line
 NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 2**64 - 2, 2**64 - 1})
 """The values that older versions use for an unset or infinite number."""
 NO_SHORT: Final = frozenset({0xFFFE, 0xFFFF})
-"""The same for a field of 16 bits. In wider fields, such as an id or a duration, these are ordinary numbers."""
+"""The same for 16-bit fields. In wider fields, such as an id or a duration, these are ordinary numbers."""
 MOST: Final = 1e11
-"""Numbers above this are invalid: as a time in seconds, it is in the year 5138."""
+"""Larger numbers are invalid. As a time in seconds since the epoch, this number is in the year 5138."""
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
-"""End states that the job did not cause: the engine preempted it, or its machine failed."""
+"""Final states that the job did not cause: the engine preempted it, or its machine failed."""
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
 QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
@@ -47,9 +47,9 @@ class Row:
     ended_at: float | None
     allocation: Allocation
     message: str = ""
-    """The output of the batch script if the runner never started."""
+    """The batch script's output if the runner never started."""
     dropped: bool = False
-    """True if the engine dropped the job before any machine had room for it. Ray does this, Slurm never does."""
+    """True if the engine dropped the job before any machine had room for it. Ray does this; Slurm never does."""
 
     @property
     def waits(self) -> bool:
@@ -154,7 +154,7 @@ def _named(name: object) -> tuple[str, int]:
 def number(value: object, unset: frozenset[int] = frozenset()) -> float | None:
     """Parse a number in any version's format; None if it is unset, infinite or invalid.
 
-    `unset` contains further values that mean that the field is unset.
+    `unset` contains additional values that mean that the field is unset.
     """
     if isinstance(value, Mapping):
         if value.get("set") is False or value.get("infinite") is True:
@@ -189,7 +189,7 @@ def states(value: object) -> tuple[str, frozenset[str]]:
 
 
 def exit_of(value: object) -> tuple[int | None, int | None]:
-    """Parse exit code and signal from a wait status, from `3:0`, or from the object of newer versions."""
+    """Parse exit code and signal from a wait status, from `3:0`, or from the object in newer versions."""
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal")
         named = signal.get("signal_id", signal.get("id")) if isinstance(signal, Mapping) else None

@@ -80,7 +80,7 @@ class SshStart:
             return uv
         if found.uv is Uv.BROUGHT and not found.trouble:
             return (await self._bring_uv(arch), *uv_run(spec.script))
-        missing = f"the script's header requires packages or a version of Python that {self.host.job_python} lacks: "
+        missing = f"the script's header requires packages or a Python version that {self.host.job_python} lacks: "
         raise BadRequest(
             found.trouble or missing + ", ".join(found.unmet),
             "Install uv or these packages, or ask the user to set bring_uv = true under [hosts] in the policy.",

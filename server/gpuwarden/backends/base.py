@@ -8,7 +8,7 @@ Every backend guarantees the following, and `tests/kits/contract_backend.py` che
 - `submit` starts a token's attempt once, no matter how often and from which machine it is called. The engine's own
   record of the job contains the token, so the next call finds the job even if the reply was lost.
 - `find` returns Known(None) only if the engine sent a complete reply that does not contain the job.
-- `poll` requests all jobs of a target in one list, not one by one.
+- `poll` requests all jobs on a target in one list, not one by one.
 - If an engine is down, is too old or sends an unexpected reply, the result is Unknown, `Unreachable` or `BadReply`. An
   engine may reuse its own job ids, so every poll compares the token.
 - `logs` reads from a byte cursor. `stop` returns GONE for a job that has ended, and can be repeated safely.
@@ -84,7 +84,7 @@ class Backend(Protocol):
         """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
         `inputs` maps paths in the working folder to local files. The files are copied before the first start and are
-        not changed later. If a call is interrupted, the files that have arrived are kept, and the next call copies the
+        not changed later. If a call is interrupted, the files copied so far are kept, and the next call copies the
         rest.
         """
         ...
@@ -183,7 +183,7 @@ class Examiner(Protocol):
         """Return the findings of `checkpoints.archive` for each output. The machine reports them, and they are not
         verified.
 
-        `against` is the path of the checkpoint or model to compare with. All paths are paths on the machine.
+        `against` is the path of the checkpoint or model to compare with. All paths are on the machine.
         """
         ...
 
@@ -199,16 +199,16 @@ class Looker(Protocol):
 
 @runtime_checkable
 class Spooling(Protocol):
-    """A backend whose runner stores the reports of its jobs until they are fetched."""
+    """A backend whose runner stores its jobs' reports until they are fetched."""
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return a limited number of bytes of each spool file, starting at its cursor."""
+        """Return a limited number of bytes from each spool file, starting at its cursor."""
         ...
 
 
 @runtime_checkable
 class SelfStopping(Protocol):
-    """A backend whose machines stop themselves some time after a job's end, as `Place.self_stop_order` specifies."""
+    """A backend whose machines stop themselves some time after a job ends, as `Place.self_stop_order` specifies."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
         """Start the self-stop timer on a restarted machine."""
@@ -320,7 +320,7 @@ def check_tasks(tasks: Sequence[ArrayTask], asked: Callable[[ArrayTask], object]
         raise BadRequest("the array has no tasks; nothing was sent")
     twice = next((token for token, count in Counter(task.token for task in tasks).items() if count > 1), None)
     if twice is not None:
-        raise BadRequest(f"two tasks of an array have the token {line(twice, 80)}; nothing was sent")
+        raise BadRequest(f"two tasks in an array have the token {line(twice, 80)}; nothing was sent")
     apart = next((task for task in tasks if asked(task) != asked(tasks[0])), None)
     if apart is not None:
         raise BadRequest(
@@ -380,7 +380,7 @@ class FetchedSource(SealingSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Return the source of a job's files, with bundles and with hashing while sending if the backend supports them."""
+    """Return the source for a job's files. It bundles files, and hashes them while sending, if the backend can."""
     if isinstance(backend, Sealer):
         return SealingSource(backend, handle)
     return BundlingSource(backend, handle) if isinstance(backend, Bundler) else HandleSource(backend, handle)
@@ -411,6 +411,6 @@ BACKENDS: Final = Registry(
 
 
 def load_backend(name: str, clock: Clock) -> Backend:
-    """Return the backend called `name`."""
+    """Return the backend named `name`."""
     backend: Backend = BACKENDS.make(name, clock)
     return backend

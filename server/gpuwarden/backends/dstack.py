@@ -3,7 +3,7 @@
 Each run is named after the attempt's token, which is an identifier and not a credential. Its tags contain the token,
 the attempt and the lease. dstack has one run per name: applying a specification with the name of an ended run deletes
 that run's record and starts a new run. So `submit` first looks up the name. It adopts a run of the same or a later
-attempt, and never changes a run of that name that lacks gpuwarden's tags.
+attempt, and never changes a run with that name that lacks gpuwarden's tags.
 
 The container and its files are deleted when the run ends. Only outputs on the Hub can be listed, read and verified.
 They are addressed as for Hugging Face Jobs, under `/hub/models`, `/hub/datasets` and `/hub/buckets`.
@@ -41,7 +41,7 @@ from gpuwarden.hub.client import HubConfig
 
 MOST_LOG: Final = 64 << 20
 MOST_PAGES: Final = 1_000
-"""Maximum number of pages of a log that one call reads, in case a server always announces another page."""
+"""Maximum number of log pages that one call reads, in case a server always announces another page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
 """If a job's grace period in seconds is shorter than this, its run is aborted without dstack's own grace period."""
@@ -65,7 +65,7 @@ class DstackBackend(HubOutputs):
         self._servers: list[DstackServer] = []
 
     def _server(self) -> DstackServer:
-        """Return the server that the environment names. Raises BadRequest for an address that would leak the token."""
+        """Return the server set in the environment. Raises BadRequest for an address that would leak the token."""
         if not self._servers:
             self._servers.append(DstackServer(self._clock, self._env))
         return self._servers[0]
@@ -101,9 +101,9 @@ class DstackBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the run, or adopt the run with the token's name. The values of secrets are never sent."""
+        """Start the run, or adopt the run with the token's name. Secret values are never sent."""
         if inputs:
-            raise NotSupported("a dstack run can't receive input files", "Put them into a dataset on the Hub.")
+            raise NotSupported("a dstack run can't receive input files", "Upload them to a dataset on the Hub.")
         project = project_of(place.platform)
         found = await self._ours(project, token)
         if found is None or found.attempt < attempt:
@@ -144,7 +144,7 @@ class DstackBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/runs/{project}/{run.id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the run of a token, or None if the project has no run with the token's name."""
+        """Return a token's run, or None if the project has no run with the token's name."""
         try:
             project = project_of(place.platform)
             run = await self._ours(project, token)
@@ -155,7 +155,7 @@ class DstackBackend(HubOutputs):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all runs of a project with one list of active runs; runs that are not in the list are requested one
+        """Observe all runs in a project with one list of active runs; runs that are not in the list are requested one
         by one.
 
         A run that can't be read is omitted.

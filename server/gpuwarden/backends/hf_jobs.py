@@ -2,7 +2,7 @@
 
 The job's labels contain gpuwarden's token, so that the job can be found after a lost reply. Its container and files are
 deleted when it ends, so only outputs on the Hub can be listed, read and verified. Repos that the job pushes to are
-addressed as `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`. A folder of a bucket is addressed as
+addressed as `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`. A folder in a bucket is addressed as
 `/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted at this path, so the job writes its output there.
 """
 
@@ -99,7 +99,7 @@ class HfJobsBackend(HubOutputs):
         """Start the job, or adopt the job with this token and attempt."""
         if inputs:
             raise NotSupported(
-                "a job on the Hub's machines can't receive input files", "Put them into a dataset on the Hub."
+                "a job on the Hub's machines can't receive input files", "Upload them to a dataset on the Hub."
             )
         labels = {jobs.JOB: token, jobs.ATTEMPT: str(attempt)}
         async with self._hub() as hub:
@@ -149,7 +149,7 @@ class HfJobsBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the newest attempt of a token, or None if no job has the token."""
+        """Return the newest attempt for a token, or None if no job has the token."""
         try:
             async with self._hub() as hub:
                 owner = place.user or await jobs.namespace(hub)
@@ -161,7 +161,7 @@ class HfJobsBackend(HubOutputs):
         return Known(None if newest is None else self._handle(place, token, owner, str(newest["id"])))
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a namespace. Live jobs are read with one list request; others are requested one by one.
+        """Observe all jobs in a namespace. Live jobs are read with one list request; others are requested one by one.
 
         A job that can't be read is omitted.
         """
@@ -258,7 +258,7 @@ def ssh_of(job: Mapping[str, Any]) -> str:
 
 
 def beat_of(usage: Mapping[str, Any]) -> Beat | None:
-    """Return a heartbeat from the Hub's measurements, with the highest values of any GPU; None without measurements."""
+    """Return a heartbeat from the Hub's measurements, with the maximum across GPUs; None without measurements."""
     given = usage.get("gpus")
     gpus = [gpu for gpu in given.values() if isinstance(gpu, dict)] if isinstance(given, dict) else []
     beat = Beat(

@@ -3,7 +3,7 @@
 Run folders are on one persistent volume claim in that namespace, because a pod's own disk is lost whenever the pod is
 replaced. The user selects the claim with the label `gpuwarden.dev/runs`. The runner is the container's command. A small
 pod that mounts the same claim provides access to the files before a job starts and after it has ended. The cluster
-determines the state of a job; the runner's status describes the result of the command.
+determines a job's state; the runner's status describes the command's result.
 
 A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with
 identical requests can run as an array: one Indexed Job with an index for each job. Each job is found, observed and
@@ -53,9 +53,9 @@ STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 LOOK_S: Final = 0.3
 WORK_S: Final = 300.0
-"""Time limit in seconds for one piece of work with a cluster, which may read many pages."""
+"""Time limit in seconds for one operation on a cluster, which may read many pages."""
 AT_ONCE: Final = 8
-"""Maximum number of an array's run folders that are filled concurrently."""
+"""Maximum number of run folders in an array that are filled concurrently."""
 SHARED: Final = "ReadWriteMany"
 _CHECKED: Final = "check"
 _NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "the job was stopped before it started"}
@@ -78,7 +78,7 @@ class _ClaimFiles(SshBackend):
         self._api = api
 
     async def reach(self, place: Place) -> Ssh:
-        """Return a client that reaches the files through the file access pod, which is created at first use."""
+        """Return a client that reaches the files through the file access pod, which is created on first use."""
         api, mount = self._api(place.host or ""), place.run_root
         namespace = await to_thread.run_sync(lambda: api.namespace)
         endpoint = Endpoint(place.host or "", place.host or "", 443, namespace)
@@ -97,7 +97,7 @@ class KubernetesBackend(EngineBackend):
         self._files = _ClaimFiles(clock, self.api)
 
     def api(self, context: str) -> KubeApi:
-        """Return the client of a context. Raises BadRequest if no context is named."""
+        """Return the client for a context. Raises BadRequest if no context is named."""
         if not context:
             raise BadRequest(
                 "no cluster is named", "Specify kubernetes/CONTEXT; `kubectl config get-contexts` lists the contexts."
@@ -173,7 +173,7 @@ class KubernetesBackend(EngineBackend):
         return await self._there(place, ask)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the job's image, by its name, does not meet. The nodes are not read."""
+        """Return the requirements that the job's image, judging by its name, does not meet. The nodes are not read."""
         return image_readiness(needs.image, needs)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -270,7 +270,7 @@ class KubernetesBackend(EngineBackend):
     async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
         """Write a job's files to its run folder. Return its handle, and the name of the runner's file there."""
         handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
-        # The environment and the interpreters of the file access pod differ from those of the job's image.
+        # The file access pod's environment and interpreters differ from those in the job's image.
         env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
         words = ready.spec["argv"]
         argv = words if task.spec.script is None else ["python3", *words[-1 - len(task.spec.args) :]]
@@ -286,7 +286,7 @@ class KubernetesBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one request for jobs, one for pods, and one poll of the run folders."""
+        """Observe all jobs on a target with one request for jobs, one for pods, and one poll of the run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -308,7 +308,7 @@ class KubernetesBackend(EngineBackend):
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Delete the job; its pods get their grace period. Returns STOPPED only if the deletion is confirmed.
 
-        For a task of an array, only its own pods are deleted. A waiting task is marked as canceled, so that its pod
+        For an array task, only its own pods are deleted. A waiting task is marked as canceled, so that its pod
         exits as soon as it starts.
         """
         row = await self._row(handle)
@@ -336,7 +336,7 @@ class KubernetesBackend(EngineBackend):
         return settled(rows.get(handle.token), seen[handle.run_dir])
 
     async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
-        """Ask the cluster to terminate a job, or the pods of a task.
+        """Ask the cluster to terminate a job or an array task's pods.
 
         The cancellation is recorded first, so that a pod that starts in the meantime exits, and so that the runner does
         not treat SIGTERM as an interruption.
@@ -361,7 +361,7 @@ class KubernetesBackend(EngineBackend):
     async def _there(self, place: Place, work: Callable[[KubeApi], T]) -> T:
         """Run `work` with the cluster's client in a worker thread, and return the result.
 
-        The client limits the time for each read, but a reply may arrive byte by byte.
+        The client limits only the time for each read, and a reply may arrive byte by byte.
         """
         api = self.api(place.host or "")
         try:
@@ -394,7 +394,7 @@ def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> 
 
 
 def _give(api: KubeApi, job: Mapping[str, Any], orders: Mapping[str, str]) -> None:
-    """Create the secret of a job unless it exists."""
+    """Create a job's secret unless it already exists."""
     if orders:
         with suppress(Conflict):
             api.create(manifests.secret_manifest(job, orders))

@@ -158,7 +158,7 @@ class LocalBackend(MachineBackend):
         return words
 
     def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
-        """Return the runner's spec, including the sandbox's command line if there is a sandbox."""
+        """Return the runner's spec, including the sandbox's command line if a sandbox is used."""
         found = detect()
         if found.kind is Kind.NONE:
             return ready.spec
@@ -248,13 +248,13 @@ def _how_to_allow() -> Hint:
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
-    """Raise BadRequest for an output path outside the folders in which the files of a sandboxed job are kept."""
+    """Raise BadRequest for an output path outside the folders in which a sandboxed job's files are kept."""
     for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
             raise BadRequest(
                 f"a job on this machine can't write to {path}, because the job runs in a sandbox",
-                "Write into the working folder, or ask the user to add the folder to [local] paths in the policy.",
+                "Write to the working folder, or ask the user to add the folder to [local] paths in the policy.",
             )
 
 
@@ -291,7 +291,7 @@ def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
             _put(run_dir / name, content)
     except OSError as error:
         raise BadRequest(
-            f"the run folder {run_dir} can't be written: {error.strerror}",
+            f"can't write to the run folder {run_dir}: {error.strerror}",
             "Check the permissions and the free space there, or choose another run root.",
         ) from error
 
@@ -343,7 +343,7 @@ def _check(place: Place) -> list[Finding]:
 
 
 def base_env(place: Place) -> dict[str, str]:
-    """Return the environment of the runner, which the job inherits."""
+    """Return the runner's environment, which the job inherits."""
     return {**{k: v for k, v in os.environ.items() if k in _PASSED}, **place.env}
 
 
@@ -353,7 +353,7 @@ async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None
         return await processes.start(argv, env=base_env(place), cwd="/")
     except OSError as error:
         raise Unreachable(
-            f"the runner can't be started: {error}", "Check the machine's process limit and its memory."
+            f"the runner can't be started: {error}", "Check the machine's process limit and memory."
         ) from error
 
 
@@ -384,7 +384,7 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """Kill the process of a verb whose reply is no longer needed.
+    """Kill a verb's process when its reply is no longer needed.
 
     The signal is sent to the pid, because `Process.kill` would reap a process that has just ended, and asyncio's child
     watcher would then log a warning.

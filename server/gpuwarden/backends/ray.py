@@ -1,4 +1,4 @@
-"""Run jobs on a Ray cluster, through the Jobs API of its dashboard.
+"""Run jobs on a Ray cluster, through its dashboard's Jobs API.
 
 The run folder is on a path that this machine and every node share. The runner is the job's entrypoint. It works on the
 node as on any other machine, and the job's files are read on this machine. With `artifact_store`, it also uploads the
@@ -81,7 +81,7 @@ class _SharedFolder(LocalBackend):
 
 
 class RayBackend(EngineBackend):
-    """Run jobs through the Jobs API of a Ray cluster."""
+    """Run jobs through a Ray cluster's Jobs API."""
 
     name = "ray"
 
@@ -115,7 +115,7 @@ class RayBackend(EngineBackend):
             raise NoSandbox(
                 "jobs on this Ray cluster run without a sandbox and could write to gpuwarden's own files",
                 (
-                    "Use a cluster of other machines, and a shared path on separate storage.",
+                    "Use a cluster on other machines, and a shared path on separate storage.",
                     do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
                 ),
             )
@@ -134,7 +134,7 @@ class RayBackend(EngineBackend):
         return await self._files.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Return the cluster's limits, according to its version, its nodes and its autoscaler."""
+        """Return the cluster's limits, based on its version, its nodes and its autoscaler."""
         version = await ask(place, "GET", "/api/version")
         nodes = await ask(place, "GET", "/api/v0/nodes?detail=true")
         cluster = await ask(place, "GET", "/api/cluster_status")
@@ -173,7 +173,7 @@ class RayBackend(EngineBackend):
         """Submit the attempt, or adopt the job that already has its id. Secrets are passed in a private file in the run
         folder.
 
-        The job's entrypoint reads that file and removes it. If secrets were passed through Ray, its list of jobs would
+        The job's entrypoint reads that file and removes it. If secrets were passed through Ray, its job list would
         show them.
         """
         handle, stem = await self.handle_of(place, token), launch.run_name(token)
@@ -218,7 +218,7 @@ class RayBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a target with one request for Ray's job list and one poll of their run folders."""
+        """Observe all jobs on a target with one request for Ray's job list and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -274,7 +274,7 @@ def _check_outputs(spec: JobSpec, shared: str) -> None:
         if output.startswith("/") and not os.path.normpath(output).startswith(tops):
             raise BadRequest(
                 f"the output {line(output, 100)} is not on the cluster's shared path {line(shared, 100)}",
-                "Write into the working folder, or below the shared path.",
+                "Write to the working folder or another folder on the shared path.",
             )
 
 

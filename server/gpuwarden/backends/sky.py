@@ -1,11 +1,11 @@
 """Run jobs in the queue of a cluster that was launched with SkyPilot, through the provider `sky`.
 
-Files are copied over SSH, through the host alias that SkyPilot's client adds to the SSH configuration. The job is put
-into SkyPilot's queue so that SkyPilot treats the cluster as busy; the job's command is gpuwarden's runner. A job's name
+Files are copied over SSH, through the host alias that SkyPilot's client adds to the SSH configuration. The job is added
+to SkyPilot's queue so that SkyPilot treats the cluster as busy; the job's command is gpuwarden's runner. A job's name
 in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
 
-SkyPilot determines the state of a job; the runner's status describes the result of the command. The cluster is still
-billed after the job ends.
+SkyPilot determines a job's state; the runner's status describes the command's result. The cluster is still billed after
+the job ends.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SkyBackend(SshBackend):
         return handle
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token if it is queued, is being submitted, or has a status in its run folder."""
+        """Return a token's job if it is queued, is being submitted, or has a status in its run folder."""
         stem = launch.run_name(token)
         try:
             handle = await self.handle_of(place, token)
@@ -124,7 +124,7 @@ class SkyBackend(SshBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a cluster with one poll of its queue and one poll of their run folders."""
+        """Observe all jobs on a cluster with one poll of its queue and one poll of their run folders."""
         if not handles:
             return {}
         queue, seen = await self._queue(handles[0].place), await self._look(handles)

@@ -59,9 +59,9 @@ STATES: Final[dict[str, tuple[Job, Code]]] = {
     "FAILED_NO_RESOURCE": (Job.FAILED, Code.NOT_STARTED),
     "FAILED_CONTROLLER": (Job.FAILED, Code.PLATFORM_REPORT),
 }
-"""Maps SkyPilot's `ManagedJobStatus` to the state and the reason of a job."""
+"""Maps SkyPilot's `ManagedJobStatus` to a job's state and reason."""
 _EXIT: Final = re.compile(r"exit codes? \[?(\d{1,3})\b")
-_AWAY: Final = "the machine of a managed job can't be reached from this machine"
+_AWAY: Final = "a managed job's machine can't be reached from this machine"
 
 
 def create(clock: Clock) -> SkyJobsBackend:
@@ -117,7 +117,7 @@ class SkyJobsBackend:
         Secrets are passed as SkyPilot task secrets, which SkyPilot masks and its API server stores.
         """
         if inputs:
-            raise NotSupported("a managed job can't receive input files", "Put them into a dataset on the Hub.")
+            raise NotSupported("a managed job can't receive input files", "Upload them to a dataset on the Hub.")
         stem = stem_of(place, token)
         queue = await self._queue(stem)
         numbers = [number for name in (*(row.name for row in queue.rows), *queue.sent) for number in _of(stem, name)]
@@ -162,7 +162,7 @@ class SkyJobsBackend:
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
         """Read the log of the newest start from a byte cursor; a negative cursor counts from the log's current end.
 
-        The log is empty while the job has no machine, because SkyPilot does not return a log until there is one.
+        The log is empty while the job has no machine, because SkyPilot does not return a log until the job has one.
         """
         job = newest(await self._queue(_stem(handle)), _stem(handle))
         waits = job is None or STATES.get(job.status, (Job.UNKNOWN,))[0] is Job.QUEUED
@@ -250,7 +250,7 @@ def _observed(queue: ManagedQueue, stem: str) -> Observation:
 def observation(job: ManagedJob) -> Observation:
     """Return the observation of a managed job. Raises BadReply for an unknown state.
 
-    A recovering job counts as queued: it waits for another machine, and the old machine's files are lost.
+    A recovering job counts as queued: it is waiting for another machine, and the old machine's files are lost.
     """
     if job.status not in STATES:
         raise BadReply(

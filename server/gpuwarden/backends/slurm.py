@@ -1,10 +1,10 @@
 """Run jobs as Slurm batch jobs, on a cluster that is reached over SSH or whose login node is this machine.
 
 The run folder is on a file system that the login node and the compute nodes share. The batch script starts the runner,
-which works in an allocation as on any other machine. The job's files are read on the login node. The state of a job
-comes from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The
-process id of a command can't be checked from another node, so the state of the command is read from the runner's
-status, and Slurm determines whether the job can still run.
+which works in an allocation as on any other machine. The job's files are read on the login node. A job's state comes
+from Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. A command's
+process id can't be checked from another node, so the command's state is read from the runner's status, and Slurm
+determines whether the job can still run.
 
 A job's name in Slurm contains the token and the attempt. Jobs are found by that name, never by Slurm's number. The
 tasks of a job array share one name, so each task's run folder names the array, and the array's folder contains the list
@@ -66,7 +66,7 @@ class _LoginNode(LocalBackend):
     name = "slurm"
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the path mapping without the limits of the sandbox."""
+        """Return the path mapping without the sandbox's limits."""
         return place.mapping
 
 
@@ -107,7 +107,7 @@ class SlurmBackend(EngineBackend):
         """
         if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
-                "jobs of this machine's own Slurm run without a sandbox and can write to the home folder, including"
+                "jobs on this machine's own Slurm run without a sandbox and can write to the home folder, including"
                 " gpuwarden's files",
                 (
                     "Run gpuwarden on another machine and specify the cluster as slurm/HOST.",
@@ -143,7 +143,7 @@ class SlurmBackend(EngineBackend):
         """Return the requirements that the login node does not meet. The compute nodes start scripts with its Python or
         uv. A missing command may still exist on the compute nodes, through modules or local disks.
         """
-        wanted = replace(needs, gpu=False)  # `limits` checks the GPUs of the partitions
+        wanted = replace(needs, gpu=False)  # `limits` checks the partitions' GPUs
         found = await self.files(place).readiness(place, wanted) if wanted.any else Readiness()
         network = found.network or not place.host  # Slurm's jobs do not run in this machine's sandbox
         return replace(found, where="on the login node", network=network)
@@ -294,7 +294,7 @@ class SlurmBackend(EngineBackend):
         return sys.executable or shutil.which("python3") or "python3"
 
     async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
-        """Run one verb of the agent on the host that has Slurm's commands, and return its reply."""
+        """Run one agent verb on the host that has Slurm's commands, and return its reply."""
         env = {"PATH": (await self._far.host_info(place)).path, **place.env} if place.host else place.env
         sent = json.dumps({"verb": verb, "env": env, **request}).encode()
         source = _agent()

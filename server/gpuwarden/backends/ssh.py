@@ -1,7 +1,7 @@
 """Run jobs on a machine over SSH, with a runner that gpuwarden uploads.
 
 The runner is stored in the run root under the digest of its content, so the runner of a live run never changes. All
-jobs on an instance are polled with one command on one reused connection. Every handle contains the host key of the
+jobs on an instance are polled with one command on one reused connection. Every handle contains the host key from the
 first connection, and later connections accept no other key.
 """
 
@@ -48,7 +48,7 @@ DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
 _END_OF_MANIFEST = b"\n\n"
 _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
-# Importing the runner instead of running it lets Python cache its bytecode, which halves the time of a call.
+# Importing the runner instead of running it lets Python cache its bytecode, which halves the time per call.
 _START = f"""
 import os, sys
 from importlib.machinery import SourceFileLoader
@@ -236,7 +236,7 @@ class SshBackend(MachineBackend):
     async def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
-        """Return the manifest and the bundle of its small files.
+        """Return the manifest and a bundle of its small files.
 
         The machine sends the bundle without another request.
         """
@@ -406,7 +406,7 @@ def _run_root(place: Place, host: HostInfo) -> str:
 
 def _no_runner() -> BadReply:
     return BadReply(
-        "the runner is missing right after its upload", "Check whether another program cleans up the run root."
+        "the runner is missing right after it was uploaded", "Check whether another program cleans up the run root."
     )
 
 

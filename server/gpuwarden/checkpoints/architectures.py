@@ -1,7 +1,7 @@
 """Compare a model's config with its tensors, using a small table of architecture families. Standard library only.
 
 The table lists the tensor names and shapes that transformers uses for the most commonly fine-tuned families.
-`build_child.py` uses transformers itself, so it supports every architecture of the installed version.
+`build_child.py` uses transformers itself, so it supports every architecture in the installed version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 
 _Shapes = Dict[str, str]  # noqa: UP006
 
-# Maps each symbol in a shape to the config keys that the families use for its value.
+# Maps each shape symbol to the config keys that may contain its value.
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "V": ("vocab_size",),
     "H": ("hidden_size", "n_embd", "dim"),
@@ -36,10 +36,10 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """The names of an architecture's tensors, with their shapes as symbols.
+    """An architecture's tensor names, mapped to symbolic shapes.
 
-    `once` lists the tensors that occur once, `each` those in every layer, `may` the optional tensors of a layer, and
-    `head` those of the output layer.
+    `once` lists the tensors that occur once, `each` the tensors in every layer, `may` a layer's optional tensors, and
+    `head` the output layer's tensors.
     """
 
     prefixes: Tuple[str, ...]  # noqa: UP006
@@ -48,12 +48,12 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # True if the model class has its own default head size. If the config has no head size, it is then unknown.
+    # True if the model class defines a default head size. A config without a head size then leaves it unknown.
     own_head: bool = False
 
 
 def _affine(shapes: _Shapes) -> _Shapes:
-    """Return the shapes of the layers' weights and biases by tensor name, given the shape of each layer's weight."""
+    """Return the weight and bias shapes by tensor name, given each layer's weight shape."""
     made = {f"{name}.weight": shape for name, shape in shapes.items()}
     made.update({f"{name}.bias": shape.split()[0] for name, shape in shapes.items()})
     return made
@@ -83,7 +83,7 @@ _BERT_LAYER = {
     "attention.self.query": "H H", "attention.self.key": "H H", "attention.self.value": "H H",
     "attention.output.dense": "H H", "intermediate.dense": "I H", "output.dense": "H I",
 }  # fmt: skip
-# The LayerNorms may be missing under these names: old files call their parameters gamma and beta.
+# Optional, because old files name the LayerNorm parameters gamma and beta.
 _BERT_NORMS = _affine({"attention.output.LayerNorm": "H", "output.LayerNorm": "H"})
 _BERT_ENDS = {"embeddings.word_embeddings.weight": "V H", "embeddings.position_embeddings.weight": "P H"}
 
@@ -142,29 +142,27 @@ class Agreement:
 
 
 def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
-    """Compare the tensors' names and shapes with the config, and check that their types are consistent."""
+    """Compare the tensors' names and shapes with the config, and check that the data types are consistent."""
     agreement = Agreement()
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if quantized(config):
-        agreement.unproved.append("whether the tensors have the config's shapes, because they are quantized")
+        agreement.unproved.append("whether the tensor shapes match the config, because the weights are quantized")
         return agreement
     _types(tensors, agreement)
     if family is None:
-        what = f"of the architecture {short(kind, 40)}" if isinstance(kind, str) else "of an architecture"
-        agreement.unproved.append(
-            f"whether the tensors are those {what}; use level load to check this with transformers"
-        )
+        what = f"the architecture {short(kind, 40)}" if isinstance(kind, str) else "their architecture"
+        agreement.unproved.append(f"whether the tensors match {what}; use level load to check this with transformers")
         return agreement
     prefix = next((p for p in family.prefixes if any(n.startswith(p + family.layers) for n in tensors)), None)
     numbers = _numbers(config, family)
     if prefix is None:
-        agreement.doubts.append(f"none of its {len(tensors):,} tensors has the name of a {kind} layer")
+        agreement.doubts.append(f"none of its {len(tensors):,} tensor names matches a {kind} layer")
         return agreement
     wanted, may = _expected(config, family, numbers, agreement)
     lost = [name for name in wanted if prefix + name not in tensors and name not in tensors]
     if lost:
-        agreement.problems.append(f"tensors of the {kind} model in config.json are missing: {some(lost)}")
+        agreement.problems.append(f"tensors that the {kind} model in config.json requires are missing: {some(lost)}")
     _layers(tensors, prefix + family.layers, numbers["L"], config, agreement)
     odd = []
     for name, shape in {**may, **wanted}.items():
@@ -226,16 +224,16 @@ def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None
 def _expected(
     config: dict[str, Any], family: _Family, numbers: dict[str, int | None], agreement: Agreement
 ) -> tuple[_Shapes, _Shapes]:
-    """Return the shapes of the required tensors and of the optional tensors, by name."""
+    """Return the shapes of the required and the optional tensors, each by tensor name."""
     layers = numbers["L"]
     if layers is None or layers > _MOST_LAYERS:
-        agreement.unproved.append("the number of layers, because config.json has no valid number")
+        agreement.unproved.append("the number of layers, because config.json does not specify a valid one")
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
     wanted: _Shapes = dict(family.once)
     may: _Shapes = {}
-    # Tied weights are stored once. Without `tie_word_embeddings`, the class's default applies, which is unknown here.
+    # Tied weights are stored once. If `tie_word_embeddings` is missing, the class default applies, which is unknown.
     untied = config.get("tie_word_embeddings") is False and name.endswith(("ForCausalLM", "LMHeadModel"))
     (wanted if untied else may).update(family.head)
     for i in range(layers):
@@ -257,7 +255,7 @@ def _layers(
 
 
 def _types(tensors: dict[str, Tensor], agreement: Agreement) -> None:
-    """Report tensors with the same role in different layers but with different data types."""
+    """Report tensors that have the same role in different layers but different data types."""
     roles: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, t in tensors.items():
         if t.dtype in _FLOATS:
@@ -278,7 +276,7 @@ def tokens(tokenizer: Any) -> int | None:
         return None
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    # The vocabulary of a Unigram model is a list of tokens with their scores.
+    # A Unigram model's vocabulary is a list of tokens with their scores.
     found = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values()) if isinstance(vocab, dict) else []
     found += [t.get("id") for t in added if isinstance(t, dict)] if isinstance(added, list) else []
     return max((n for n in found if type(n) is int), default=-1) + 1 or None

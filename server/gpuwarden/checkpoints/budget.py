@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause
 
 
 class ByteCount:
-    """Progress in bytes: the number read so far, and the total. Several threads may update it."""
+    """The number of bytes read so far, and the total. Several threads may update it."""
 
     def __init__(self, report: Callable[[int, int | None], None]) -> None:
         self._report = report
@@ -21,7 +21,7 @@ class ByteCount:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Count bytes that have been read. Bytes that are read twice count twice, so the reported total may grow."""
+        """Count bytes that have been read. Bytes read twice are counted twice, so the reported total may grow."""
         with self._lock:
             self._done += count
             total = None if self._total is None else max(self._total, self._done)
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """Return a description of the limit that has been reached; "" if there is none."""
+        """Describe the limit that has been reached; "" if none has."""
         if self.now() >= self._end:
             return f"the time limit of {self.seconds:,.0f} s was reached"
         if self._read >= self.bytes:

@@ -1,7 +1,7 @@
-"""Build the architecture that a config describes, without weights, and compare it with the tensors in the folder.
+"""Build the architecture that a config describes, without weights, and compare it with the folder's tensors.
 
 The child process runs `build_child.py`. It receives the parsed config and the tensors' names and shapes, but no path.
-If it can't build an architecture, the report lists this check as not made.
+If the child process can't build an architecture, the report lists this check as not made.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # This result covers the checks that the table of families could not make.
+    # This result covers the checks that the architecture table could not make.
     judgement.unproved.clear()
     for what, sentence in (
         ("missing", "tensors that the architecture requires are missing"),

@@ -1,8 +1,8 @@
-"""Build architectures in a child process: read the task as JSON on stdin, print one JSON line per model on stdout.
+"""Build architectures in a child process: read the task as JSON from stdin, and print one JSON line per model.
 
-The installed version of transformers builds each model without weights, on torch's `meta` device, and compares the
-names and shapes of the tensors as it does when it loads a model. The child process opens no model files, runs no code
-from repositories, and uses neither the network nor other programs.
+The installed version of transformers builds each model without weights, on torch's `meta` device, and compares tensor
+names and shapes as it does when it loads a model. The child process opens no model files, runs no code from
+repositories, and uses neither the network nor other programs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from gpuwarden.checkpoints.file_model import role
 from gpuwarden.checkpoints.load_child import limit_memory
 
-# With these keys, a config could select code, or a repository from which code is loaded.
+# Config keys that could select code, or a repository to load code from.
 _LEFT_OUT = (
     "auto_map", "quantization_config", "_name_or_path", "name_or_path", "attn_implementation", "_attn_implementation",
     "_attn_implementation_internal", "experts_implementation", "_experts_implementation", "custom_pipelines",
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def answer_each(tasks: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Print the result of `work` for each entry of `tasks` in the input, or the reason why there is none."""
+    """For each of the input's `tasks`, print the result of `work` or the reason why it failed."""
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(given["memory"]))
@@ -42,19 +42,19 @@ def answer_each(tasks: str, work: Callable[[dict[str, Any]], dict[str, Any]]) ->
             answer = work(task)
         except ImportError as why:
             answer = {"unable": f"{why.name} is not installed"}
-        except Exception as why:  # transformers can fail in any way
+        except Exception as why:  # transformers can raise any exception
             answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
         print(json.dumps(answer), file=out, flush=True)
 
 
 def use_no_cache() -> None:
-    """Keep libraries from reading this machine's caches: the cache folder is the working directory, which is empty."""
+    """Use the working directory, which is empty, as the cache folder, so libraries can't read this machine's caches."""
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
 
 
 def forbid(event: str, _: Any) -> None:
-    """Raise PermissionError for an audit event of the network or of another program."""
+    """Raise PermissionError if an audit event uses the network or starts another program."""
     if event.startswith(_FORBIDDEN):
         raise PermissionError(f"{event} is not allowed here")
 
@@ -70,7 +70,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     name = (config.get("architectures") or [""])[0]
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
-        return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
+        return {"unable": f"transformers {transformers.__version__} does not support architecture {str(name)[:60]!r}"}
     settings = transformers.AutoConfig.for_model(**harmless(config))
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
     architecture: Any = made
@@ -96,7 +96,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
 
 
 def harmless(value: Any) -> Any:
-    """Return a config without the keys that select code, at any depth."""
+    """Return the config without keys that select code, at any depth."""
     if isinstance(value, dict):
         return {k: harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
     return [harmless(v) for v in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Compare a checkpoint with an earlier one, with the base of an adapter, or with the source of a GGUF file.
+"""Compare a checkpoint with an earlier one, an adapter with its base, or a GGUF file with its source.
 
-Two checkpoints of one run must have the same tensors; the later one must have a higher step and different weights. No
-tensor is loaded: the bytes of two tensors are compared up to the first difference.
+Two checkpoints of one run must have the same tensors; the later one must have a higher step and different weights.
+Tensors are not loaded: their bytes are compared up to the first difference.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _same_run(
 
 
 def _progress(now: Findings, before: Findings, compared: Compared) -> None:
-    """Compare the steps that the optimizers and schedulers of the two checkpoints record."""
+    """Compare the steps that the optimizers and schedulers in the two checkpoints record."""
     places = []
     for found in (now, before):
         newest = found.newest()
@@ -145,7 +145,7 @@ def _progress(now: Findings, before: Findings, compared: Compared) -> None:
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], compared: Compared) -> None:
-    """Check that every adapted module exists in the base model, with the dimensions that its A and B matrices need."""
+    """Check that every adapted module exists in the base model and has the dimensions that its matrices require."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"
@@ -172,7 +172,7 @@ def _without(prefix: str, name: str) -> str:
 def _conversion(
     now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Compared
 ) -> None:
-    """Compare a GGUF file with its source: the dimensions in the config, and the tensors.
+    """Compare a GGUF file's dimensions and tensors with those in its source.
 
     Shapes are compared without names, because converters rename tensors, transpose some, and stack experts.
     """

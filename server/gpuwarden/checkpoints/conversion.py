@@ -1,8 +1,8 @@
 """Compare a GGUF file's tensors and tokenizer with its source model.
 
-The gguf library's own table maps the names. Some rows of each tensor are dequantized and compared with the source; the
-limit for the error depends on the quantization type. A converter reorders the rows of llama's query and key matrices,
-because llama.cpp implements rotary embeddings differently, and adds one to gemma's norms.
+The gguf library's table maps the names. Some rows of each tensor are dequantized and compared with the source; the
+error limit depends on the quantization type. Converters reorder the rows of Llama's query and key matrices, because
+llama.cpp implements rotary embeddings differently, and add one to Gemma's norms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PERMUTED = ("llama", "granite", "minicpm")
 # Allowed relative errors for types that the library can't quantize to: twice the error of normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # factor for the library's own quantization error, because weighted quantization has a larger error
+_MORE = 1.6  # factor for the library's quantization error, because weighted quantization has a larger error
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
@@ -87,7 +87,7 @@ def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converte
 
 
 def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
-    """Compare the GGUF file's first tokens and its number of merges with the source's tokenizer.json."""
+    """Compare the GGUF file's first tokens and number of merges with the source's tokenizer.json."""
     converted = Converted()
     model = content.get("model") if isinstance(content, dict) else None
     tokens = meta.get("tokenizer.ggml.tokens")
@@ -137,7 +137,7 @@ def tensors(
         return converted
     strange = [name for name in old if name not in named]
     if strange:
-        converted.doubts.append(f"{len(strange):,} source tensors have no known name in a GGUF file: {some(strange)}")
+        converted.doubts.append(f"{len(strange):,} source tensors have no known GGUF name: {some(strange)}")
     lost = [n for n, (to, _) in named.items() if to not in new]
     if lost:
         converted.problems.append(f"lacks {len(lost):,} source tensors: {some(lost)}")
@@ -167,7 +167,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Map each source tensor with a known name to its name in the GGUF file and the number of its expert."""
+        """Map each source tensor with a known name to its GGUF name and expert number."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -220,7 +220,7 @@ class _Comparison:
             self.unsure.append(name)
 
     def candidates(self, name: str, theirs: Stored, rows: Any, *, turned: bool) -> dict[str, Any]:
-        """Return the values that a converter may write for these source rows, keyed by the name of the conversion."""
+        """Return the values that a converter may write for these source rows, by conversion name."""
         np = self.numpy
         if turned:
             return {"plain": np.ascontiguousarray(self.rows(theirs, np.arange(theirs.tensor.shape[0]))[:, rows].T)}
@@ -269,7 +269,7 @@ class _Comparison:
         ).reshape(len(rows), -1)
 
     def error(self, got: Any, source: Any, kind: Any) -> tuple[float, float]:
-        """Return the relative error of `got`, and the largest error that quantization to `kind` explains."""
+        """Return the relative error of `got`, and the largest error that quantization to `kind` can explain."""
         np, quants = self.numpy, self.gguf.quants
         if got.shape != source.shape:
             return float("inf"), 0.0
@@ -307,7 +307,7 @@ class _Comparison:
 
 
 def _matrix(t: Tensor) -> tuple[int, int]:
-    """Return the number of rows and the number of columns. A vector is one row; dimensions of size one are ignored."""
+    """Return the number of rows and columns. A vector is one row; dimensions of size one are ignored."""
     shape = [d for d in t.shape if d != 1]
     width = shape[-1] if shape else 1
     return t.numel // max(width, 1), width

@@ -1,4 +1,4 @@
-"""Examine the structure and the content of a file or a folder. Standard library only, so it runs on any machine.
+"""Examine the structure and content of a file or folder. Standard library only, so it runs on any machine.
 
 `verify.verify` calls `examine` locally; `archive.py` runs it on the machine that stores the files.
 """
@@ -32,9 +32,9 @@ from gpuwarden.checkpoints.tree import Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, data_arrays, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
-NO_SEAL = "whether the bytes are those that were saved, because no digest was recorded"
+NO_SEAL = "whether the bytes are the ones that were saved, because no digest was recorded"
 _SHA256 = re.compile("[0-9a-f]{64}")
-# Exceptions that a reader may raise for untrusted data.
+# Exceptions that a reader may raise on untrusted data.
 GAVE_UP = (
     MemoryError, RuntimeError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError,
     struct.error,
@@ -115,7 +115,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 
 def _only_temporary(found: Findings) -> None:
-    """Record a doubt if all weights are in temporary files, because these files are not examined."""
+    """Record a doubt if all weights are in temporary files, which are not examined."""
     weights = [e for e in found.entries.values() if stepped.like_weights(e.path)]
     if not weights or not all(e.temporary for e in weights) or any(j.checkpoint for j in found.judgements):
         return
@@ -124,8 +124,8 @@ def _only_temporary(found: Findings) -> None:
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
-    """Return the sizes and digests in the manifests that were written into the tree when it was saved."""
-    # In a Hub cache, the name of a large file's blob is the SHA-256 of its content.
+    """Return the sizes and digests from the manifests that were saved with the tree."""
+    # In a Hub cache, a large file's blob is named after the SHA-256 of its content.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
     for folder in sorted(tree.folders, key=lambda f: f.rel):
@@ -171,7 +171,7 @@ def judge(found: Findings) -> None:
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
-    """Examine one file. Errors in a reader are recorded as findings and never raised."""
+    """Examine one file. Reader errors are recorded as findings and never raised."""
     entry = Entry(name, temporary=temporary(name))
     try:
         with ask.open(path, name) as source:
@@ -195,7 +195,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     expected = ask.expected.get(entry.path)
     head = source.head()
     if expected and expected.size != source.size:
-        raise Broken(f"has {source.size:,} bytes; the manifest has {expected.size:,}")
+        raise Broken(f"has {source.size:,} bytes; the manifest lists {expected.size:,}")
     try:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
@@ -227,7 +227,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
-    """Read the file's structure with the reader of the format that the file matches.
+    """Read the file's structure with the reader for its format.
 
     An empty file is accepted only if its format is text or JSON lines, or its name is `__init__.py` or `.gitkeep`.
     """
@@ -258,7 +258,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     """Read all bytes once: compare checksums and recorded digests, and search for NaN and infinity."""
-    # For a manifest from the caller, the strongest digest is compared. A manifest next to the files can only reveal
+    # If the caller passed the manifest, the strongest digest is compared. A manifest next to the files can only reveal
     # damage, so the fastest digest is enough.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
@@ -276,7 +276,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     compared = [n for n in recorded if n in seen.digests]
     wrong = [n for n in compared if seen.digests[n] != recorded[n]]
     if wrong:
-        entry.refute(f"its {wrong[0]} differs from the manifest: the bytes are not those that were saved")
+        entry.refute(f"its {wrong[0]} differs from the manifest: the bytes are not the ones that were saved")
     elif compared:
         entry.sealed = True
         entry.proved.append(f"its {compared[0]} matches the manifest")
@@ -292,7 +292,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
 
 
 def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
-    """Report tensors with NaN or infinity, except in masks and counters, and weights that look suspicious."""
+    """Report tensors that contain NaN or infinity, except masks and counters, and weights that look suspicious."""
     bad: list[str] = []
     before = len(entry.warnings)
     for tensor in seen.strange[:200]:
@@ -316,5 +316,5 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
 
 
 def reader(name: str, head: bytes) -> Any | None:
-    """Return the format that a file's name and first bytes match, or None. Built-in formats take precedence."""
+    """Return the format that matches a file's name and first bytes, or None. Built-in formats take precedence."""
     return next((p for _, p in FORMATS.usable() if p.claims(name, head)), None)

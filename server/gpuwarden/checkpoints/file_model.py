@@ -1,4 +1,4 @@
-"""Define a reader's findings about one file: its tensors, the spans with checksums, and the problems.
+"""Define a reader's findings about one file: its tensors, its checksummed spans, and any problems.
 
 Uses only the standard library.
 """
@@ -18,7 +18,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 class Broken(Exception):
     """The file is definitely damaged or malicious.
 
-    The message explains why; `cause` must be a cause that refutes a file.
+    The message explains why; `cause` must be one that refutes a file.
     """
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
@@ -35,14 +35,14 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """No reader supports the file's format. A recorded digest that matches can still prove the file."""
+    """No reader supports the file's format. A matching recorded digest can still prove the file."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits on the work that a malicious file can cause. Sizes are in bytes.
 
-    The limits apply to work and not to time, so that a verdict does not depend on the machine.
+    They limit work, not time, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # the safetensors library has the same limit
@@ -55,8 +55,8 @@ class Limits:
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
-    lines: int = 5_000_000  # number of lines that are parsed in a JSON lines file
-    unpacked: int = 1 << 30  # number of bytes that are decompressed from one file
+    lines: int = 5_000_000  # number of lines parsed in a JSON Lines file
+    unpacked: int = 1 << 30  # number of bytes decompressed from one file
     unpack_ratio: int = 20  # for large files, `unpacked` is replaced by this factor times the file's size
     inflate_ratio: int = 1100  # the maximum compression ratio of deflate is 1032:1
 
@@ -68,7 +68,7 @@ NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _
 
 @dataclass(frozen=True)
 class DType:
-    """An element type with its number of bits and the bit patterns that represent non-finite values.
+    """An element type: its number of bits, and the bit patterns that represent non-finite values.
 
     `top` is the smallest pattern with a clear sign bit that is Inf or NaN, or None for types without such patterns.
     `nan` is the NaN pattern of a type that has only one NaN pattern.
@@ -80,7 +80,7 @@ class DType:
     nan: int | None = None
 
 
-# The type names are those of safetensors; readers of other formats translate their names.
+# The names are the ones that safetensors uses; readers of other formats translate their type names.
 DTYPES: dict[str, DType] = {
     "F64": DType(64, "f", top=0x7FF0_0000_0000_0000),
     "F32": DType(32, "f", top=0x7F80_0000),
@@ -157,7 +157,7 @@ class Span:
 
 @dataclass
 class Anatomy(Evidence):
-    """The findings of a reader about one file."""
+    """A reader's findings about one file."""
 
     format: str
     tensors: list[Tensor] = field(default_factory=list)
@@ -205,14 +205,14 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Replace the numbers in the name of a tensor or a module with #, so that the name is the same in every layer."""
+    """Replace the numbers in a tensor or module name with #, so that the name is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 
 def some(names: Any, limit: int = 3, count: int | None = None) -> str:
-    """Return text with the first few names in a list and the number of the remaining names.
+    """Return text that contains the first few names and the number of remaining names.
 
-    `count` is the number of all names if the list has only the first ones.
+    `count` is the total number of names, for an incomplete list.
     """
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
@@ -221,7 +221,7 @@ def some(names: Any, limit: int = 3, count: int | None = None) -> str:
 
 
 def gaps(numbers: range, found: Collection[int]) -> tuple[list[int], int]:
-    """Return the first few numbers of a range that are not in a set, and how many are not in it.
+    """Return the first few numbers that are in a range but not in a set, and the total count of such numbers.
 
     The work depends on the size of the set, because a hostile file can claim a million parts.
     """

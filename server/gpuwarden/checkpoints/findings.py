@@ -86,7 +86,7 @@ class Judgement(Evidence):
 
 @dataclass
 class Findings(Evidence):
-    """The findings about one path. `problems` and `doubts` contain those about more than one file or folder."""
+    """The findings about one path. `problems` and `doubts` contain only those about several files or folders."""
 
     root: Path
     entries: dict[str, Entry]
@@ -147,7 +147,7 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Returns the files in a tree that gpuwarden itself wrote. They are not examined.
+    # Returns the files in a tree that gpuwarden itself wrote, which are not examined.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:
@@ -156,7 +156,7 @@ class Ask:
             self.progress.expect(size)
 
     def note(self, count: int) -> None:
-        """Count bytes that have been read. Raises Doubtful if a limit of the budget has been reached."""
+        """Count bytes that have been read. Raises Doubtful if a budget limit has been reached."""
         if self.progress:
             self.progress(count)
         if self.budget:

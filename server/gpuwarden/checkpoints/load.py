@@ -2,8 +2,8 @@
 
 Only files that have passed every other check are loaded. The child process runs `load_child.py`. It uses torch's safe
 loader and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy
-arrays. If a file causes a crash, a hang or an out-of-memory error, this is reported, and a new process continues with
-the next file.
+arrays. If a file causes a crash, a hang or an out-of-memory error, the error is reported, and a new process continues
+with the next file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LoadLimits:
     """Limits on the child process.
 
     `memory` limits its address space, in bytes; three times the size of the largest file is added. `start_s` is the
-    maximum time for its start, in seconds. `bytes_per_s` is the minimum loading speed.
+    maximum startup time, in seconds. `bytes_per_s` is the minimum loading speed.
     """
 
     memory: int = 8 << 30

@@ -90,7 +90,7 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
     if _has("numpy"):
         import numpy as np
 
-        # The types that random number states contain. transformers allows the same types when it resumes a run.
+        # The types in saved random number states. transformers allows the same types when it resumes a run.
         core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
         random_state = [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype]  # noqa: SLF001
         random_state += [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]

@@ -140,7 +140,7 @@ class Source:
 
 
 class Window(Source):
-    """A part of a file, read as if it were a separate file named `name`."""
+    """A part of a file that is read like a separate file named `name`."""
 
     def __init__(self, whole: Source, offset: int, size: int, name: str = "") -> None:
         self.whole, self.offset, self.size = whole, offset, size
@@ -154,7 +154,7 @@ class Window(Source):
 
 
 class Reader:
-    """Read a source sequentially, in small pieces and with a buffer."""
+    """Read a source sequentially through a buffer, in small pieces."""
 
     def __init__(self, source: Source, at: int = 0, end: int | None = None) -> None:
         self.source, self.at, self.end = source, at, source.size if end is None else end
@@ -180,7 +180,7 @@ class Reader:
 
 
 def kind(mode: int) -> str:
-    """Return a description of the type of a special file."""
+    """Describe the type of a special file."""
     for test, word in (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISLNK, "a link"),

@@ -1,4 +1,4 @@
-"""Compare the checkpoints of a run: in a checkpoint with a higher step, every part must have advanced.
+"""Compare a run's checkpoints: if one has a higher step, each of its parts must have advanced.
 
 A Trainer reads each part of a checkpoint separately, so it does not detect a part from another step. Standard library
 only.
@@ -31,7 +31,7 @@ class Sibling:
     name: str
     step: int
     optimizer_steps: int | None
-    # The number of tensors for which the optimizer has a state.
+    # The number of tensors that have an optimizer state.
     trained: int
     scheduler: int | None
     # False if all optimizer moments are zero.
@@ -56,7 +56,7 @@ def read(folder: Folder, step: int, found: Findings) -> Sibling:
 
 
 def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, judgement: Judgement) -> None:
-    """Compare a checkpoint with an earlier checkpoint of the same run. Both are given as (step, folder)."""
+    """Compare a checkpoint with an earlier checkpoint of the same run. Each is a (step, folder) pair."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
     compare_progress(later, earlier, judgement)
     if found.content:
@@ -87,7 +87,7 @@ Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # maps a tensor's name to i
 
 
 def held(folder: Folder, found: Findings) -> Held:
-    """Return the model's or the adapter's tensors in a checkpoint, with the paths of their files."""
+    """Return a checkpoint's model or adapter tensors, with the paths of their files."""
     names = model.weights(folder) or [n for n in (_ADAPTER,) if n in folder.files]
     made: Held = {}
     for path in map(folder.join, names):
@@ -111,7 +111,7 @@ def compare_weights(
     if not still:
         return
     if len(still) == len(shards):
-        line = f"all of its large weights are equal to those of {before.name}"
+        line = f"all of its large weights are the same as in {before.name}"
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
         line = f"the weights in {files} are the same as in {before.name}, but the other shards have changed"
@@ -129,7 +129,7 @@ def compare_weights(
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:
-    """Return true if all tensors of a file are unchanged. All bytes are compared only if no sample differs."""
+    """Return true if all tensors in a file are unchanged. All bytes are compared only if no sample differs."""
     with ExitStack() as stack:
         files = {path, *(earlier[n][0] for n in names)}
         sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}
@@ -138,7 +138,7 @@ def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Finding
 
 
 def equal(left: Source, a: Tensor, right: Source, b: Tensor, most: int = 1 << 62) -> bool:
-    """Compare the bytes of two tensors of the same size, up to the first difference or to `most` bytes."""
+    """Return true if two tensors of the same size have equal bytes, up to `most` bytes."""
     end = min(a.extent, most)
     steps = ((at, min(_PIECE, end - at)) for at in range(0, end, _PIECE))
     return all(left.at(a.start + at, size) == right.at(b.start + at, size) for at, size in steps)

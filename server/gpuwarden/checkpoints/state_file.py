@@ -13,7 +13,7 @@ from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
 
 NAME = "training state"
-# The usual keys of the step, the optimizer and the scheduler, the most specific ones first.
+# The usual keys for the step, the optimizer and the scheduler, most specific first.
 STEPS = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
 _OPTIMIZER = (
     "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",
@@ -83,4 +83,4 @@ def _optimizer(
     if below:
         judgement.problems.append(f"the optimizer has negative second moments: {some(below)}")
     if steps is not None and judgement.step is not None and steps > judgement.step:
-        judgement.warnings.append(f"the optimizer has made {steps:,} steps, but the file is at step {judgement.step:,}")
+        judgement.warnings.append(f"the optimizer took {steps:,} steps, but the file is at step {judgement.step:,}")

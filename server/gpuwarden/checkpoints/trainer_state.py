@@ -60,7 +60,7 @@ def _log(history: Any, judgement: Judgement) -> None:
     steps = [r["step"] for r in rows if isinstance(r, dict) and type(r.get("step")) is int]
     back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905, RUF007
     if back:
-        judgement.problems.append(f"the steps in the log of trainer_state.json decrease from {back}")
+        judgement.problems.append(f"the logged steps in trainer_state.json decrease from {back}")
     elif steps and judgement.step is not None and steps[-1] > judgement.step:
         judgement.problems.append(
             f"the log in trainer_state.json is at step {steps[-1]}, but the checkpoint is at step {judgement.step}"
@@ -92,9 +92,9 @@ def _optimizer(folder: Folder, found: Findings, judgement: Judgement) -> None:
         judgement.problems.append(f"optimizer.pt has negative second moments: {some(below)}")
     if made_steps is not None and made_steps > judgement.step:
         judgement.resume.append(
-            f"the optimizer has made {made_steps:,} steps, but the checkpoint is at step {judgement.step:,}"
+            f"the optimizer took {made_steps:,} steps, but the checkpoint is at step {judgement.step:,}"
         )
     elif made_steps is not None and made_steps < judgement.step:
         judgement.warnings.append(
-            f"the optimizer has made only {made_steps:,} steps, but the checkpoint is at step {judgement.step:,}"
+            f"the optimizer took only {made_steps:,} steps, but the checkpoint is at step {judgement.step:,}"
         )

@@ -17,7 +17,7 @@ from gpuwarden.checkpoints.safe_file import kind
 class Folder:
     """One folder in the tree: its files with their sizes, and its subfolders. `odd` describes all other entries.
 
-    `links` are the names of links to other entries of the tree.
+    `links` contains the names of links to other entries in the tree.
     """
 
     path: Path
@@ -36,8 +36,8 @@ class Folder:
 class Tree:
     """The files and folders under one path. `doubts` reports folders that could not be listed.
 
-    `aliases` are links to other entries of the tree. `blobs` are files in a Hub cache, where a snapshot consists of
-    links to files in the folder `blobs`. Links to any other location outside the tree are not followed.
+    `aliases` contains links to other entries in the tree. `blobs` contains files in a Hub cache, where a snapshot
+    consists of links into the `blobs` folder. Links to any other location outside the tree are not followed.
     """
 
     root: Path
@@ -81,7 +81,7 @@ class Tree:
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
-    """List the tree under `root`. A link is followed only to another entry of the tree or to a blob of a Hub cache."""
+    """List the tree under `root`. Links are followed only to other entries in the tree or to blobs in a Hub cache."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})

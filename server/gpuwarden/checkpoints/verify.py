@@ -12,7 +12,7 @@ Each level proves:
   config from them. Both checks run in separate processes.
 - `resume`: in addition, everything that a resume needs is present and consistent.
 
-With a manifest, exactly the files in it are verified: all of them must exist and match their digests.
+If a manifest is given, exactly the files in it are verified: all of them must exist and match their digests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WHO = (
     "who wrote the manifest next to the files: any program with write access can forge it, so it can only reveal damage"
 )
 
-# The maximum length of a job id, and the files in the staging folder of a pull with their maximum sizes in bytes.
+# The maximum length of a job id, and the files in a pull's staging folder with their maximum sizes in bytes.
 _LONGEST = 200
 _BESIDE = {"lock": 0, "owner": _LONGEST, LOG_NAME: 1 << 30}
 
@@ -60,14 +60,14 @@ def verify(
     budget: Budget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Verify a checkpoint file, a checkpoint folder or the folder with all outputs of a run.
+    """Verify a checkpoint file, a checkpoint folder, or a folder that contains all of a run's outputs.
 
     The files are compared with `manifest`, in which `path` has the name `under`. If `manifest` is None, a manifest that
-    was written next to the checkpoint at save time is used, if there is one. `expected` contains sizes and digests of
-    some of the files, from another source. `against` is an earlier checkpoint that this one should differ from, the
-    base of an adapter, or the source of a GGUF file. It is a path or the findings of an examination. `progress` is
-    called from several threads with the number of bytes read since the last call. Invalid content never raises an
-    exception; an invalid or missing path raises BadRequest or NotFound.
+    was written next to the checkpoint at save time is used, if one exists. `expected` contains sizes and digests from
+    another source for some of the files. `against` is an earlier checkpoint that this one should differ from, an
+    adapter's base, or a GGUF file's source, given as a path or as findings. `progress` is called from several threads
+    with the number of bytes read since the last call. Invalid content never raises an exception; an invalid or missing
+    path raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -94,9 +94,9 @@ def report(
     against: Findings | None = None,
     compared: Mapping[str, Compared] | None = None,
 ) -> Report:
-    """Return the report about an examination on another machine. `path` is the path of the checkpoint on that machine.
+    """Return the report for an examination on another machine. `path` is the checkpoint's path on that machine.
 
-    `compared` maps the name of the other path to the result of a comparison on that machine.
+    `compared` maps the name of the other path to the result of the comparison on that machine.
     """
     extra = _Extra()
     if against is not None:
@@ -153,7 +153,7 @@ class _Extra(Evidence):
 
 
 def _left_by_a_pull(tree: Tree) -> frozenset[str]:
-    """Return the files that a pull adds to the artifacts: its lock, the id of its job and the job's log."""
+    """Return the files that a pull adds to the artifacts: its lock, the file with the job id, and the job's log."""
     found: set[str] = set()
     for folder in tree.folders:
         staging = folder.folders.get(STAGING)
@@ -225,7 +225,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     readable += [c for f in files if f.path not in left for c in f.causes]
     parts: list[FileEvidence | CheckpointEvidence] = [*files, *checkpoints]
     causes = gravest_first([*whole.why, *(c for part in parts for c in part.causes)])
-    # The checks that the layouts could not make. Each line occurs once, with the first folder to which it applies.
+    # The checks that the layouts could not make. Each line occurs once, with the first folder that it applies to.
     still_open = {line: _at(j, line) for j in reversed(found.judgements) for line in j.unproved}.values()
     return Report(
         path=path,
@@ -253,7 +253,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
-    """Convert the findings about a file to the format of a report."""
+    """Convert the findings about a file to the report format."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,

@@ -1,7 +1,7 @@
 """Read zip archives strictly: an archive that two readers could read differently is rejected. Standard library only.
 
-`zipfile` accepts irregularities that archives of weights never have: bytes before, after and between members, two
-members with the same name, and local headers that differ from the directory. With any of these, two readers may extract
+`zipfile` accepts irregularities that weight archives never have: bytes before, after and between members, two members
+with the same name, and local headers that differ from the directory. Any of these can make two readers extract
 different files.
 """
 
@@ -39,7 +39,7 @@ class Member:
 
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
-    """Return the archive's members by name. Raises Broken for irregularities that archives of weights never have."""
+    """Return the archive's members by name. Raises Broken for irregularities that weight archives never have."""
     count, size, offset = _directory(source)
     if count > limits.members:
         raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not examined", Cause.LIMIT)

@@ -59,9 +59,9 @@ class Sighting:
 class Reconciled:
     """The result of comparing a plan with its queues and their copies.
 
-    `states` and `tries` contain every cell of the plan. `duplicates` are cells that completed more than once.
-    `strangers` are folders (job and index) whose cell is not in that job's queue or has another configuration.
-    `launchable` are the cells that a machine may run now.
+    `states` and `tries` contain every cell in the plan. `duplicates` lists cells that completed more than once.
+    `strangers` lists folders (job and index) whose cell is not in that job's queue or has another configuration.
+    `launchable` lists the cells that a machine may run now.
     """
 
     states: dict[int, CellState]
@@ -87,11 +87,11 @@ def reconcile(
     max_tries: int,
     resumed: Mapping[int, int] | None = None,
 ) -> Reconciled:
-    """Compare a plan with the launched queues and the content of their copies.
+    """Compare a plan with the launched queues and the contents of their copies.
 
     A cell is launchable if it has not completed, no open queue may still run it, and it has tries left. Until the copy
     of a queue has been examined, the queue's cells are not launchable, because the copy may contain them. `resumed`
-    maps each cell that got more tries to the number of queues that existed then. Of those queues, only proven results
+    maps each cell that was given more tries to the number of queues at that time. For those queues, only proven results
     count.
     """
     before = resumed or {}

@@ -38,7 +38,7 @@ class SystemClock:
 
 
 class ShiftedClock:
-    """The system clock plus a number of seconds from a file. All processes that read the file have the same time.
+    """The system clock plus a number of seconds from a file. All processes that read the file share the same time.
 
     With this clock, a rehearsal can simulate hours in seconds. `sleep` waits in real time, so that processes can
     run. A missing or unreadable file counts as 0 seconds.
@@ -62,7 +62,8 @@ class ShiftedClock:
 def doubled(first_s: float, failures: int, longest_s: float) -> float:
     """Return the seconds to wait after a number of consecutive failures: 0, `first_s`, then twice as long each time.
 
-    A power of two above 2**1023 would raise OverflowError, which a failure that lasts for days can reach.
+    The exponent is limited, because a power of two above 2**1023 raises OverflowError, and a failure that lasts for
+    days could reach it.
     """
     return min(first_s * 2.0 ** min(failures - 1, 64), longest_s) if failures > 0 else 0.0
 
@@ -70,8 +71,8 @@ def doubled(first_s: float, failures: int, longest_s: float) -> float:
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     """Return the number of seconds to wait according to the `Retry-After` header, which contains seconds or a date.
 
-    A date is compared with the server's own `Date` header, because clocks differ, or with `now` if there is no such
-    header. Return None if the header is missing or invalid.
+    A date is compared with the server's own `Date` header, because clocks differ, or with `now` if the reply has no
+    `Date` header. Return None if `Retry-After` is missing or invalid.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

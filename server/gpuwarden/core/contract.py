@@ -27,18 +27,18 @@ TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t fo
 
 
 def one_of(*choices: str) -> Value:
-    """Return the requirement that an attribute is one of the given strings."""
+    """Require an attribute to be one of the given strings."""
     return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
 
 
 def instance_of(kind: type) -> Value:
-    """Return the requirement that an attribute is an instance of a class."""
+    """Require an attribute to be an instance of a class."""
     return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The contract of one kind of plug-in. `home` is the module whose docstring describes the contract."""
+    """The contract for one kind of plug-in. `home` is the module whose docstring describes the contract."""
 
     home: str
     values: Mapping[str, Value] = field(default_factory=dict)

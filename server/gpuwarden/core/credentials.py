@@ -1,6 +1,6 @@
 """Read credentials and endpoints, and reject any credential that an HTTP client would quote in an error message.
 
-A token that was read from a file often ends in a line break. HTTP clients reject a header with a line break, and their
+A token read from a file often ends with a line break. HTTP clients reject a header with a line break, and their
 error message quotes the full header.
 """
 
@@ -15,7 +15,7 @@ _LOGIN = re.compile(r"(?s)^((?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?.*@")
 
 
 def credential(env: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a variable without surrounding white space, or None if it is empty.
+    """Return a variable's value without surrounding white space, or None if it is empty.
 
     Raises AuthFailed if the value can't be sent in a header.
     """
@@ -25,7 +25,7 @@ def credential(env: Mapping[str, str], name: str) -> str | None:
 def sendable(name: str, value: str) -> str:
     """Return a credential if it can be sent in a header.
 
-    Otherwise raise AuthFailed, with the name of the credential but not its value.
+    Otherwise raise AuthFailed, which names the credential but does not contain its value.
     """
     if not value.isascii() or not value.isprintable():
         raise AuthFailed(

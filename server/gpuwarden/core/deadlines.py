@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""The end of a balance is ignored if it is further away than this, because prices will have changed by then."""
+"""If a balance lasts longer than this, its end date is ignored, because prices will have changed by then."""
 
 
 def utc(at: float) -> str:
@@ -64,7 +64,7 @@ class Funds:
         date = utc(end)
         least, latest = ("", "") if self.whole else (" or more", " at the latest")
         return Deadline(
-            end, f"{self.text}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect
+            end, f"{self.text}; at {usd_per_hour(self.burn)}{least}, it lasts until {date}{latest}", self.effect
         )
 
     @property

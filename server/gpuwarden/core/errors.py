@@ -12,7 +12,7 @@ WardenError              code, message, next_steps, retry
 ├── RateLimited          too many requests
 ├── Unreachable          no response arrived, so the outcome is unknown
 ├── NotSupported         this platform or build does not support the operation
-├── BadReply             a response in an unknown format, from which nothing is concluded
+├── BadReply             a response has an unknown format, so no conclusion is drawn from it
 ├── LedgerError          the ledger can't be read or written
 ├── DiskError            one of gpuwarden's other files can't be read or written
 └── Internal             a bug; completed actions are in the ledger
@@ -49,7 +49,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """True if no request was sent that could have rented a machine, so no second check for one is needed."""
+        """True if no request that could have rented a machine was sent, so no second check is needed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs. `interfaces.results` defines the form for replies."""
@@ -59,7 +59,7 @@ class WardenError(Exception):
 
 @contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Mark errors as unsent in a block that only prepares the rental of a machine, such as an offer search."""
+    """Mark errors as unsent in a block that only prepares to rent a machine, such as an offer search."""
     try:
         yield
     except WardenError as error:
@@ -139,7 +139,7 @@ class NotSupported(WardenError):
 
 
 class BadReply(WardenError):
-    """A response in an unknown format, from which nothing is concluded."""
+    """A response has an unknown format, so no conclusion is drawn from it."""
 
     code = "bad_reply"
 

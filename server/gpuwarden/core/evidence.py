@@ -21,7 +21,7 @@ class Cause(str, Enum):  # noqa: UP042
     RUNS_CODE = "runs_code"
     DAMAGE = "damage"
     CONTRADICTION = "contradiction"
-    """Two parts disagree: two readers would read different content, or files of one folder do not belong together."""
+    """Two parts disagree: two readers would read different content, or files in one folder do not belong together."""
     NOT_FINITE = "not_finite"
     NO_RESUME = "no_resume"
     """The checkpoint is undamaged, but a part that is needed to resume is missing or does not match."""
@@ -93,7 +93,7 @@ class Evidence:
         self.causes.append(cause)
 
     def adopt(self, other: Evidence) -> None:
-        """Add the problems and doubts of another check of the same file or folder."""
+        """Add the problems and doubts from another check of the same file or folder."""
         self.problems += other.problems
         self.doubts += other.doubts
         self.causes += other.why

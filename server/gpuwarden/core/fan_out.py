@@ -26,7 +26,7 @@ QUEUE_START_S: Final = 300
 
 
 class Search(Frozen):
-    """A search that chooses settings according to the results of earlier cells.
+    """A search that chooses settings based on the results of earlier cells.
 
     `space` maps each setting to a range `low..high` or to a list of choices `a,b,c`.
     """
@@ -49,7 +49,7 @@ class Search(Frozen):
 
 
 class FanOutPlan(Frozen):
-    """All cells of a fan-out and its limits. `base` is the job of one cell, so its timeout applies to one cell.
+    """A fan-out's cells and limits. `base` is the job for one cell, so its timeout applies to one cell.
 
     Raises ValueError for cells that collide, because they have the same index or would do the same work.
     """
@@ -66,13 +66,13 @@ class FanOutPlan(Frozen):
     @model_validator(mode="after")
     def _apart(self) -> FanOutPlan:
         if self.base.cells or self.base.script is None:
-            raise ValueError("the job of a fan-out must have a script and no cells; the cells belong in the plan")
+            raise ValueError("a fan-out's job must have a script and no cells; the cells belong in the plan")
         if self.base.alternatives:
             raise ValueError("a fan-out runs on one platform; remove the alternatives")
         if not self.cells and self.search is None:
             raise ValueError("the plan has no cells")
         if [cell.index for cell in self.cells] != list(range(len(self.cells))):
-            raise ValueError("the indices of the cells must be 0, 1, 2 ... in this order")
+            raise ValueError("the cell indices must be 0, 1, 2 ... in this order")
         if wrong := next((c for c in self.cells if c.config != config_of(self.base, c.settings)), None):
             raise ValueError(f"cell {wrong.index} has the digest of another configuration")
         first: dict[str, int] = {}
@@ -82,7 +82,7 @@ class FanOutPlan(Frozen):
             first[cell.config] = cell.index
             weight(cell, self.weigh)
         if self.search and self.weigh:
-            raise ValueError("the cells of a search can't have weights; remove the weight setting")
+            raise ValueError("a search's cells can't have weights; remove the weight setting")
         return self
 
     @property
@@ -129,7 +129,7 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, st
 
 
 def plan_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> FanOutPlan:
-    """Return the plan for a job and the settings of its cells. Raises BadRequest if the plan is invalid."""
+    """Return the plan for a job and its cells' settings. Raises BadRequest if the plan is invalid."""
     try:
         cells = cells_of(base, chosen)
     except ValueError as error:
@@ -227,7 +227,7 @@ def queue_spec(plan: FanOutPlan, cells: Sequence[Cell], name: str) -> JobSpec:
 
 
 def cell_spec(plan: FanOutPlan, cell: Cell) -> JobSpec:
-    """Return one cell as a separate job, for the rules of the submit gate."""
+    """Return one cell as a separate job, for the submit gate's rules."""
     base = plan.base
     env = {**base.env, "GPUWARDEN_CELL": str(cell.index)}
     return base.model_copy(update={"args": (*base.args, *cell.args), "env": env})

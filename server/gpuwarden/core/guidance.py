@@ -52,14 +52,14 @@ class Action(str, Enum):  # noqa: UP042
 OF_A_JOB = frozenset(
     {Action.CHECK, Action.CANCEL, Action.PAUSE, Action.RESUME, Action.PULL, Action.VERIFY, Action.TEARDOWN}
 )
-"""Actions with the parameter `job_id`. VERIFY may have the parameter `path` instead."""
+"""Actions with a `job_id` parameter. VERIFY may have a `path` parameter instead."""
 
 
 _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id is that of a fan-out, and so stands for all jobs of the fan-out."""
+    """Return whether an id belongs to a fan-out, and so stands for all of its jobs."""
     return _FAN_OUT.fullmatch(name) is not None
 
 
@@ -98,7 +98,7 @@ def do(action: Action, purpose: str = "", *, alternative: bool = False, **parame
 
 
 def steps(hint: Hint) -> tuple[NextStep, ...]:
-    """Return the next steps of a hint, without duplicates or empty sentences."""
+    """Return a hint's next steps, without duplicates or empty sentences."""
     parts = (hint,) if isinstance(hint, (str, NextStep)) else tuple(hint)
     found: list[NextStep] = []
     for part in parts:

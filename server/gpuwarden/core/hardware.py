@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model: gigabytes of memory, compute capability, dense 16-bit TFLOPS, memory bandwidth in GB/s.
+    """A GPU model: gigabytes of memory, compute capability, dense 16-bit TFLOPS, and memory bandwidth in GB/s.
 
     Source: the vendor's data sheets. The T4 and V100 have no bf16 units; their figure is for fp16.
     """
@@ -51,7 +51,7 @@ _ALIASES |= {name.removeprefix("rtx"): name for name in GPUS if name.startswith(
 
 
 def gpu_of(name: str | None) -> tuple[Gpu, int] | None:
-    """Return the GPU model and the number of GPUs that a platform's name stands for, or None for an unknown name.
+    """Return the GPU model and the number of GPUs that a platform's name denotes; None for an unknown name.
 
     Supports forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
     """

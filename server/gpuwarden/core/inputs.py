@@ -58,6 +58,6 @@ def bad_arguments(error: ValidationError) -> BadRequest:
 
 
 def in_words(kind: str, told: str) -> str:
-    """Return a pydantic error in plain words."""
+    """Return a pydantic error in plain language."""
     words = {"extra_forbidden": "unknown field", "missing": "it is missing"}
     return words.get(kind, told.removeprefix("Value error, "))

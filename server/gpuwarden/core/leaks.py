@@ -25,7 +25,7 @@ _OWNERS: Final = frozenset({
     "server", "service", "session", "slack", "swanlab", "telegram", "user", "vast", "vastai", "wandb", "webhook",
     "write", "read",
 })  # fmt: skip
-"""Words before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is not a secret."""
+"""Words before `key` or `token` in a secret's name. A `pad_token` or a `sort_key` is not a secret."""
 
 _IDENTITIES: Final = frozenset({"cache", "hash", "content", "dedup", "row", "commit", "data", "primary"})
 """Words before `key` in names whose value is random but not a secret."""
@@ -94,7 +94,7 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def spelled_in(text: str) -> Iterator[str]:
-    """Yield a description of each secret in an argument of a command or in a variable's value."""
+    """Yield a description of each secret in a command argument or in a variable's value."""
     for found in _ASSIGNED.finditer(text):
         if secret_value(found["name"], found["value"]):
             yield f"the value of {found['name'][:40]}"
@@ -115,15 +115,15 @@ def _marked(text: str) -> Iterator[str]:
         yield "an authorization header"
     for found in _URL.finditer(text):
         if found["value"] is not None and _is_value(found["value"]):
-            yield "a password in an address"
+            yield "a password in a URL"
         elif found["value"] is None and _RANDOM.search(found["user"]):
-            yield "a token in an address"
+            yield "a token in a URL"
     if any(_is_value(found["value"]) for found in _NETRC.finditer(text)):
         yield "a password for a netrc file"
     if _HOOK.search(text):
-        yield "the address of a webhook"
+        yield "a webhook URL"
     if any(_RANDOM.search(found["value"]) for found in _QUERY.finditer(text)):
-        yield "a key in an address"
+        yield "a key in a URL"
 
 
 def _taken(words: set[str], before: str, value: str) -> str:
@@ -131,12 +131,12 @@ def _taken(words: set[str], before: str, value: str) -> str:
     if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # for ssh, `-p` is a port
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
-        return "a user and a password" if _user_and_password(value) else ""
+        return "a user name and password" if _user_and_password(value) else ""
     if "login" in words and before in {"-p", "-k", "-t"} and len(value) >= 6:
         return f"the value of {before} in a login command"
     if "set" in words and not before.startswith("-") and secret_value(before, value):
         return f"the value of {before[:40]}"
-    return "a key for a login" if before == "login" and re.fullmatch(r"[0-9a-f]{40}|wandb_\w{20,}", value) else ""
+    return "a login key" if before == "login" and re.fullmatch(r"[0-9a-f]{40}|wandb_\w{20,}", value) else ""
 
 
 def _user_and_password(value: str) -> bool:
@@ -163,6 +163,6 @@ def secret_value(name: str, value: str) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Return whether a string is a value, not a placeholder, a flag, a variable's name or a path."""
+    """Return whether a string is a literal value, not a placeholder, flag, variable name or path."""
     value = value[:500].strip("\"'")
     return bool(value) and not _REFERENCE.fullmatch(value) and not _VARIABLE.fullmatch(value)

@@ -42,7 +42,7 @@ MAX_OPTIONS = 8_192
 MAX_CELLS = 1_000
 MAX_ALTERNATIVES = 7
 MAX_SETTING = 4_096
-"""The maximum length in characters of a setting's value in a cell."""
+"""The maximum length of a setting's value in a cell, in characters."""
 CELLS = "cells"
 """The folder for a fan-out's cells, inside the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
@@ -59,7 +59,7 @@ class Frozen(BaseModel):
 
 
 class WithOptions(Frozen):
-    """A model with platform-specific options. The JSON form omits empty newer fields, as older ledgers do."""
+    """A model with platform-specific options. The JSON form omits newer fields if empty, as older ledgers do."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Options that only this platform has. The backend validates them with its own model."""
@@ -282,9 +282,9 @@ class JobSpec(WithOptions):
         if (self.script is None) == (not self.command):
             raise ValueError("specify exactly one of script and command")
         if self.args and self.script is None:
-            raise ValueError("args can be used only with a script; put a command's arguments into command")
+            raise ValueError("args can be used only with a script; put a command's arguments in command")
         if self.cells and self.script is None:
-            raise ValueError("the cells of a fan-out need a script; specify script instead of command")
+            raise ValueError("a fan-out's cells need a script; specify script instead of command")
         both = set(self.env) & set(self.secrets)
         if both:
             raise ValueError(f"{', '.join(sorted(both))} is in both env and secrets; keep it in secrets only")
@@ -329,9 +329,9 @@ class SelfStop(Frozen):
 
 
 class SelfStopOrder(Frozen):
-    """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
+    """A machine's self-stop order: the runner stops the machine after `after_s` seconds without contact.
 
-    The time is counted from the job's end, or from `deadline_s` after the launch. `by` is the method of stopping. The
+    The time is counted from the job's end, or from `deadline_s` after the launch. `by` is the stop method. The
     machine is not stopped while one of the `outputs` is stored in memory; in a rehearsal the list is empty, because all
     files are on the local disk. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine
     uses its own clock.
@@ -395,7 +395,7 @@ class Supervisor(Frozen):
     """Identity of a job's supervisor process, as reported at the launch. Any other process differs in at least one
     field.
 
-    `machine` changes with every start of the machine; it is empty if it can't be read.
+    `machine` changes whenever the machine starts; it is empty if it can't be read.
     """
 
     pid: int
@@ -405,7 +405,7 @@ class Supervisor(Frozen):
 
 
 class Handle(Frozen):
-    """The data with which a backend finds a job again. `run_dir` is the real path, including `root`.
+    """The data that a backend uses to find a job again. `run_dir` is the real path, including `root`.
 
     `declared` lists the outputs that were declared after the launch. They are stored in the job's record, not in the
     event with the handle.
@@ -460,7 +460,7 @@ class Instance(Frozen):
 
 
 class Account(Frozen):
-    """The account that rented an instance: salted digests of the account's key and, if it is reported, of its id.
+    """The account that rented an instance: salted digests of the account's key and, if reported, the account's id.
 
     The key can't be recovered from its digest. After the key is replaced, only `id` identifies the account.
     """
@@ -573,7 +573,7 @@ MAX_METRICS: Final = 128
 class Observation(Frozen):
     """A job's state and, separately, whether its machine is billed (None counts as billed).
 
-    `reason` is the code of the reason for the state. `why` is the reason as a sentence; it may quote the job's output.
+    `reason` is the reason code for the state. `why` is the reason as a sentence; it may quote the job's output.
     `stale` is true if the last heartbeat is too old. `source` is the origin of the step: metrics, output or files.
     `curve` contains the loss at a few steps. `eta_at` is the time at which the last step will be reached at the current
     pace, in seconds since the epoch. `signal` is the signal that ended the job, which then has no exit code. `machine`
@@ -629,7 +629,7 @@ class LogChunk(Frozen):
 
     @classmethod
     def of(cls, piece: bytes, start: int, size: int, *, truncated: bool = False) -> LogChunk:
-        """Return the chunk that contains the bytes `piece` at the position `start`."""
+        """Return a chunk with the bytes `piece` at position `start`."""
         text = piece.decode("utf-8", "replace")
         latin = "" if text.encode() == piece else piece.decode("latin-1")
         return cls(text=text, next=start + len(piece), size=size, truncated=truncated, latin=latin)
@@ -702,7 +702,7 @@ class InputFile(Frozen):
 
 
 class Printed(Frozen):
-    """The output of a command on a machine. Without an exit code, `why` is `missing`, `refused` or `timeout`."""
+    """A command's output on a machine. If the exit code is None, `why` is `missing`, `refused` or `timeout`."""
 
     exit: int | None = None
     text: str = ""
@@ -740,7 +740,7 @@ class Manifest(Frozen):
 
 
 class Disclosure(Frozen):
-    """Undeclared content of a machine: processes that do not belong to a gpuwarden job, and files that no job declared.
+    """Undeclared content on a machine: processes that do not belong to a gpuwarden job, and files that no job declared.
 
     `complete` is false if a limit was reached or an entry could not be read, so the lists may be incomplete.
     """
@@ -808,8 +808,8 @@ class CheckpointEvidence(Frozen):
 class Report(Frozen):
     """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` contain entries that do not concern a single file. `step` and `newest` are
-    the step and the path of the newest complete checkpoint, or None and "" if there is none. `unread` lists files of an
+    `problems`, `doubts` and `not_checked` contain entries that are not about one specific file. `step` and `newest` are
+    the step and the path of the newest complete checkpoint, or None and "" if none exists. `unread` lists files in an
     unknown format that match a recorded digest. `aside` lists broken images, tables and logs outside of checkpoints
     that match a recorded digest, so they were already broken when they were saved. `readable` is the verdict without
     the files in `unread` and `aside`.

@@ -38,7 +38,7 @@ def at_most(worst: float | None, ordered: str | None = None) -> str:
 
 
 def bills_on(names: Sequence[str], price: float | None) -> str:
-    """Return a sentence on the storage that is billed after a machine is gone; empty if there is none."""
+    """Return a sentence about storage that is billed after a machine is gone; empty if `names` is empty."""
     if not names:
         return ""
     amount = "at a price that the platform does not report" if price is None else usd_per_hour(price)

@@ -63,7 +63,7 @@ class Situation:
     - `artifact_store`: the address of the artifact store; empty if there is none.
     - `watched`: a watch ran recently. Only a watch carries out automatic teardown.
     - `resuming`: a resume was requested.
-    - `stoppable`: a stop ends billing of a paused job's machine and keeps the files from which the job resumes.
+    - `stoppable`: stopping a paused job's machine ends its billing and keeps the files from which the job resumes.
     - `storage`: storage that is still billed although the machine is gone.
     """
 
@@ -167,7 +167,7 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     resume = do(Action.RESUME, "to continue", job_id=now.job_id)
     look = do(Action.CHECK, "later", job_id=now.job_id)
     if now.resuming or now.machine is Machine.UNSEEN:
-        return steps(("The job continues as soon as its machine runs.", look) if now.resuming else look)
+        return steps(("The job continues as soon as its machine is running.", look) if now.resuming else look)
     if now.machine is Machine.GONE:
         return steps(("Its machine is gone.", look))
     if now.machine is Machine.NONE:
@@ -184,8 +184,8 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     rest, verb = _copying(now), "stop" if now.stoppable else "terminate"
     note = "The process is paused. The machine is billed until it is stopped, which requires the user's approval."
     if not now.stoppable:
-        note = "The process is paused and the machine is still billed. A stop would lose files, or is not "
-        note += "available on the platform: resume the job, or copy everything and terminate the machine."
+        note = "The process is paused and the machine is still billed. Stopping the machine would lose "
+        note += "files or is not possible: resume the job, or copy everything and terminate the machine."
     end = do(Action.TEARDOWN, "after that" if rest else "to stop billing", job_id=now.job_id, verb=verb)
     return steps((note, *rest, end, goes_on))
 
@@ -299,7 +299,7 @@ def _billing(now: Situation) -> Hint:
         )
     if now.ticket_state is not Teardown.BLOCKED:
         return note, _end(now)
-    # Another copy or request does not change the finding. Only the user can accept the loss.
+    # Another copy or request would not change the finding. Only the user can accept the loss.
     give_up = do(Action.APPROVE, "if the user accepts losing unverified outputs", ticket=now.ticket, without_proof=True)
     blocked = f"{note} The request is blocked: apply the fix for each finding."
     return blocked, give_up, _end(now, "after that, to check the machine again")

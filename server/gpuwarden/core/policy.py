@@ -22,7 +22,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.core.store_address import StoreAddress, StorePattern
 
 Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
-"""The channel of an approval. `elicitation` is weak: a script can answer the client's form. `rehearsal` is a flag that
+"""The approval channel. `elicitation` is weak: a script can answer the client's form. `rehearsal` is a flag that
 requires no user and is accepted only for simulated machines.
 """
 WEAK: Final = frozenset({"elicitation"})
@@ -60,8 +60,8 @@ def _inside(pattern: str, wider: str) -> bool:
 _WILD = re.compile(r"[*?\[]")
 LOWER = ByVariable(lambda filed, asked: asked <= filed, "lower")
 HIGHER = ByVariable(lambda filed, asked: asked >= filed, "raise")
-FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "take entries out of")
-NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "take entries out of")
+FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "remove entries from")
+NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "remove entries from")
 FILE_ONLY = "file only"
 """Marks a table that environment variables can't override."""
 
@@ -133,11 +133,11 @@ class TeardownPolicy(Frozen):
 
     `automatic` turns on automatic teardown for every job that is accepted while it is set. After a job has succeeded,
     if all its outputs are proven and its machine has no other content, the watch stops or terminates the machine
-    without a further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may
-    copy to this disk automatically, for all jobs together; with 0, nothing is copied. `self_stop_minutes` is the time
-    after the end of a job when a rented machine stops itself if its outputs were not pulled; 0 turns self-stop off.
-    Self-stop requires a platform that keeps the outputs when a machine is stopped, and that gives the machine a key to
-    stop itself.
+    without further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may
+    copy to this disk automatically, for all jobs together; with 0, nothing is copied. If a job's outputs have not been
+    pulled, its rented machine stops itself `self_stop_minutes` after the job ends; 0 turns self-stop off. Self-stop
+    requires a platform that keeps the outputs when a machine is stopped, and that gives the machine a key to stop
+    itself.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -183,12 +183,12 @@ def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
 
 class ArtifactStores(Frozen):
     """The artifact stores that a job may name: `s3://bucket/prefix`, `hf://owner/*`. An entry covers all
-    addresses under it, and `*` matches exactly one name. Without a list, a job may name any store.
+    addresses under it, and `*` matches exactly one name. If the list is empty, a job may name any store.
     """
 
     allowed: Annotated[
         tuple[Annotated[str, Field(max_length=1_000)], ...],
-        ByVariable(_fewer_places, "take entries out of"),
+        ByVariable(_fewer_places, "remove entries from"),
         Field(max_length=64),
     ] = ()
 
@@ -210,7 +210,7 @@ class Local(Frozen):
 
     The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works (set by `gpuwarden
     policy allow local`). `network` gives them access to this machine's network and the services on it. `caches` gives
-    them read access to the Hub's cache. `paths` are further folders that they may read and write. With `rehearse =
+    them read access to the Hub's cache. `paths` lists more folders that they may read and write. With `rehearse =
     "allow"`, a script's first step is rehearsed without asking; otherwise the user is asked once for each script with
     its arguments.
     """
@@ -292,7 +292,7 @@ class Policy(Frozen):
 
 @dataclass(frozen=True)
 class PolicyField:
-    """One value of the policy: its path, its type, and how a variable may change it (None: not at all)."""
+    """One policy value: its path, its type, and how a variable may change it (None: not at all)."""
 
     path: str
     kind: Any
@@ -300,7 +300,7 @@ class PolicyField:
 
 
 def policy_fields(model: type[BaseModel] = Policy, prefix: str = "", *, settable: bool = True) -> Iterator[PolicyField]:
-    """Yield every value of the policy; the values of tables have dotted paths."""
+    """Yield every policy value; values in tables have dotted paths."""
     for name, field in model.model_fields.items():
         kind, ours = field.annotation, settable and FILE_ONLY not in field.metadata
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -314,7 +314,7 @@ _SCRYPT = {"n": 2**14, "r": 8, "p": 1}
 
 
 def hash_pin(pin: str, salt: bytes | None = None) -> str:
-    """Return `scrypt$salt$digest` of a PIN, in hex."""
+    """Return `scrypt$salt$digest` for a PIN, in hex."""
     salt = salt or os.urandom(16)
     return f"scrypt${salt.hex()}${hashlib.scrypt(pin.encode(), salt=salt, **_SCRYPT).hex()}"
 

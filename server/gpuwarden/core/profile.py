@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class Unfound(Frozen):
-    """A fact that is not established; `unknown` describes how to establish it."""
+    """A fact that has not been established; `unknown` describes how to establish it."""
 
     unknown: str = Field(min_length=8)
 
@@ -29,7 +29,7 @@ Source = Annotated[str, Field(min_length=8)]
 Event = Literal["stop", "terminate", "preemption", "job_end"]
 Present = Literal["always", "on_request", "sometimes"]
 VOLATILE: Final = ("/dev", "/run", "/var/run", "/var/lock", "/proc", "/sys")
-"""In-memory mounts of every Linux machine. Profiles do not list them, and a stop empties them."""
+"""In-memory mounts on every Linux machine. Profiles do not list them, and stopping the machine empties them."""
 
 
 class Sourced(Frozen):
@@ -42,8 +42,8 @@ class Sourced(Frozen):
 class Survival(Frozen):
     """The events that files on a tier survive. Each event has an explicit value or is `unknown`.
 
-    `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform reclaims the machine,
-    `job_end` is the end of the process.
+    `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform reclaims the machine, and
+    `job_end` means that the process ends.
     """
 
     stop: Fact[bool]
@@ -88,7 +88,7 @@ class Meter(Sourced):
     """When the platform bills. `stops_on` lists the verbs after which compute is not billed.
 
     `residue` lists the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
-    `Profile.residue` adds the resources that the job requested. `counts` is the resource that a job consumes: money, or
+    `Profile.residue` adds the resources that the job requested. `counts` is the resource that a job consumes: money or,
     on an engine without prices, a quota of machine time (`walltime`) or the user's share (`fair_share`).
     """
 
@@ -143,8 +143,8 @@ class Unattended(Sourced):
     """How a machine can end without gpuwarden: it stops itself, or the platform ends it on a given date.
 
     `self_stop` is whether a command on the machine, or a key limited to this machine, can stop it. `by` is the way to
-    do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on a given date: only an
-    action that a source has observed counts, and no guarantee depends on `unreliable`.
+    do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on the given date: only an
+    action that a source has observed counts, and no guarantee relies on `unreliable`.
     """
 
     self_stop: Fact[bool]
@@ -166,7 +166,7 @@ class DangerClock(Sourced):
 
     `after` is text for readers. If it is a duration, `after_s` is its length in seconds, counted from the event
     `counts_from`: the machine's creation or its last stop. If the action is taken when the account's balance is used
-    up, its date is computed from the spending per hour. `without_timeout` deadlines apply only to jobs without a
+    up, its date is computed from hourly spending. `without_timeout` deadlines apply only to jobs without a
     timeout.
     """
 
@@ -184,7 +184,7 @@ class DangerClock(Sourced):
         return self
 
     def fires_at(self, created_at: float | None, stopped_at: float | None) -> float | None:
-        """Return when the action is taken, in seconds since the epoch; None if it does not apply or is unknown."""
+        """Return the time of the action, in seconds since the epoch; None if it does not apply or is unknown."""
         began = {"created": created_at, "stopped": stopped_at}.get(self.counts_from or "")
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
@@ -241,7 +241,7 @@ class Profile(Frozen):
             if getattr(self.verbs, verb) is None:
                 raise ValueError(f"meter or verbs.reversible names {verb}, which the platform does not have")
         if self.unattended is not None and self.unattended.self_stop is True and self.verbs.stop is None:
-            raise ValueError("unattended.self_stop is true, but the platform has no verb stop")
+            raise ValueError("unattended.self_stop is true, but the platform has no stop verb")
         if self.meter.metered and not self.meter.stops_on:
             raise ValueError("meter.stops_on is empty, but a metered platform needs a verb that ends billing")
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
@@ -287,7 +287,7 @@ class Profile(Frozen):
         return "/" + path.removeprefix("~").lstrip("/")
 
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
-        """Return the tiers of a job, one for each path. `requested` is whether the job requested durable storage."""
+        """Return a job's tiers, one for each path. `requested` is whether the job requested durable storage."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
         # if two tiers have the same path, the `on_request` tier is kept
         there.sort(key=lambda t: t.present == "on_request")

@@ -1,4 +1,4 @@
-"""A job's requirements for starting on a machine, and the result of their check: interpreter, packages, GPUs, files."""
+"""A job's requirements for a machine, and the result of checking them: interpreter, packages, GPUs and files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Uv(StrEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """A job's requirements for the machine. `requires_python` and `dependencies` are those of its script's header.
+    """A job's requirements for the machine. `requires_python` and `dependencies` come from its script's header.
 
-    `program` is the first word of its command, `modules` are modules that its Python must be able to import, and
-    `files` are absolute paths in the command. `image` is the job's container image.
+    `program` is the first word of its command, `modules` lists modules that its Python must be able to import, and
+    `files` lists absolute paths in the command. `image` is the job's container image.
     """
 
     requires_python: str = ""
@@ -56,7 +56,7 @@ class Readiness:
     `gpus` lists the names of its GPUs, or is None if they can't be read, in which case `gpus_why` is the reason.
     `no_python` is true if the machine has no Python at all, not even for the runner.
 
-    `where` names the machine that was checked instead of the job's own, such as the login node of a cluster. A program
+    `where` names the machine that was checked instead of the job's own, such as a cluster's login node. A program
     or a file that is missing on the checked machine may exist on the job's machine, and the GPUs are counted by the
     engine.
     """
@@ -76,5 +76,5 @@ class Readiness:
 
     @property
     def starts_header(self) -> bool:
-        """Return whether the requirements of the header are installed, or uv can install them."""
+        """Return whether the header's requirements are installed, or uv can install them."""
         return not self.unmet or (self.uv in (Uv.THERE, Uv.BROUGHT) and self.network)

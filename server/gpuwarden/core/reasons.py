@@ -16,7 +16,7 @@ from gpuwarden.core.guidance import Scalar
 class Code(StrEnum):
     """The reason for a state.
 
-    The runner on the machine writes the codes of the first group into its status file. A job can write to the same
+    The runner on the machine writes the codes in the first group to its status file. A job can write to the same
     file, so these codes only explain why a job ended; no decision depends on them.
     """
 
@@ -119,8 +119,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.BAD_STATUS: "invalid runner status: {problem}",
     Code.UNKNOWN_STATE: "the runner reports the state {state}",
     Code.NO_ANSWER: "the machine does not answer",
-    Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
-    Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
+    Code.ENGINE_QUEUE: "it is waiting in the engine's queue (reason: {why})",
+    Code.ENGINE_STARTS: "the engine is running it, but its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
     Code.ENGINE_DROPPED: "the engine dropped it from its queue before it started",
     Code.UNLISTED: "the engine does not list the job, but the job's runner is still writing its status",
@@ -136,7 +136,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FORBIDDEN: "the policy no longer allows {platform}, so no machine was rented",
     Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second check will determine whether "
     "it rented one anyway",
-    Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billed.",
+    Code.UNFIT_HOST: "the machine is not suitable for the job: {message}. It is still rented and billed.",
     Code.NO_INSTANCE_RENTED: "no machine could be rented in {tries} attempts",
     Code.GIVEN_BACK: "the instance was released because {cause}; cost so far: {cost}",
     Code.GONE_EARLY: "the instance was gone before the launch",
@@ -147,23 +147,23 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not yet known whether the machine is being reclaimed",
     Code.NOT_INTERRUPTED: "a signal ended the job, and the machine was not reclaimed",
     Code.TAKEN_FOR_GOOD: "the provider permanently reclaimed the machine, and its files are lost",
-    Code.MAX_RESTARTS: "this was interruption {times}; the job's restart limit is {limit}",
+    Code.MAX_RESTARTS: "this was interruption number {times}; the job's restart limit is {limit}",
     Code.FOLDER_UNEXPLAINED: "the machine has no run folder for the job. It is unknown whether the process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
     "It is unknown whether the job's process is alive",
     Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check shows whether the job is lost",
     Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder for the job: "
     "the job's process is dead, and files that were only on the machine are lost",
-    Code.PAUSED: "its process received a signal to save and has ended; it starts again only on a request to resume",
-    Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only on a "
-    "request to resume",
+    Code.PAUSED: "its process received a signal to save and has ended; it starts again only if you resume the job",
+    Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only if you "
+    "resume the job",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was stopped or terminated while the job was paused",
     Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; the job resumes from its proven copy on "
     "another machine",
     Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
-    Code.SELF_STOPPED: "its machine is stopped, presumably by its self-stop; how the job ended will be known when "
-    "the machine is started again",
+    Code.SELF_STOPPED: "its machine is stopped, presumably because it stopped itself; the job's outcome will be known "
+    "when the machine is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
     Code.STORE_DENIED: "the artifact store denies read access to this process: {message}",
     Code.STORE_NO_CLIENT: "the artifact store can't be read here: {message}",
@@ -176,7 +176,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.STORE_MACHINE_SILENT: "the machine did not return its files' digests, so the artifact store could not "
     "be checked: {message}",
     Code.STORE_UNSIGNED: "the artifact store's manifest is not signed by the job's own runner",
-    Code.STORE_NO_END: "the artifact store's manifest is older than the end of the job's last attempt and its upload",
+    Code.STORE_NO_END: "the artifact store's manifest was written before the job's last attempt and its upload ended",
     Code.STORE_OTHER_OUTPUTS: "the artifact store's manifest does not cover {path}, which was declared later",
     Code.STORE_STARTED_SINCE: "the machine was started again after the artifact store's manifest was written",
     Code.STORE_NO_LAST_LOOK: "the artifact store's manifest was not updated right before the machine stopped itself",
@@ -185,7 +185,7 @@ _TEXTS: Final[dict[Code, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A code with the parameters of its sentence. `message` is untrusted text from a runner or a platform."""
+    """A code with the parameters for its sentence. `message` is untrusted text from a runner or a platform."""
 
     code: Code
     parameters: Mapping[str, Scalar] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Find plug-ins by file name, or by an entry point of an installed package. There is no list to edit.
+"""Find plug-ins by file name, or by an installed package's entry point. No list needs to be edited.
 
 `gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds a plug-in with an entry
 point in the group `gpuwarden.<package>`, whose value is a module:
@@ -92,7 +92,7 @@ class Registry:
     def make(self, name: str, *args: object) -> Any:
         """Call the function `create` of one plug-in.
 
-        Raises the errors of `load`, and NotSupported if the object breaks the contract.
+        Raises the same errors as `load`, and NotSupported if the object breaks the contract.
         """
         module: Any = self.load(name)
         made = module.create(*args)
@@ -103,12 +103,12 @@ class Registry:
     def usable(self) -> list[tuple[str, ModuleType]]:
         """Load every plug-in and return the usable ones, built-in plug-ins first.
 
-        Plug-ins of installed packages that can't be used are omitted; see `broken`.
+        Unusable plug-ins from installed packages are omitted; see `broken`.
         """
         return self._loaded()[0]
 
     def broken(self) -> list[Status]:
-        """Return the plug-ins of installed packages that can't be used, each with the reason."""
+        """Return the unusable plug-ins from installed packages, each with the reason."""
         return self._loaded()[1]
 
     def _loaded(self) -> tuple[list[tuple[str, ModuleType]], list[Status]]:
@@ -128,7 +128,7 @@ class Registry:
         hidden = [e for e in self._entry_points() if e.name in built_in]
         shadows = []
         for entry in hidden:
-            origin, fault = _brought_by(entry), f"has the name of a built-in {self.what}"
+            origin, fault = _brought_by(entry), f"has the same name as a built-in {self.what}"
             hint = f"The built-in plug-in is used. Rename the entry point of {origin}, or uninstall the package."
             shadows.append(Status(self.what, entry.name, origin, fault, hint))
         return shadows + [self._status(n) for n in self.added()]
@@ -180,7 +180,7 @@ class Registry:
 
 @lru_cache(maxsize=64)
 def _files(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the public modules in the folders of a package, sorted."""
+    """Return the public modules in a package's folders, sorted."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")))
 
 
@@ -199,7 +199,7 @@ def _brought_by(entry: EntryPoint) -> str:
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the step that installs a missing package, or the requirements of the extra with the plug-in's name."""
+    """Return the step that installs a missing package, or the requirements of the extra named after the plug-in."""
     from gpuwarden.core.installing import install_command
 
     of = entry.dist.name if entry and entry.dist else _OURS

@@ -21,7 +21,7 @@ REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?"
 
 
 class RepoFile(Frozen):
-    """One file of a repo; `size` is None if the Hub did not report it."""
+    """One file in a repo; `size` is None if the Hub did not report it."""
 
     path: str
     size: int | None = None
@@ -59,7 +59,7 @@ class Config(Frozen):
 
 
 class Structure(Frozen):
-    """Facts from the dataset viewer. `partial`: only part of the dataset was read; `failed`: conversions that failed.
+    """Facts from the dataset viewer. `partial`: only part of the dataset was read; `failed`: failed conversions.
 
     `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false if there
     was no response, so a retry may help.
@@ -133,7 +133,7 @@ class RepoAnswer(Frozen):
 
 
 class DatasetRow(Frozen):
-    """One dataset in the results of a search, in short form."""
+    """One dataset in the search results, in short form."""
 
     id: str
     downloads: int | None = None

@@ -47,7 +47,7 @@ class Failure(Protocol):
 
 
 class Finding(BaseModel):
-    """One result of a rule: the rule's id, the problem, and the steps that fix it."""
+    """One result from a rule: the rule's id, the problem, and the steps that fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -92,7 +92,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Rule(Generic[F]):
-    """One check of one gate. `why`, `example` and `instead` are the sections of its docstring.
+    """One check in one gate. `why`, `example` and `instead` are sections of its docstring.
 
     Both examples are optional, because a rule from another package may have none.
     """
@@ -133,12 +133,12 @@ def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Cal
     Raises ValueError for an invalid id or an incomplete docstring.
     """
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
-        raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
+        raise ValueError(f"{id!r} is not a valid rule id for the {gate} gate")
 
     def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
         doc = _DOC.fullmatch(inspect.getdoc(check) or "")
         if doc is None:
-            raise ValueError(f"rule {id} needs a docstring with a title line and a section Why:")
+            raise ValueError(f"rule {id} needs a docstring with a title line and a Why: section")
         return Rule(
             id=id,
             gate=gate,

@@ -1,7 +1,7 @@
 """Map file names from another machine to safe local paths.
 
 A name from the remote side is untrusted data. It is mapped to a path in the destination or rejected. It is never
-changed into another name, because the files of a checkpoint refer to each other by name.
+changed into another name, because the files in a checkpoint refer to each other by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
 LOG_NAME = "gpuwarden-job.log"
-"""The name of the job's log in the folder of a pull. If an output has this name, the log is in the subfolder `STAGING`,
+"""The name of the job's log in a pull's folder. If an output has this name, the log is in the subfolder `STAGING`,
 which also contains partial files.
 """
 ABSOLUTE = "machine"
@@ -33,7 +33,7 @@ class UnsafeName(BadReply):
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
-    """Return the local path in the destination for a file in a manifest. Absolute paths are mapped below `machine/`.
+    """Return the local path in the destination for a file in a manifest. Absolute paths are put under `machine/`.
 
     Raises `UnsafeName` as `check_name` does.
     """
@@ -55,7 +55,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
         elif _CONTROL.search(part):
             why = "contains a control character"
         elif len(os.fsencode(part)) > MAX_NAME_BYTES:
-            why = f"has a part of more than {MAX_NAME_BYTES} bytes"
+            why = f"has a part longer than {MAX_NAME_BYTES} bytes"
         elif windows and (_WINDOWS_CHARS.search(part) or part[-1] in " ." or _WINDOWS_NAMES.fullmatch(part)):
             why = "Windows can't store"
         if why:
@@ -96,7 +96,7 @@ def make_parents(dest: Path, name: str) -> Path:
         except FileExistsError:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise UnsafeName(
-                    f"{folder} is a file or a symbolic link, so {name!r} can't be put into it",
+                    f"{folder} is a file or a symbolic link, so {name!r} can't be created in it",
                     "Move it elsewhere, or pull into an empty folder.",
                 ) from None
     return folder / last

@@ -19,10 +19,10 @@ MAX_WORDS = 4
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token formats that their issuers publish. A match is a secret, regardless of the name of its variable. One call may
-# search a megabyte, so every alternative takes linear time: a match can start only at the start of a run of its
-# characters, and matching never backtracks. Only single characters are repeated possessively, because Python 3.11
-# before 3.11.5 matches possessive groups incorrectly.
+# Published token formats. A match is a secret, regardless of the variable's name. One call may search a megabyte, so
+# every alternative takes linear time: a match can start only at the start of a run of its characters, and matching
+# never backtracks. Only single characters are repeated possessively, because Python 3.11 before 3.11.5 matches
+# possessive groups incorrectly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
@@ -45,12 +45,12 @@ TOKEN = re.compile(
     """
 )
 
-# Names of variables whose values are treated as secrets.
+# Variable names whose values are treated as secrets.
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
-# Names of files that are assumed to contain keys, regardless of their content.
+# Names of files assumed to contain keys, regardless of their content.
 SECRET_FILE = re.compile(
     r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
@@ -67,7 +67,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 def redact(text: str, values: Iterable[str] = (), mark: Callable[[str], str] = lambda _: HIDDEN) -> str:
     """Return `text` without tokens of known formats and without the given secret values (of 6 characters or more).
 
-    `mark` returns the replacement of a secret.
+    `mark` returns the replacement for a secret.
     """
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, mark(value))
@@ -75,9 +75,9 @@ def redact(text: str, values: Iterable[str] = (), mark: Callable[[str], str] = l
 
 
 def redacted_part(text: str, start: int, end: int, values: Iterable[str] = ()) -> str:
-    """Return the part of a redacted, plain text from `start` to `end`.
+    """Redact plain text, and return the part from `start` to `end`.
 
-    A secret that crosses a boundary is hidden as a whole. The part that contains its start contains its replacement, so
+    A secret that crosses a boundary is hidden completely. Its replacement is in the part where the secret starts, so
     adjacent parts add up to the redacted text.
     """
     hidden = redact(text, values, lambda secret: "\1" + "\0" * (len(secret) - 1))  # control characters are not plain
@@ -85,7 +85,7 @@ def redacted_part(text: str, start: int, end: int, values: Iterable[str] = ()) -
 
 
 def plain_length(text: str, end: int) -> int:
-    """Return the length of the plain form of the first `end` characters of `text`."""
+    """Return the length of the first `end` characters of `text` after conversion to plain text."""
     escapes = (found.span() for found in _ANSI.finditer(text) if found.start() < end)
     kept, at = [], 0
     for first, last in escapes:
@@ -95,8 +95,8 @@ def plain_length(text: str, end: int) -> int:
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the values to redact: values of at least 8 characters if the variable is named like a secret, and values
-    of at least 6 characters if the variable is in `names`.
+    """Return the values to redact: those of at least 8 characters if the variable's name is typical of secrets, and
+    those of at least 6 characters if the variable is in `names`.
     """
     # Clients send a value without its trailing line break, so that form is redacted.
     called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
@@ -116,7 +116,7 @@ def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
 
 
 def plain(text: str) -> str:
-    """Remove terminal escapes, replace invisible characters with U+FFFD, and turn carriage returns into line ends."""
+    """Remove terminal escapes, replace invisible characters with U+FFFD, and convert carriage returns to newlines."""
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNSAFE.sub("\ufffd", text)
 

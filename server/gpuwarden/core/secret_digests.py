@@ -2,8 +2,8 @@
 
 A process that never had a secret's value must still keep the secret out of its output. Digests are grouped by the
 length of their value. For each length, a rolling hash moves over the words of a text. A few stored bits of each
-secret's hash select the windows for which a full digest is computed. The time for each length is linear in the length
-of the text.
+secret's hash select the windows for which a full digest is computed. For each length, the running time is linear in the
+length of the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declare the commands with which a platform's own tools end billed resources, for the guard in an agent's shell.
+"""Declare the commands in a platform's own tools that end billed resources, for the guard in an agent's shell.
 
 A sequence is a string of steps that follow a program's name. A step is one word, or several with `|` between them; `*`
 matches any one word. A step that starts with `-` is an option that must be present anywhere; a step that starts with
@@ -28,7 +28,7 @@ class ShellGuard:
     hosts: tuple[str, ...] = ()
     """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
-    """Regular expressions for URLs: paths of an API that each site serves under its own host name."""
+    """Regular expressions for URLs: API paths that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
     """Regular expressions for a request's URL and body: requests other than DELETE that end a machine.
 
@@ -47,7 +47,7 @@ class ShellGuard:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         for program in (*self.ends, *self.aliases, *self.remote):
             if not re.fullmatch(r"[a-z0-9._-]+", program):
-                raise ValueError(f"{program!r} is not a program name in lower case")
+                raise ValueError(f"{program!r} is not a lowercase program name")
 
     def table(self) -> dict[str, Any]:
         """Return the declaration as plain values, for a JSON file."""
@@ -55,7 +55,7 @@ class ShellGuard:
 
 
 def merged(guards: list[ShellGuard]) -> ShellGuard:
-    """Return the union of several declarations; sequences of the same program are combined."""
+    """Return the union of several declarations; sequences for the same program are combined."""
 
     def maps(name: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

@@ -37,7 +37,7 @@ class Job(StrEnum):
 
 
 _TOLD: Final = {
-    Job.PROVISIONING: "waits for its machine",
+    Job.PROVISIONING: "is waiting for its machine",
     Job.SUBMITTING: "is being started",
     Job.SUCCEEDED: "has succeeded",
     Job.FAILED: "has failed",
@@ -114,8 +114,8 @@ LEASE: Final[dict[Lease, frozenset[Lease]]] = {
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Platforms sometimes list an instance again after it was gone. A stopped instance can be started again, or released
-    # before it has run a job.
+    # Platforms sometimes list an instance again after it has disappeared. A stopped instance can be started again, or
+    # released before it has run a job.
     _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
@@ -151,7 +151,7 @@ def check_move(subject: str, old: S, new: S) -> None:
     moves = legal(old)
     if new in moves:
         return
-    listed = ", ".join(sorted(moves)) or "none, it is final"
+    listed = ", ".join(sorted(moves)) or "none (final state)"
     raise Conflict(
         f"{type(old).__name__.lower()} {subject} can't go from {old} to {new}; legal from {old}: {listed}",
         (do(Action.LIST_INSTANCES), "Another call may have changed it already."),

@@ -2,7 +2,7 @@
 
 A store is a path in an S3 bucket, or a repo or a bucket on the Hub.
 
-The files of a job are stored under the path and the job's id, so that no job overwrites another job's files.
+A job's files are stored under the path and the job's id, so that no job overwrites another job's files.
 
 | variable | meaning |
 |---|---|
@@ -11,7 +11,7 @@ The files of a job are stored under the path and the job's id, so that no job ov
 | `GPUWARDEN_STORE_HF_TOKEN` | the uploader's token for the Hub |
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key with which this machine reads S3 |
 | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the endpoint of an S3-compatible store other than AWS |
-| `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of a store in S3 |
+| `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of an S3 store |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's manifest, which is written last, so every file that it lists has been stored completely."""
 VERSIONS: Final = "gpuwarden-versions"
-"""The folder of a job's files that are stored under another name because the manifest listed an older version."""
+"""The folder for a job's files that are stored under another name because the manifest listed an older version."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
 """The prefix of the environment variables that contain a store's credentials."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
@@ -72,7 +72,7 @@ class StoreAddress:
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
     def key(self, job: str, path: str = "", version: str = "") -> str:
-        """Return the full name of a job's file in the store. Absolute paths are put under `machine/`, as in a pull.
+        """Return the full name of a job's file in the store. Absolute paths are stored under `machine/`, as in a pull.
 
         `version` comes from the file's entry in the manifest.
         """
@@ -108,7 +108,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class StorePattern:
-    """An entry of the policy's list of stores. It covers all addresses under it; `*` matches any single name."""
+    """An entry in the policy's list of stores. It covers all addresses under it; `*` matches any single name."""
 
     scheme: str
     kind: str
@@ -154,7 +154,7 @@ class Store(Protocol):
         ...
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the content of the manifest, up to a size limit; None if it does not exist."""
+        """Return the manifest's content, up to a size limit; None if the manifest does not exist."""
         ...
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:

@@ -1,6 +1,6 @@
 """Recognize a saved model or a part of a checkpoint by its path alone.
 
-It is used for undeclared files on a machine that is about to be torn down, because their content is not available.
+This is used for undeclared files on a machine that is about to be torn down, because their content is not available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHES: Final = re.compile(
 def checkpoint_like(path: str) -> bool:
     """Return whether a path names model weights or a part of a checkpoint.
 
-    Files in a cache of downloads or of installed packages do not count, because they can be fetched again.
+    Files in a download cache or in installed packages do not count, because they can be downloaded again.
     """
     *folders, name = path.split("/")
     if _CACHES.search(f"/{path}"):

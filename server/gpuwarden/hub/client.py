@@ -15,7 +15,7 @@ not JSON.
 | `HF_TOKEN` | the token for the Hub; it replaces the token from `hf auth login` |
 | `HF_ENDPOINT` | the address of the Hub, if it is not huggingface.co |
 | `GPUWARDEN_DATASET_VIEWER` | the address of that Hub's dataset viewer |
-| `HF_HOME` | the folder of the Hub's cache and of the token that `hf auth login` stored |
+| `HF_HOME` | the folder that contains the Hub's cache and the token stored by `hf auth login` |
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class HubConfig:
     def from_env(cls, env: Mapping[str, str] | None = None) -> HubConfig:
         """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token, as huggingface_hub does.
 
-        The viewer's address can't be derived reliably from the Hub's address. If you set the address of another Hub,
-        also set that of its viewer.
+        The viewer's address can't be derived reliably from the Hub's address. If you set another Hub's address, also
+        set its viewer's address.
         """
         from huggingface_hub import get_token
 
@@ -253,7 +253,7 @@ class HubClient:
         if status == 429:
             after = retry_after_s(headers, self._clock.now())
             wait = after if after is not None else float(found[3]) if found else None
-            # Other callers are blocked too, because further requests would only extend the wait.
+            # Other callers are also blocked, because more requests would only extend the wait.
             self._blocked_until = self._clock.now() + (wait or 0.0)
             raise _limited(wait, "the Hub returned HTTP 429: its rate limit has been reached")
 

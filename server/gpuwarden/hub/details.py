@@ -33,8 +33,8 @@ async def repo_details(
     *,
     hub: HubClient,
 ) -> RepoAnswer:
-    """Look up 1 to 10 repos at once. Without a type, an overview looks up a repo as a model and as a dataset; the other
-    operations look it up as a dataset.
+    """Look up 1 to 10 repos at once. If `type` is None, an overview looks up a repo as a model and as a dataset; the
+    other operations look it up as a dataset.
 
     `offset` and `limit` (1 to 100) select the rows of `dataset_preview`. A repo that can't be read has status `error`;
     the call itself raises only `BadRequest`, for invalid arguments.

@@ -53,9 +53,7 @@ class Address:
         repo, path = f"{owner}/{name}", path.strip("/")
         odd = ".." in path.split("/") or not path.isprintable() or len(text) > 1_000
         if not text.startswith(SCHEME) or not re.fullmatch(REPO_ID, repo) or odd:
-            raise BadRequest(
-                f"{line(text, 120)!r} is not an address on the Hub", "Write hf://owner/name[@revision][/path]."
-            )
+            raise BadRequest(f"{line(text, 120)!r} is not a Hub address", "Write hf://owner/name[@revision][/path].")
         return cls(_KINDS[kind], repo, unquote(revision) or "main", path)
 
 
@@ -82,7 +80,7 @@ class Listing:
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or the errors of `HubClient`."""
+    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or errors from `HubClient`."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
@@ -101,7 +99,9 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
         if not cursor:
             break
     else:
-        raise BadReply(f"the Hub's list of {address.repo} has more than {_PAGES} pages", "Choose one of its folders.")
+        raise BadReply(
+            f"the Hub's file list for {address.repo} has more than {_PAGES} pages", "Choose one of its folders."
+        )
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(

@@ -1,4 +1,4 @@
-"""Fetch the small files of models and a few rows of datasets from the Hub, to run the first step of a script."""
+"""Fetch models' small files and a few dataset rows from the Hub, to run a script's first step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_REPOS: Final = 24
 MOST_FILES: Final = 60
 MOST_BYTES: Final = 64 << 20
 MOST_OF_ROWS: Final = 4 << 20
-"""Largest total size of a split's features and rows, in characters of JSON."""
+"""Maximum total size of a split's features and rows, in characters of JSON."""
 PATIENCE_S: Final = 120.0
 """Time limit in seconds for all downloads together, because a slow server can keep a single download from timing out.
 """
@@ -107,9 +107,9 @@ def _cached(name: str) -> dict[str, bytes]:
 
 
 def wanted(path: str) -> bool:
-    """Return true if a file of a model's repo is a config, a part of a tokenizer, or code.
+    """Return true if a file in a model's repo is a config, part of a tokenizer, or code.
 
-    Return False for a path outside the repo; a mirror of the Hub may list such paths.
+    Return False for a path outside the repo; a Hub mirror may list such paths.
     """
     try:
         if local_name(path) != path:

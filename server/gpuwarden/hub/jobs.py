@@ -37,7 +37,7 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
 async def namespace(hub: HubClient) -> str:
-    """Return the name of the token's account, which owns the jobs. Raises AuthFailed, Unreachable."""
+    """Return the name of the token's account, which owns the jobs. Raises AuthFailed or Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in gpuwarden's environment.")
     from gpuwarden.hub.preflight_facts import read_account  # slow import
@@ -62,14 +62,14 @@ async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | N
 
 
 async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
-    """Cancel a job. A job that has ended or does not exist causes no error."""
+    """Cancel a job. No error is raised if it has ended or does not exist."""
     reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
     if reply.status not in {200, 404, 409}:
         refuse(reply)
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return every job with these labels, from all pages. Raises BadReply for a page with an unknown format."""
+    """Return every job with these labels, from all pages. Raises BadReply for a page in an unknown format."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"label": [f"{k}={v}" for k, v in labels.items()]})
     found = [checked(HubResponse(200, row, {})) for row in rows]
     return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
@@ -118,7 +118,7 @@ async def paged(
 
 
 async def make_bucket(hub: HubClient, bucket: str) -> None:
-    """Create a private bucket unless it exists."""
+    """Create a private bucket if it does not exist."""
     reply = await hub.get(f"/api/buckets/{bucket}")
     if reply.status == 404:
         reply = await hub.send("POST", f"/api/buckets/{bucket}", {"visibility": "private"})
@@ -147,7 +147,7 @@ MOST_MICRO_USD: Final = 10**15
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
-    """Return the hardware flavors that the Hub offers now, with their prices in US dollars per hour."""
+    """Return the hardware flavors that the Hub currently offers, with their prices in US dollars per hour."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub returned HTTP {reply.status} for its hardware list: {reply.message}")
@@ -223,7 +223,7 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub describes it. Raises BadReply for an unknown format, and the errors of `refuse`."""
+    """Return a job as the Hub describes it. Raises BadReply for an unknown format, and the same errors as `refuse`."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json

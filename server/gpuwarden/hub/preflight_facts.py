@@ -57,7 +57,7 @@ async def hub_facts(
                 group.start_soon(one, use)
             if pushes and config.token:
                 group.start_soon(who)
-        named = {u.id for u in found}  # the base models of adapters must also exist
+        named = {u.id for u in found}  # adapters' base models must also exist
         bases = [
             RepoUse(base, "model", use.line, "base")
             for use, repo in found.items()
@@ -109,7 +109,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return the uses of repos in the script, and the repos that environment variables name."""
+    """Return the script's uses of repos, and the repos named by environment variables."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []

@@ -26,14 +26,14 @@ TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """A script's text, or the reason why the script is not usable."""
+    """A script's text, or the reason that the script can't be used."""
 
     text: str = ""
     trouble: str = ""
 
 
 async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetched] | None:
-    """Fetch the first script URL of a command; None if no URL may be fetched."""
+    """Fetch the first script URL in a command; None if no URL may be fetched."""
     hosts = RAW_HOSTS | {urlsplit(config.endpoint).netloc}
     address = next((w for w in command if _ADDRESS.fullmatch(w) and urlsplit(w).netloc.lower() in hosts), None)
     if address is None or "/blob/" in address:

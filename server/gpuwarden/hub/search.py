@@ -31,7 +31,7 @@ async def dataset_search(
 ) -> SearchAnswer:
     """Find datasets by words in their names, by owner and by tags (such as `task_categories:text-generation`)."""
     if not 1 <= limit <= MAX_ROWS:
-        raise BadRequest(f"limit is {limit}; it must be 1 to {MAX_ROWS}")
+        raise BadRequest(f"limit is {limit}; it must be between 1 and {MAX_ROWS}")
     if sort not in _SORTS:
         raise BadRequest(f"sort is {line(sort, 40)!r}; it must be one of {', '.join(_SORTS)}")
     if len(query) > 200 or len(author) > 96 or len(tags) > 10 or any(len(t) > 100 for t in tags):
@@ -42,9 +42,9 @@ async def dataset_search(
     if not found and author and query:
         # The Hub searches names only, so list the author's other datasets instead.
         found = await _ask(hub, "", author, tags, sort, limit)
-        note = f"no dataset of {author} has {query!r} in its name; these are {author}'s datasets" if found else ""
+        note = f"none of {author}'s datasets has {query!r} in its name; these are {author}'s datasets" if found else ""
     if not found:
-        note = "no dataset found: the Hub searches names only, so try fewer or shorter words, or no author"
+        note = "no datasets found: the Hub searches only names, so try fewer or shorter words, or omit the author"
     return SearchAnswer(
         datasets=tuple(found[:limit]),
         more=len(found) > limit,

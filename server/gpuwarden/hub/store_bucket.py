@@ -78,7 +78,7 @@ class BucketReader:
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file from `offset`."""
         if key not in self._sizes and key not in await self._listed([key]):
-            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the content of the store.")
+            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the store's content.")
         listing = Listing(Address("model", self._address.root), "", {key: HubFile(self._sizes[key], None)})
         source = BucketSource(listing, key, self._config)
         for at in range(offset, source.size, _PIECE):

@@ -20,13 +20,13 @@ from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.files import Address, Listing, RangeSource, list_files
 
 SMALL: Final = 10 << 20
-"""The size limit of files that the Hub stores in git."""
+"""The size limit for files that the Hub stores in git."""
 MOST_READ: Final = 256 << 20
 _PIECE: Final = 4 << 20
 
 
 class RepoReader:
-    """A `Store` that reads a repo. All reads use the commit of the first listing."""
+    """A `Store` that reads a repo. All reads use the first listing's commit."""
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
         self._address, self._config, self._clock = address, config, clock
@@ -67,7 +67,7 @@ class RepoReader:
         """Stream one file from `offset`."""
         listing = await self._list()
         if listing is None or key not in listing.files:
-            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the content of the store.")
+            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the store's content.")
         source = RangeSource(listing, key, self._config)
         for at in range(offset, source.size, _PIECE):
             yield await to_thread.run_sync(self._piece, source, at, abandon_on_cancel=True)

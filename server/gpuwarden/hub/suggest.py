@@ -1,6 +1,6 @@
 """Suggest existing ids that are similar to a missing id.
 
-One query is not enough: the Hub searches names only, and its way of splitting them into words is not documented.
+One query is not enough: the Hub searches only names, and its rules for splitting them into words are undocumented.
 Therefore, up to five queries run concurrently: the name within the namespace, the namespace's most used repos, each of
 the name's two longest words in all namespaces, and the same id with another repo type. This module ranks the results.
 """
@@ -24,7 +24,7 @@ GOOD_ENOUGH = 38.0
 
 
 async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ...]:
-    """Return up to five ids, the most likely first; empty if none is similar or the Hub did not respond."""
+    """Return up to five ids, most likely first; empty if none is similar or the Hub did not respond."""
     owner, _, name = repo_id.rpartition("/")
     words = sorted(tokens(name), key=lambda w: (w.isdigit(), -len(w), w))[:2]
     queries: list[dict[str, Any]] = [{"search": word, "limit": 40, "sort": "downloads"} for word in words]
@@ -60,14 +60,14 @@ async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ..
 
 
 def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
-    """Return the candidates that are similar to `wanted`, the most similar first; equal scores are sorted by name."""
+    """Return the candidates that are similar to `wanted`, most similar first; equal scores are sorted by name."""
     scored = [(score(wanted, c), c) for c in set(candidates)]
     return [c for s, c in sorted(scored, key=lambda x: (-x[0], x[1])) if s >= GOOD_ENOUGH]
 
 
 def score(wanted: str, candidate: str) -> float:
-    """Return a similarity from 0 to 108. Owner and name are compared separately, so that an unrelated repo of the same
-    owner gets a low score.
+    """Return a similarity from 0 to 108. Owner and name are compared separately, so that an unrelated repo with the
+    same owner gets a low score.
     """
     owner, _, name = wanted.lower().rpartition("/")
     their_owner, _, their_name = candidate.lower().rpartition("/")

@@ -22,7 +22,7 @@ PREVIEW = 8_000
 
 
 async def structure(hub: HubClient, dataset: str, only: str | None = None) -> Structure:
-    """Return the structure of a dataset, for config `only` or for all configs. Never raises for viewer errors."""
+    """Return a dataset's structure, for config `only` or for all configs. Never raises for viewer errors."""
     try:
         params = {"dataset": dataset} | ({"config": only} if only else {})
         info = await hub.get("/info", params, viewer=True)

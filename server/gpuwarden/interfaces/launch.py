@@ -1,7 +1,7 @@
 """Build the command line that starts the server, and the server's entry in a client's configuration.
 
 A plugin starts the server from its own folder, with uv and the lock file in that folder. Without a plugin, the entry in
-the client's configuration file starts the server of this installation, or lets uvx download it.
+the client's configuration file starts this installation's server, or lets uvx download it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
 FROZEN: Final = ("--frozen", "--no-dev")
 OWN_ENVIRONMENT: Final = {"UV_PROJECT_ENVIRONMENT": ".venv"}
 """Makes uv use the environment in the plugin's folder. Without it, uv would install the plugin's packages into the
-environment that a variable of the user names.
+environment that one of the user's variables names.
 """
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
@@ -60,7 +60,7 @@ def from_here(client: str, version: str) -> Run:
     """Return the command that starts this server, or that downloads it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)
-    # Without -P, modules of the project folder that a client starts the server in would replace the server's own.
+    # Without -P, modules in the project folder where a client starts the server would replace the server's own.
     return {"command": sys.executable, "args": ["-P", "-m", *serve(client)]}
 
 

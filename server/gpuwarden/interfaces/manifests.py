@@ -1,8 +1,8 @@
 """Generate the manifests that clients and registries read to install gpuwarden.
 
 Run `python -m gpuwarden.interfaces.manifests` in a checkout to write them. The name, version, description and license
-come from pyproject.toml, the command from `launch`, and the variables from the docstring tables of the modules that
-read them. A test checks that the files are up to date.
+come from pyproject.toml, the command from `launch`, and the variables from docstring tables in the modules that read
+them. A test checks that the files are up to date.
 
 Claude Code, Codex and Gemini start the server from the plugin's folder. Each needs its own file: only Claude Code
 expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd": "."`.
@@ -33,7 +33,7 @@ REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """Return the text of every manifest, keyed by its path relative to the checkout `root`."""
+    """Return every manifest's text, keyed by its path relative to the checkout `root`."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about = project["description"]
@@ -138,7 +138,7 @@ def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variab
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write the manifests that have changed and the links of `plugin`, and return the number of changed manifests."""
+    """Write the manifests that have changed and the links in `plugin`, and return the number of changed manifests."""
     changed = 0
     (root / "plugin").mkdir(exist_ok=True)
     for name in RUNTIME:

@@ -1,7 +1,7 @@
 """List the environment variables that a client must pass to the server.
 
 Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits
-variables whose names look like those of secrets. Therefore each plug-in lists its variables in a table in its module
+variables whose names suggest a secret. Therefore each plug-in lists its variables in a table in its module
 docstring, and the manifests and `gpuwarden setup` list all of these names. They never contain a value.
 
     | variable | meaning |
@@ -28,7 +28,7 @@ READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notif
 SYSTEM: Final = {
     "XDG_CONFIG_HOME": "base folder of the policy file, unless GPUWARDEN_POLICY is set",
     "XDG_DATA_HOME": "folder of the ledger, unless GPUWARDEN_HOME names it",
-    "XDG_STATE_HOME": "folder of the list of this account's servers",
+    "XDG_STATE_HOME": "folder with the list of this account's servers",
     "XDG_CACHE_HOME": "folder of the Hub's cache, unless HF_HOME names it",
     "SSH_AUTH_SOCK": "the socket of the SSH agent",
     "HTTPS_PROXY": "the proxy for HTTPS requests",

@@ -15,8 +15,8 @@ level-2 heading and one fenced block:
     verified: 2026-11
     ```
 
-Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
-from its log, see `observations.py`), `secondary` (the entry's lines alone don't establish the cause, because they also
+Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job other
+than its log, see `observations.py`), `secondary` (the entry's lines alone don't establish the cause, because they also
 follow other failures), `least_lines` (the number of different lines that must match before a log is diagnosed, for
 values that mean nothing if they occur only once), `unsigned` (the reason why the entry has neither signatures nor
 signs). Prose may follow the block. Every mistake is reported with its file and line.
@@ -102,7 +102,7 @@ class Block(Frozen):
 
 
 class Gotcha(Block):
-    """One known failure. `page` is its file in the references, `line` the line number of its heading."""
+    """One known failure. `page` is its file in the references, and `line` is the line number of its heading."""
 
     id: str
     title: Words
@@ -124,7 +124,7 @@ class Front(Frozen):
 
 
 class Page(Front):
-    """One reference file. `body` is the Markdown after the front matter, `first` its first line number."""
+    """One reference file. `body` is the Markdown after the front matter, and `first` is its first line number."""
 
     path: str
     body: str
@@ -142,7 +142,7 @@ class Catalogue:
         """Return the entry with this id."""
         found = self.gotchas.get(key.strip().upper())
         if found is None:
-            raise NotFound(f"there is no entry {key!r}", "Search by symptom or by log line instead.")
+            raise NotFound(f"no entry has the id {key!r}", "Search by symptom or by log line instead.")
         return found
 
     def page(self, path: str) -> Page:
@@ -155,7 +155,7 @@ class Catalogue:
 
 @lru_cache(maxsize=1)
 def shipped() -> Catalogue:
-    """Return the references of this installation. They are read only once."""
+    """Return the references in this installation. They are read only once."""
     return load(data_dir("references"))
 
 
@@ -239,7 +239,7 @@ class _Reader:
     def entry(self, page: Page, lines: list[str], line: int) -> Gotcha:
         found = ENTRY_HEADING.match(lines[0])
         if found is None:
-            raise _wrong(page.path, line, "the heading of an entry must have the form `## ABC-001 · Title`")
+            raise _wrong(page.path, line, "an entry's heading must have the form `## ABC-001 · Title`")
         key, title = found.groups()
         if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
             raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")

@@ -1,6 +1,6 @@
 """Decision lists: ordered checks for symptoms with several causes.
 
-A list is a block ```` ```yaml decision ```` under a level-2 heading of `references/decisions.md`. A check has a
+A list is a block ```` ```yaml decision ```` under a level-2 heading in `references/decisions.md`. A check has a
 command, given as an argument list and never as shell text, and a list of outcomes. The command of a check with `reads`
 changes nothing and terminates without input; a number or a pattern in its output decides the outcome. The user decides
 the outcome of all other checks.
@@ -150,7 +150,7 @@ class Check(Frozen):
 
 
 class DecisionList(Frozen):
-    """The checks for one symptom. `entries` are the entries whose diagnosis can't distinguish the symptom's causes."""
+    """The checks for one symptom. `entries` lists entries whose diagnosis can't distinguish the symptom's causes."""
 
     id: Name
     title: str = ""
@@ -187,18 +187,18 @@ def read_lists(text: str, name: str = PAGE) -> tuple[DecisionList, ...]:
 
 @cache
 def decision_lists() -> tuple[DecisionList, ...]:
-    """Return the shipped lists."""
+    """Return the bundled lists."""
     return read_lists((data_dir("references") / PAGE).read_text(encoding="utf-8"))
 
 
 def for_signs(signs: Iterable[Sign]) -> tuple[DecisionList, ...]:
-    """Return the lists for the observed signs of a job."""
+    """Return the lists for a job's observed signs."""
     seen = set(signs)
     return tuple(one for one in decision_lists() if seen & set(one.signs))
 
 
 def for_words(text: str) -> DecisionList | None:
-    """Return the list that matches a symptom described in words, or None if the text contains no word of any list."""
+    """Return the list that matches a symptom described in words, or None if the text contains no word from any list."""
     lowered = text.lower()
     found = ((word.lower(), one) for one in decision_lists() for word in one.words)
     fitting = [(len(word), one) for word, one in found if re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", lowered)]

@@ -2,10 +2,10 @@
 
 A matching signature is evidence, not proof, so a diagnosis is at most *likely*. A diagnosis is likely only if a sign
 establishes it, if public reports have confirmed the signature (see `track_record`), or if the exit code also supports
-it. A diagnosis is only *possible*
-if the line also follows other failures, if several entries explain the line without further evidence for one of them,
-if the only evidence is the exit code or a sign with several causes, if the line is not part of the failure that ended
-the run, or if the job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
+it. A diagnosis is only *possible* if the line also follows other failures, if several entries explain the line without
+further evidence for one of them, if the only evidence is the exit code or a sign with several causes, if the line is
+not part of the failure that ended the run, or if the job has not failed. Only the lines most relevant to the end of the
+run are matched: see `failure`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAX_EVIDENCE = 3
 SPECIFIC = 6
 """A match can be *likely* only if its signature has at least this many fixed characters."""
 CANT_RUN = (126, 127)
-"""Exit codes of a shell that could not run a command. The shell's message gives the reason, so these codes provide no
+"""Exit codes from a shell that could not run a command. The shell's message gives the reason, so these codes provide no
 further evidence.
 """
 Certainty: TypeAlias = Literal["likely", "possible"]
 
 
 class MatchedLine(Frozen):
-    """A line of the log with its number, which starts at 1. An exit code or a sign has the number 0."""
+    """A log line with its number, starting at 1. An exit code or a sign has the number 0."""
 
     number: int
     text: str
@@ -237,7 +237,7 @@ class _Case:
 def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
     """Return the log's lines with their weights; a repeated text counts once, with its highest weight.
 
-    An exception's message that was wrapped over several lines is added as one line, with its first line's number.
+    An exception's message that was wrapped across several lines is added as one line, with its first line's number.
     """
     best: dict[str, tuple[Weight, int]] = {}
     for at, line in enumerate(reading.lines):
@@ -259,7 +259,7 @@ def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
     kept = [case for case in cases if case.seen or case.weight >= least]
     if raised or best != Weight.SAID:
         return kept
-    # No exception was raised, so the run ended with the message of a shell or another program.
+    # No exception was raised, so the run ended with a message from a shell or another program.
     return [replace(case, weight=Weight.HARD) if case.weight == Weight.SAID else case for case in kept]
 
 

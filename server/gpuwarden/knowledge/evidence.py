@@ -57,6 +57,6 @@ def nameless(text: str) -> str:
 
 
 def _clean(log: str) -> list[str]:
-    """Return the lines without escape sequences, recognizable secrets and user names in paths, each cut to a limit."""
+    """Return the truncated lines without escape sequences, recognizable secrets and user names in paths."""
     raws = log.replace("\r", "\n").split("\n")
     return [text for raw in raws if (text := nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE)))]

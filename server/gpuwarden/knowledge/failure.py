@@ -1,6 +1,6 @@
 """Read a run's failure from its log: its location, the progress before it, and errors from which the run recovered.
 
-Only the failure is matched with the reference entries, so each line gets a `Weight`: an exception that ended the run
+Only the failure is matched against the reference entries, so each line gets a `Weight`: an exception that ended the run
 has the highest weight, a warning counts only if there is no error, and an error after which training continued does not
 count.
 """
@@ -44,7 +44,7 @@ class Weight(IntEnum):
 
 
 class Outcome(StrEnum):
-    """The outcome of a run according to its log and exit code."""
+    """A run's outcome, judging by its log and exit code."""
 
     FAILED = "failed"
     SUCCEEDED = "succeeded"
@@ -53,9 +53,9 @@ class Outcome(StrEnum):
 
 
 class Gone(Frozen):
-    """A name that the installed release of a library lacks. The tables of releases are searched for it.
+    """A name that a library's installed release lacks. The release tables are searched for it.
 
-    `callers` are the calls in the traceback's source lines, innermost first. They are needed because the messages of
+    `callers` lists the calls in the traceback's source lines, innermost first. They are needed because the messages of
     Python 3.9 and older do not name the class. `partial` means that the module was only partly imported, because of a
     circular import or a local file with the same name.
     """
@@ -68,7 +68,7 @@ class Gone(Frozen):
 
 
 class Line(Frozen):
-    """A line of the log with its number, from 1."""
+    """A log line with its number, starting at 1."""
 
     number: int
     text: str
@@ -87,7 +87,7 @@ class ExceptionRead(Frozen):
 
 
 class Failure(Frozen):
-    """The outcome of a run according to its log, with the evidence."""
+    """A run's outcome, judging by its log, with the evidence."""
 
     outcome: Outcome
     exception: ExceptionRead | None = None
@@ -248,7 +248,7 @@ class Reading:
         )
 
     def _gone(self, raised: Raised) -> Gone | None:
-        """Return the name that an exception reports as missing, with the calls in the source lines of its traceback."""
+        """Return the name that an exception reports as missing, with the calls in its traceback's source lines."""
         found = gone(raised.message)
         if found is None:
             return None
@@ -281,7 +281,7 @@ def gone(message: str) -> Gone | None:
 
 
 def read_failure(log: str, exit_code: int | None = None) -> Failure:
-    """Return how a run ended according to its log."""
+    """Return a run's outcome, judging by its log and exit code."""
     return Reading(log, exit_code).failure
 
 

@@ -73,9 +73,9 @@ GONE = (
     ("name", re.compile(r"Can't get attribute '(?P<name>\w+)' on <module '(?P<owner>[\w.]+)'")),
     ("module", re.compile(r"No module named '(?P<owner>)(?P<name>[\w.]+)'")),
 )
-"""Error messages about a missing name, each with the kind of the name."""
+"""Error messages about a missing name, each with the kind of name."""
 CALLED = re.compile(r"\b((?:[a-z_]\w*\.){0,4}[A-Za-z]\w*)\(")
-"""A call in a source line of a traceback."""
+"""A call in a traceback's source line."""
 REPORT = re.compile(
     r"^(?:#{1,4} (?=.*[a-z])|- \[[ xX]\]|```)"
     r"|\bI(?:'m|'ve| (?:am|have|want|tr[iy]\w*|g[eo]t|us\w*|run|ran|think|follow\w*|can|need|train\w*|fine|met|start\w*"
@@ -85,7 +85,7 @@ REPORT = re.compile(
 )
 """A line from a user's description of a failure: in the first person, with a question, or formatted like an issue."""
 LOGGED = re.compile(r".{0,60}\b(?:INFO|DEBUG)\b")
-"""A line from a logger. A question in it is part of a data sample."""
+"""A line from a logger. Any question in it is part of a data sample."""
 SHAPED = re.compile(
     r"\[?\d{4}-\d\d-\d\d|\[?\d\d:\d\d|.{0,40}\bINFO\b|[IWE]\d{4} |\[\w|\w+:|\d{1,3}%|[{|>=*]|.{0,60}\d\.\d"
 )

@@ -20,7 +20,7 @@ URGENT_SCOPES = {"billing", "teardown"}
 URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "unattended", "danger_clocks"}  # in a profile's front matter
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 _FILE = re.compile(r"`([a-z0-9_/-]+\.md)`")
-_ENTRY = re.compile(r"(?<![A-Z-])([A-Z]{2,5}-\d{3})\b")  # PF-HUB-001 is a rule of a gate, not the entry HUB-001
+_ENTRY = re.compile(r"(?<![A-Z-])([A-Z]{2,5}-\d{3})\b")  # PF-HUB-001 is a gate's rule, not the entry HUB-001
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -114,7 +114,7 @@ def _dead(file: str, body: str, first: int, catalogue: Catalogue, path: Path) ->
                 yield _nowhere(file, number, f"{link} doesn't exist")
         for name in _FILE.findall(line):
             if name not in catalogue.pages and not any(page.endswith(f"/{name}") for page in catalogue.pages):
-                yield _nowhere(file, number, f"{name} is not a page of the references")
+                yield _nowhere(file, number, f"{name} is not a page in the references")
 
 
 def _nowhere(file: str, line: int, message: str) -> Issue:

@@ -22,7 +22,7 @@ MAX_FOUND = 12
 marks, and half are the last ones.
 """
 LEFT_OUT = "\x00"
-"""Marks the start of a line that replaces omitted lines and gives their number."""
+"""Marks the start of a line that replaces omitted lines and states their number."""
 TELLING = (
     b"Traceback (most recent call last)",
     b"CUDA error",
@@ -111,7 +111,7 @@ def step_of(line: LogLine) -> str:
 
 
 def read_log(file: BinaryIO) -> str:
-    """Read a log of any size. Return about 1 MB at most: both ends, and the context of failure marks between them.
+    """Read a log of any size. Return at most about 1 MB: both ends, and the context of failure marks between them.
 
     Each omitted part is replaced by a line that begins with LEFT_OUT, so that line numbers stay correct.
     """
@@ -141,7 +141,7 @@ class _Middle:
         self.last: deque[tuple[int, bytes]] = deque(maxlen=MAX_FOUND // 2)
 
     def pass_over(self, chunk: bytes) -> None:
-        """Record the failure marks of a skipped chunk in order, with context that does not overlap."""
+        """Record the failure marks in a skipped chunk, in order, with context that does not overlap."""
         places = sorted(at for telling in TELLING for at in (chunk.find(telling), chunk.rfind(telling)) if at >= 0)
         end = 0
         for at in places:

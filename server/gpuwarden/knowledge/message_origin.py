@@ -62,7 +62,7 @@ def _origin(raised: ExceptionRead) -> Origin | None:
 
 
 def begins(message: str, template: str) -> bool:
-    """Return whether a message starts with the text of a template. A placeholder in the template matches any text."""
+    """Return whether a message starts with a template's text. A placeholder in the template matches any text."""
     first, *parts = template.split(HOLE)
     at = len(first)
     if not message.startswith(first):

@@ -34,7 +34,7 @@ _LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-f
 
 @dataclass(frozen=True)
 class Bar:
-    """The statements about the failure by the author of the proposal."""
+    """The proposal author's statements about the failure."""
 
     root_caused: bool
     reproduced: bool

@@ -1,4 +1,4 @@
-"""Extract the relevant parts of a pasted report: its title, the description and the lines of the error.
+"""Extract the relevant parts of a pasted report: its title, its description and the lines about the error.
 
 Users paste complete issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
 Most of this text would match unrelated entries, so it is removed before a search by words. Signatures are still

@@ -2,7 +2,7 @@
 
 A query is a list of slots, one per word. A slot matches its word, a concept that the word belongs to, or the nearest
 known spelling; only the best match counts. Two measures decide whether a result is good enough: the score, and the
-*coverage*, which is the share of the query that the entry matches (rare words have more weight).
+*coverage*, which is the share of the query that the entry matches (rare words carry more weight).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""Further occurrences of a term in a field do not count, because aliases in two languages repeat the same concept."""
+"""Repeated occurrences of a term in a field do not count, because aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
 CHINESE_PAIR = 0.9
 COMMON = 0.15
-"""The weight of log(1 + count / FEW_REPORTS) in the ranking. `frequency.txt` contains the number of reports of each
+"""The weight of log(1 + count / FEW_REPORTS) in the ranking. `frequency.txt` contains the number of reports for each
 entry.
 """
 FEW_REPORTS = 2.5
@@ -75,7 +75,7 @@ LEAST_LOG = 5
 """The minimum number of lines in a log; a shorter text is treated as an excerpt."""
 FEW_LINES = 3
 MAX_CALLS = 4
-"""The number of innermost calls of a traceback that are searched as words."""
+"""The number of innermost calls in a traceback that are searched as words."""
 SPEAK_FOR = 8  # the query's words support an entry if it is among this many best matches
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
@@ -83,7 +83,7 @@ _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
 class Hit(Frozen):
-    """One result. `id` is an entry's id, or `page#heading-words` for a section of a page."""
+    """One result. `id` is an entry's id, or `page#heading-words` for a page section."""
 
     id: str
     kind: Literal["gotcha", "page"]
@@ -163,7 +163,7 @@ class Index:
         return self._rarities[term]
 
     def _rarity(self, term: str) -> float:
-        most = MAX_RARITY  # everyday words and counts contain little information
+        most = MAX_RARITY  # everyday words and counts carry little information
         if term in everyday():
             most = EVERYDAY_RARITY
         elif _COUNT.fullmatch(term) and term not in _CODES:
@@ -186,7 +186,7 @@ class Index:
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
             ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
-            # A word in the query has the weight of its concept, if there is one; an unknown word has a lower weight.
+            # A word in the query has the weight of its concept, if any; an unknown word has a lower weight.
             rarity = min(self.rarity(term) for term in (word, *named[at]))
             known = word in self.postings or named[at]
             found.setdefault(word, Slot(ways, rarity if known else STRANGER * rarity))
@@ -198,7 +198,7 @@ class Index:
         return list(found.values())
 
     def _weighed(self, term: str) -> dict[int, float]:
-        """Return the weight of a term in each document that contains it."""
+        """Return a term's weight in each document that contains it."""
         if term not in self.postings:
             return {}
         if term not in self._weights:
@@ -278,7 +278,7 @@ def frequencies() -> dict[str, float]:
 
 @lru_cache(maxsize=4)
 def index_of(catalogue: Catalogue) -> Index:
-    """Return the search index of a catalog, built at the first call."""
+    """Return a catalog's search index, built on the first call."""
     return Index(catalogue)
 
 

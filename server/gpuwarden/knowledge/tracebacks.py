@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuwarden.knowledge.log_lines import LogLine, step_of
 
 MAX_MESSAGE = 40
-"""Maximum number of lines that are read of an exception's message. Further lines only list tensor shapes or names."""
+"""Maximum number of lines to read from an exception's message. Later lines only list tensor shapes or names."""
 MAX_MESSAGE_TEXT = 4_000
 _HEADER = re.compile(r"(?:.{0,200}\s)?Traceback \(most recent call last\)")
 _IGNORED = re.compile(
@@ -89,7 +89,7 @@ class Raised:
 
     @property
     def chain(self) -> tuple[Raised, ...]:
-        """Return the exceptions of the chain, earliest first."""
+        """Return the exceptions in the chain, earliest first."""
         found, cause = [self], self.cause
         while cause is not None:
             found.append(cause)
@@ -103,7 +103,7 @@ class Raised:
 
 
 def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
-    """Return the exceptions of all ranks in log order. A chain is represented by its last exception."""
+    """Return the exceptions from all ranks in log order. A chain is represented by its last exception."""
     streams: dict[str, list[LogLine]] = {}
     for line in lines:
         streams.setdefault(line.rank, []).append(line)
@@ -112,7 +112,7 @@ def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
 
 
 def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
-    """Yield the exceptions in the lines of one rank. A chain is represented by its last exception."""
+    """Yield the exceptions in one rank's lines. A chain is represented by its last exception."""
     pending: Raised | None = None
     chained = False
     for raised in _single(lines):

@@ -1,4 +1,4 @@
-"""Decide how far to trust a signature, based on its results in public reports.
+"""Decide how much to trust a signature, based on its results in public reports.
 
 For each signature, `signature_record.txt` contains the number of open reports in which the signature led to its entry,
 and the number of these reports in which the thread confirms that cause. `runtime_wording.txt` lists the signatures

@@ -88,7 +88,7 @@ Finder: TypeAlias = Callable[[Gone, frozenset[str]], Iterable[_Fact]]
 
 
 def explain(failure: Failure) -> Skew | None:
-    """Return the table entry for the name that a failure reports as missing, or None if there is no such entry."""
+    """Return the table entry for the name that a failure reports as missing, or None if none exists."""
     gone, raised = failure.gone, failure.exception
     if gone is None or raised is None:
         return None
@@ -98,7 +98,7 @@ def explain(failure: Failure) -> Skew | None:
     near = frozenset(one.package.replace("_", "-") for one in (raised, *failure.chain) if one.package)
     facts = list(dict.fromkeys(_FINDERS[gone.kind](gone, near)))
     differing = [fact for fact in facts if fact.places and not fact.everywhere]
-    # If one class has releases with and without the argument, ignore classes of the same name in other packages.
+    # If one class has releases with and without the argument, ignore classes with the same name in other packages.
     chosen = differing or facts
     chosen = [fact for fact in chosen if fact.package in near] or chosen
     if not chosen:
@@ -175,7 +175,7 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
 
 
 def _home(known: Table, dotted: str) -> str:
-    """Return the replacement of a name, or else its dotted name in the newest release; empty if both are unknown."""
+    """Return the replacement for a name, or else its dotted name in the newest release; empty if both are unknown."""
     owner, _, name = dotted.rpartition(".")
     root = owner.partition(".")[0]
     if advice := NAMES.get(dotted) or NAMES.get(f"{root}.{name}"):
@@ -210,7 +210,7 @@ def _classes(gone: Gone) -> Iterator[str]:
 
 
 def _qualified(name: str) -> Iterator[tuple[str, str]]:
-    """Yield (package, dotted name) for every class of this name, and every function of this name at the top level."""
+    """Yield (package, dotted name) for every class and every top-level function with this name."""
     for package in sorted(packages()):
         known = table(package)
         assert known is not None

@@ -81,7 +81,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the stems of the words of `text` in order; an identifier is followed by its parts."""
+    """Return the stems of the words in `text`, in order; an identifier is followed by its parts."""
     found: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
         parts = word.split("_")
@@ -165,7 +165,7 @@ def chinese_terms(text: str) -> tuple[list[str], list[str]]:
 
 
 def terms(text: str) -> list[str]:
-    """Return every search term of an indexed text: stems, concepts, character pairs, word pairs."""
+    """Return every search term for an indexed text: stems, concepts, character pairs, word pairs."""
     stems = tokens(text)
     found, pairs = chinese_terms(text)
     singles = [s for s in stems if "_" not in s]
@@ -221,7 +221,7 @@ def _trigrams(word: str) -> set[str]:
 
 
 def edits(a: str, b: str) -> int:
-    """Return the edit distance of two words. A swap of adjacent letters counts as one edit."""
+    """Return the edit distance between two words. Swapping adjacent letters counts as one edit."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -1,9 +1,9 @@
 """Hash every event together with its predecessor's hash, so that changes to recorded events can be detected.
 
 The chain reveals an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
-chain. To detect these cases, the file `ledger.head` next to the ledger contains the number and the hash of the last
-event. This file is written after the commit, so its number is never higher than the ledger's. A process with write
-access to both files can forge both.
+chain. To detect these cases, the file `ledger.head` next to the ledger contains the last event's number and hash. This
+file is written after the commit, so its number is never higher than the ledger's. A process with write access to both
+files can forge both.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Final, Literal
 
 Row = tuple[Any, ...]
 Query = Callable[[str], Iterator[Row]]
-"""A function that yields the rows of a query one at a time, because a ledger's events may not fit in memory."""
+"""A function that yields a query's rows one at a time, because a ledger's events may not fit in memory."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 """The event columns that the hash covers."""
 GENESIS: Final = "0" * 64
-"""Used as the previous hash of the first event."""
+"""Used as the previous hash for the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
 """The size of the head file in bytes. The size is fixed, so that a single write replaces the content."""
 
 
 def link(before: str, row: Row) -> str:
-    """Hash one event together with the hash of the previous event. `row` has the order of `COLUMNS`."""
+    """Hash one event together with the hash of the previous event. `row` is in the order of `COLUMNS`."""
     text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Access the SQLite file of a ledger, which `opening.py` opens. Locks are files in a folder next to the ledger."""
+"""Access a ledger's SQLite file, which `opening.py` opens. Locks are files in a folder next to the ledger."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One open SQLite file. `readable_only` is the reason why the file can't be written to; None if it can. `behind` is
-    true if the events in the write-ahead log could not be read.
+    """One open SQLite file. `readable_only` is the reason that the file can't be written to; None if it can. `behind`
+    is true if the events in the write-ahead log could not be read.
 
     Every method raises `LedgerError` if SQLite or the file system reports an error.
     """
@@ -39,7 +39,7 @@ class Database:
         return self._file is None or _identity(self.path) == self._file
 
     def rows(self, sql: str, *values: object) -> list[Row]:
-        """Return the rows of a query."""
+        """Return a query's rows."""
         with translated(self.path):
             return self.connection.execute(sql, values).fetchall()
 
@@ -68,7 +68,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Insert an event with its hash. Return False if its number, or its kind and token, are taken."""
+        """Insert an event with its hash. Return False if its number or its kind and token are taken."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)
@@ -79,7 +79,7 @@ class Database:
         return True
 
     def lock(self, name: str) -> FileLock | None:
-        """Acquire a file lock; None if another process holds it. The kernel releases it when the holder ends."""
+        """Acquire a file lock; None if another process holds it. The kernel releases it when the holder exits."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
@@ -108,7 +108,7 @@ class Database:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file; None if it does not exist."""
+    """Return a file's device and inode; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

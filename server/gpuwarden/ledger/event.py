@@ -29,7 +29,7 @@ class Event(Generic[B_co]):
 
     @cached_property
     def body(self) -> dict[str, Any]:
-        """Return the body in the format in which it is stored and exported."""
+        """Return the body in its stored and exported format."""
         try:
             told = json.loads(self.text)
         except ValueError as error:

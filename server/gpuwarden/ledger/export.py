@@ -1,9 +1,9 @@
 """Export the ledger as JSON lines with hashes that other programs can check, and check an exported file.
 
-Each line contains the columns of one event, the event's interface and user, and the hash. The hash is the SHA-256 of a
-JSON list, in ASCII and without spaces: the hash of the previous line (64 zeros for the first line), then `seq`, `at`,
-`subject`, `kind`, `version`, `state`, `token`, `actor` and the text of the body. The text of the body is JSON with a
-space after each colon and comma. If the text was stored in another form, the line contains the stored form as `text`.
+Each line contains one event's columns, its interface and user, and its hash. The hash is the SHA-256 of a JSON list, in
+ASCII and without spaces: the hash of the previous line (64 zeros for the first line), then `seq`, `at`, `subject`,
+`kind`, `version`, `state`, `token`, `actor` and the text of the body. The body's text is JSON with a space after each
+colon and comma. If the text was stored in another form, the line contains the stored form as `text`.
 
 The hash does not cover `interface` and `person`. If the line has `text`, the hash does not cover `body` either. The
 check derives these fields from the other fields and compares them.
@@ -30,7 +30,7 @@ def export_lines(query: Query, after: int = 0) -> Iterator[str]:
 
 
 def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
-    """Return the fields of the line for one event. `row` has the columns in the order of `COLUMNS`."""
+    """Return the fields of one event's line. `row` has the columns in the order of `COLUMNS`."""
     fields: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
     fields |= {"interface": fields["actor"].partition("/")[0], "person": person_of(fields["actor"])}
     text = fields.pop("body")
@@ -44,10 +44,10 @@ def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
 
 
 def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
-    """Return the last valid event in an export, and the first break in its chain of hashes, each None if there is none.
+    """Return the last valid event in an export and the first break in its hash chain, each None if there is none.
 
-    The hash of the first line can be checked only if the line is the ledger's first event. Raises BadRequest for a file
-    that is not an export.
+    The first line's hash can be checked only if the line is the ledger's first event. Raises BadRequest if the file is
+    not an export.
     """
     last: Head | None = None
     for number, line in enumerate(lines, 1):

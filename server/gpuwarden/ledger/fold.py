@@ -44,13 +44,13 @@ from gpuwarden.people import person_of
 
 Events = Sequence[Event[Any]]
 MOST_DROPPED: Final = 20
-"""Drops from an engine's queue that cost no restart: five hours with Ray's default timeout."""
+"""Number of drops from an engine's queue that don't count as restarts: five hours with Ray's default timeout."""
 B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches from 0. `lease` is the id of the instance's lease; None if there is no lease.
+    """One job. `attempt` counts launches from 0. `lease` is the id of the instance's lease; None if it has none.
 
     `price` is the price in US dollars per hour at the time of the check; None if unknown.
     """
@@ -91,7 +91,7 @@ class JobRecord:
     array: str = ""
     """The token of the array in which the current attempt is launched; empty if it is launched separately."""
     choices: tuple[Choice, ...] = ()
-    """The job's platforms in the given order; empty for a job with one platform. `spec` is the spec for
+    """The job's platforms in the order given; empty for a job with one platform. `spec` is the spec for
     `choices[choice]`.
     """
     choice: int = 0
@@ -111,7 +111,7 @@ class JobRecord:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return all declared outputs: those of the spec, then those that were declared later."""
+        """Return all declared outputs: those in the spec, then those declared later."""
         return (*self.spec.outputs, *self.declared)
 
 
@@ -120,8 +120,8 @@ class LeaseRecord:
     """The known facts about one instance's billing. `answers` lists the provider's responses, each with its time.
 
     `account` is the account that rented the instance; None if an older version did not record it. `cost` is an upper
-    bound on the instance's cost in US dollars up to the time that was specified when the record was read; None if no
-    time was specified. `estimated` is true if the cost is not the provider's bill.
+    bound on the instance's cost in US dollars up to the time specified when the record was read; None if no time was
+    specified. `estimated` is true if the cost is not the provider's bill.
     """
 
     id: str
@@ -162,7 +162,7 @@ class LeaseRecord:
     def cost_by(self, until: float, price: float | None = None) -> float | None:
         """Return an upper bound on the cost up to a time, in US dollars; None if neither a price nor a cost is known.
 
-        The bound is the cost in the provider's last response plus the price of the time since then. While the machine
+        The bound is the cost in the provider's last response plus the price for the time since then. While the machine
         may be billed, the bound never decreases, even if the provider reports less. Once the machine is off, its bill
         replaces the bound. The time is counted from the rental request, because the machine may be found much later.
         `price` is used until the provider reports a price.
@@ -206,7 +206,7 @@ class TeardownRecord:
 
 @dataclass(frozen=True)
 class ReceiptRecord:
-    """One receipt, or one ticket about a machine's higher price. `approval` is the approval of the spending."""
+    """One receipt, or one ticket about a machine's higher price. `approval` is the spending approval."""
 
     id: str
     issued: ReceiptIssued
@@ -232,7 +232,7 @@ def _moved(events: Events) -> list[Event[Any]]:
 
 
 def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
-    """Combine the events of a job and of its machine's lease into a record; None if the job has not been accepted."""
+    """Combine the events of a job and its machine's lease into a record; None if the job has not been accepted."""
     accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
     if accepted is None:
         return None
@@ -308,7 +308,7 @@ def _is_drop(event: Event[Any]) -> bool:
 
 
 def _at(events: Events, kind: type[Body]) -> int:
-    """Return the index of the last event of a kind, or -1 if there is no such event."""
+    """Return the index of the last event of a kind, or -1 if no such event exists."""
     return next((n for n in reversed(range(len(events))) if isinstance(events[n].data, kind)), -1)
 
 

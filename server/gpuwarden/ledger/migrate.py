@@ -1,7 +1,7 @@
 """Create the schema, or migrate a ledger from an older version, in the caller's transaction.
 
-The events of version 1 are copied to the new table one at a time, in order and unchanged. Each event is hashed together
-with the hash of the previous event, and the triggers fill the derived tables.
+Version 1 events are copied to the new table one at a time, in order and unchanged. Each event is hashed together with
+the hash of the previous event, and the triggers fill the derived tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSERT: Final = f"INSERT INTO events ({COLUMNS}, hash) VALUES (?, ?, ?, ?, ?, ?,
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables of an empty ledger."""
+    """Create the tables for an empty ledger."""
     for statement in _schema():
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -41,7 +41,7 @@ def migrate(db: sqlite3.Connection) -> None:
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         _from_first(db)
         return
-    db.execute("DROP VIEW live_runs")  # the view of version 2, which omits paused jobs
+    db.execute("DROP VIEW live_runs")  # version 2's view, which omits paused jobs
     db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
     db.execute(f"PRAGMA user_version = {VERSION}")
 

@@ -31,7 +31,7 @@ def open_database(path: Path, head: HeadFile) -> Database:
                 raise
             opened = _for_reading(path, str(error), error)
         with _closed_on_error(opened.connection):
-            for ending in ("", "-wal", "-shm"):  # SQLite creates these files with the permissions of the umask.
+            for ending in ("", "-wal", "-shm"):  # SQLite creates these files with the umask's permissions.
                 private_file(path.with_name(path.name + ending))
         return opened
 

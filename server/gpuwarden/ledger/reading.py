@@ -24,8 +24,8 @@ ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
 class Row(NamedTuple):
-    """The current state of a job, lease or teardown. Times are in seconds since the epoch. `seq` is the number of the
-    last event.
+    """The current state of a job, lease or teardown. Times are in seconds since the epoch. `seq` is the last event's
+    number.
     """
 
     subject: str
@@ -91,7 +91,7 @@ class Reader:
     def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
 
     def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
-        """Return the latest event of a subject, or None. As `kind`, a base class selects all of its kinds."""
+        """Return the latest event of a subject, or None. If `kind` is a base class, it selects all of its kinds."""
         kinds = _kinds(kind)
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
@@ -118,8 +118,8 @@ class Reader:
         after: int = 0,
         limit: int = 10_000,
     ) -> list[Event[Any]]:
-        """Return at most `limit` events after the number `after`, in order. `subject` and `kind` select events. A base
-        class as `kind` selects all of its kinds.
+        """Return at most `limit` events after the number `after`, in order. `subject` and `kind` select events. If
+        `kind` is a base class, it selects all of its kinds.
         """
         where, values = ["seq > ?"], list[object]([after])
         if subject is not None:
@@ -153,13 +153,13 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of the jobs with a lease in one of these states or, with `since`, one that changed later."""
+        """Return the ids of jobs with a lease in one of these states or, given `since`, with one that changed later."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return a page of subjects, latest transition first. With `before`, return the page after that row."""
+        """Return a page of subjects, latest transition first. If `before` is given, return the page after that row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -230,7 +230,7 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert for a subject, a condition and a mark; None if there is none."""
+        """Return the open alert for a subject, a condition and a mark, or None."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None

@@ -1,7 +1,7 @@
 """Store events in an append-only log in a SQLite file.
 
 Each state transition is checked against the current state in the transaction that records it, so two processes can't
-make the same transition. Callers commit an intent *before* they make a network call, and record the result afterwards.
+make the same transition. Callers commit an intent *before* they make a network call, and record the result afterward.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Ledger(Reader):
 
     @property
     def readable_only(self) -> str | None:
-        """Return the reason why this ledger can't be written to; None if it can."""
+        """Return the reason that this ledger can't be written to; None if it can."""
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
-        """Return the ledger's integrity problem, such as lost events; None if there is none."""
+        """Return the ledger's integrity problem, such as lost events, or None."""
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
@@ -100,7 +100,7 @@ class Ledger(Reader):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Record several events atomically. Make no network calls in the block."""
+        """Record several events atomically. Don't make network calls in the block."""
         if self._db.connection.in_transaction:
             yield
             return

@@ -19,9 +19,9 @@ class Trouble:
 
     `moved`: the file at the path is missing or is a different file. `truncated`: the last event has the number `found`,
     but the head file contains the higher number `recorded`. `replaced`: the event with the number `seq` differs from
-    the one in the head file. `lost`: the ledger is empty or new, but its folder contains files of earlier jobs, which
-    `beside` lists. `read_only` and `behind`: the ledger can't be written to, for the reason `why`; with `behind`, the
-    newest events may be missing.
+    the one in the head file. `lost`: the ledger is empty or new, but its folder contains files from earlier jobs,
+    which `beside` lists. `read_only` and `behind`: the ledger can't be written to, for the reason `why`; if `behind`,
+    the newest events may also be missing.
     """
 
     code: Code
@@ -34,7 +34,7 @@ class Trouble:
 
     @property
     def message(self) -> str:
-        """Return a description of the problem in one line."""
+        """Return a one-line description of the problem."""
         return line(_MESSAGES[self.code].format_map(self.parameters), 400)
 
     @property
@@ -46,7 +46,7 @@ class Trouble:
 _MESSAGES: Final[dict[Code, str]] = {
     "moved": "the ledger was moved, removed or replaced while it was open",
     "truncated": "events are missing from the ledger: {recorded} were recorded, but it has only {found}",
-    "replaced": "the ledger was replaced with another one: event {seq} differs from the recorded event",
+    "replaced": "the ledger was replaced by another one: event {seq} differs from the recorded event",
     "lost": "the ledger is new or empty, but earlier jobs left files in its folder (see {beside})",
     "behind": "the ledger can't be written ({why}), and its newest events can't be read",
     "read_only": "the ledger can't be written ({why}); no events are recorded",
@@ -64,7 +64,7 @@ _HINTS: Final[dict[Code, str]] = {
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Return the integrity problem of a ledger, or None. The head is read before the events, so it is not newer."""
+    """Return a ledger's integrity problem, or None. The head is read before the events, so it is not newer."""
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

@@ -34,13 +34,13 @@ STEP_S = 55.0
 LOCK_PATIENCE_S = 60.0
 """Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
 CAPS = "submit"
-"""Name of the lock of the spending caps."""
+"""Name of the lock for the spending caps."""
 CAPS_PATIENCE_S = 1.0
-"""Seconds that a step waits for the lock CAPS while it holds a job's lock, for which others wait."""
+"""Seconds that a step waits for the CAPS lock while it holds a job's lock that other callers may need."""
 
 
 class Ended(NamedTuple):
-    """A machine whose billing has ended: the time of the end, and the cost of its last 24 hours in US dollars.
+    """A machine whose billing has ended: the end time, and the cost of its last 24 hours in US dollars.
 
     `pretend` is true for a machine in a rehearsal.
     """
@@ -122,7 +122,7 @@ class Context:
         return sorted(p.listed for p in real) + [REHEARSAL + name for name in rented]
 
     def profile(self, platform: str) -> Profile:
-        """Return the profile of a platform.
+        """Return a platform's profile.
 
         A rehearsal has the real platform's profile, but the local backend and the simulated provider.
         """
@@ -150,8 +150,8 @@ class Context:
     def configured(self) -> list[str]:
         """Return the rented platforms that the policy allows and that have an API key in the environment.
 
-        A platform with targets, such as the projects of dstack, is omitted, because no key identifies a target. A
-        platform whose profile can't be read is included, so that using the platform raises the error.
+        A platform with targets, such as dstack's projects, is omitted, because no key identifies a target. A platform
+        whose profile can't be read is included, so that using the platform raises the error.
         """
         found = []
         for name in filter(self.policy.allows, profile_names(self.own_profiles)):
@@ -165,7 +165,7 @@ class Context:
         return found
 
     def backend(self, name: str) -> Backend:
-        """Return the backend with this name, which is loaded at first use."""
+        """Return the backend with this name, loading it at first use."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
@@ -176,7 +176,7 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """Return a platform's provider, which is loaded at first use. Raises NotSupported if the platform has none."""
+        """Return a platform's provider, loading it at first use. Raises NotSupported if the platform has none."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -213,7 +213,7 @@ class Context:
 
     @property
     def input_store(self) -> Path:
-        """Return the content-addressed folder of accepted jobs' inputs."""
+        """Return the content-addressed folder for accepted jobs' inputs."""
         return self.home / "inputs"
 
     @property
@@ -245,10 +245,10 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Lock a job, so that only one process at a time advances it. The locks of a dead process are released.
+        """Lock a job, so that only one process at a time advances it. A dead process's locks are released.
 
-        CAPS protects the spending caps, from their check until the cost is recorded. It is the last lock to take: its
-        holder takes no other lock and makes no network call.
+        CAPS protects the spending caps, from their check until the cost is recorded. It is the last lock to acquire:
+        its holder acquires no other lock and makes no network call.
 
         Raises Conflict if another process holds the lock for longer than `patience_s` seconds.
         """

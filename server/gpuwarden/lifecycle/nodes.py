@@ -35,7 +35,7 @@ CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""Maximum duration in seconds of one path's check. If packets are lost, each tested packet size takes a few seconds."""
+"""Maximum duration of one path check in seconds. If packets are lost, each tested packet size takes a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Looked:
 
 
 async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
-    """Check the nodes; the first one is the rendezvous host. Raises BadRequest if the names form no valid group."""
+    """Check the nodes; the first one is the rendezvous host. Raises BadRequest if the names form an invalid group."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadRequest(f"{twice[0]} is listed twice", "List each node once.")
@@ -89,7 +89,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start an agent on every node concurrently. Return the agents, and the error of each node that did not respond."""
+    """Start an agent on every node concurrently. Return the agents and the error for each node that did not respond."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -129,14 +129,14 @@ async def _each(
 
 
 class _Group:
-    """The agents on the nodes of one group."""
+    """The agents on one group's nodes."""
 
     def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
         self._talks, self._wanted, self._clock = talks, wanted, clock
         self._token = secrets.token_hex(16)
 
     async def node(self, talk: NodeTalk) -> Node:
-        """Return the facts of one node."""
+        """Return the facts about one node."""
         python = self._wanted.python or (sys.executable if talk.name == LOCAL else "")
         return read_node(talk.name, await talk.ask("facts", python=python))
 
@@ -178,7 +178,7 @@ class _Group:
             ]
 
         ways, _ = await _each(talks, look)
-        await _each(talks, lambda talk: talk.ask("unlisten"))  # the port is free when the check is over, as for a job
+        await _each(talks, lambda talk: talk.ask("unlisten"))  # frees the port for jobs
         port_error = line(ears.get(facts.head, {}).get("error", ""), 60)
         return replace(facts, ways=tuple(way for found in ways.values() for way in found), port_error=port_error)
 
@@ -187,7 +187,7 @@ class _Group:
     ) -> Way:
         """Check one network path.
 
-        Facts that the agent can't report remain unknown. An error does not stop the checks of the other paths.
+        Facts that the agent can't report remain unknown. An error does not stop the checks of other paths.
         """
         where: dict[str, Any] = {"source": own.address, "to": other.address, "token": self._token}
         found: dict[str, Any] = {}

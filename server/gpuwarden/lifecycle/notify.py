@@ -79,7 +79,7 @@ class Alert:
 
     @property
     def key(self) -> Key:
-        """Return the key of the alert."""
+        """Return the alert's key."""
         return self.subject, self.kind, self.mark
 
 
@@ -122,7 +122,7 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 def ends_at(ctx: Context, announced: Event[EndingAnnounced]) -> float | None:
     """Return the time when an announced teardown is due; None if its notice has not been delivered.
 
-    The grace period starts at the delivery. If the current policy has a longer grace period, the longer period applies.
+    The grace period starts at delivery. If the current policy has a longer grace period, the longer period applies.
     """
     raised, order = (
         ctx.ledger.alert(announced.subject, ENDING_SOON, str(announced.seq)),
@@ -240,7 +240,7 @@ async def _slack(ctx: Context, alert: Alert) -> str | None:
 
 
 async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
-    """Post JSON, with retries for temporary failures. The URL may be a secret, so no error contains it."""
+    """Post JSON, with retries for temporary failures. The URL may be a secret, so errors never contain it."""
     import httpx2
 
     local = urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}

@@ -1,4 +1,4 @@
-"""Query platforms for a machine's price and availability, and list the storage that survives a stop of the machine.
+"""Query platforms for a machine's price and availability, and list the storage that survives stopping the machine.
 
 A submission queries one platform (`ask_offer`), and `gpuwarden offers` queries all configured ones (`offers`). If a
 platform does not respond in time, its capacity is reported as unknown, not as none.
@@ -64,7 +64,7 @@ class Offer:
 
 
 async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
-    """Query one platform. Raises NotFound for an unknown name, NotSupported for a platform without rentals."""
+    """Query one platform. Raises NotFound for an unknown name, and NotSupported if the platform has no rentals."""
     profile, provider = ctx.profile(platform), ctx.provider(platform)
     try:
         answer = await in_time(platform, provider.quote(resources))
@@ -81,8 +81,8 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
     """Query the given platforms, or all configured ones, concurrently. Return the offers, cheapest first.
 
-    Platforms that can't be queried have an unknown price, and come after the known prices; refusals come last. If the
-    only given platform can't be queried, its error is raised.
+    Platforms that can't be queried have an unknown price, and come after the known prices; refusals come last. If only
+    one platform is given and it can't be queried, its error is raised.
     """
     found: list[Offer] = []
 

@@ -17,19 +17,19 @@ from gpuwarden.remote.runner.reports import SOURCE
 
 PROBLEMS: Final = frozenset({AlertType.FAILED, AlertType.CANCELLED, AlertType.OOM, AlertType.TIMEOUT})
 NEWEST: Final = 20
-"""Number of a job's alerts that are read."""
+"""Number of a job's latest alerts to read."""
 
 
 def with_posted_progress(ctx: Context, job_id: str, seen: Observation) -> Observation:
-    """Add the step and the metrics that a job posted to an observation without a step.
+    """If an observation has no step, add the step and the metrics that the job posted.
 
-    Returned unchanged if the job posted nothing, or if the store can't be read.
+    The observation is unchanged if the job posted nothing, or if the store can't be read.
     """
     return _updated(seen, _latest(ctx, job_id)) if seen.step is None else seen
 
 
 def with_newest_step(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return this process's last observation of a job, with the progress that the job posted since.
+    """Return this process's last observation of a job, with the progress that the job has posted since.
 
     A point is newer than a step from another source if the job's machine reports a later time for the point.
     """
@@ -60,7 +60,7 @@ def _updated(seen: Observation, latest: dict[str, Point]) -> Observation:
 def posted_problems(ctx: Context, job_id: str) -> dict[str, StoredAlert]:
     """Return the newest alert of each type that reports a problem, by type. Empty if the store can't be read.
 
-    The runner's own alerts are left out, because they repeat the observation of the job.
+    The runner's own alerts are left out, because they repeat the job's observation.
     """
     alerts: tuple[StoredAlert, ...] = ()
     if (ctx.home / FILE).exists():

@@ -23,8 +23,8 @@ from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, s
 async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -> Submission | FanOutResult:
     """Launch a receipt's job or fan-out, after checking all facts again.
 
-    `given` contains the arguments passed with the receipt; they must equal the recorded arguments. Raises Conflict if
-    they differ or if the script's file has changed, and the same errors as `submit`.
+    `given` contains the arguments passed with the receipt; they must match the recorded arguments. Raises Conflict if
+    they differ or if the script file has changed, and the same errors as `submit`.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
     base = issued.plan.base if issued.plan is not None else issued.spec
@@ -44,7 +44,7 @@ async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -
 
 
 def _check_file(root: Path, issued: ReceiptIssued, base: JobSpec) -> None:
-    """Raise Conflict if the script's file has changed since the check."""
+    """Raise Conflict if the script file has changed since the check."""
     name = line(issued.script_file)
     try:
         changed = script_file(root, issued.script_file) != base.script

@@ -62,7 +62,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event after which no process of a job can write files; None if the job may still have a process."""
+    """Return the event after which none of a job's processes can write files; None if one may still be running."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 
@@ -109,7 +109,7 @@ def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
 
 
 def receipt_used(ledger: Ledger, receipt_id: str) -> bool:
-    """Return whether a job, a fan-out or new limits of a fan-out were accepted with this receipt."""
+    """Return whether a job, a fan-out or new limits for a fan-out were accepted with this receipt."""
     return any(ledger.used(kind, receipt_id) for kind in (JobAccepted, FanOutAccepted, FanOutLimited))
 
 

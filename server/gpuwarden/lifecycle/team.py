@@ -33,7 +33,7 @@ def check_approver(ctx: Context) -> None:
 def check_name(ctx: Context, person: str) -> None:
     """Raise Refused if a user who is not an approver creates a token or passkey for another user.
 
-    An action with a passkey or a token counts as an action of its owner. With another user's passkey or token, a user
+    An action authorized by a passkey or a token counts as its owner's. With another user's passkey or token, a user
     could therefore approve or spend as that user, and bypass the policy's approvers and caps.
     """
     listed, maker = ctx.policy.team.approvers, person_here(ctx)

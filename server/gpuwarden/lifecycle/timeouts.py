@@ -1,6 +1,6 @@
 """Limit the total time of a query to a platform or an artifact store.
 
-Each reply also has its own time limit, but a list may consist of many replies.
+Each reply also has a separate time limit, but a list may consist of many replies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write metrics posts to the store in batches: all posts that arrive during a commit are in the next one.
+"""Write metrics posts to the store in batches: all posts that arrive during a commit go into the next one.
 
-The response to a post is sent after its commit.
+The response to a post is sent after the post has been committed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.metrics.points import PostedAlert, PostedPoints
 from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 MOST_WAITING: Final = 5_000
-"""The maximum number of posts that wait for a commit. Further posts are rejected, and the senders must try again."""
+"""The maximum number of posts that can wait for a commit. Further posts are rejected, and senders must try again."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Batches:
     def __init__(self, store: MetricStore) -> None:
         self.store = store
         self.changed = anyio.Event()
-        """An event that is set at each commit of this process and then replaced with a new event."""
+        """An event that is set at each commit by this process and then replaced with a new event."""
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 

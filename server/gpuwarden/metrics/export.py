@@ -1,7 +1,7 @@
 """Export a job's points as CSV, as TensorBoard event files, or to trackio.
 
-Event files are encoded here, because the TensorBoard package requires 100 MB of libraries. A record consists of a
-length, a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of these bytes.
+Event files are encoded here because the TensorBoard package requires 100 MB of libraries. A record consists of a
+length, a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those bytes.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
 def to_trackio(store: MetricStore, job: str, project: str) -> int:
     """Log every step to a trackio project and return the number of steps.
 
-    Raises NotSupported if trackio is missing, and Conflict if the project has a run of this job, because the run would
-    then contain each step twice.
+    Raises NotSupported if trackio is missing, and Conflict if the project already has a run for this job, because the
+    run would then contain each step twice.
 
-    Trackio's output is written to standard error, and its logging of this computer's hardware is disabled. If a step
-    was reported twice, its last value is used.
+    Trackio's output goes to standard error, and its hardware logging is disabled. If a step was reported twice, the
+    last value is used.
     """
     try:
         trackio: Any = importlib.import_module("trackio")

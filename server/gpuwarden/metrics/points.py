@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class PostedPoints:
-    """The points of one post."""
+    """The points in one post."""
 
     job: str
     rows: tuple[Row, ...]
@@ -117,7 +117,7 @@ def as_object(body: object) -> Mapping[str, Any]:
 
 
 def job_of(body: object) -> str:
-    """Return the job id of a post. Raises Malformed if it is missing or invalid."""
+    """Return a post's job id. Raises Malformed if it is missing or invalid."""
     job = as_object(body).get("job_id")
     if not isinstance(job, str) or not job or len(job) > MAX_NAME:
         raise Malformed(Problem.NO_JOB, "job_id")
@@ -186,7 +186,7 @@ def read_number(given: object) -> float | None:
 
 
 def read_step(given: object, field: str) -> int:
-    """Return a step, or NO_STEP if it is missing. Raises Malformed if it is not a natural number."""
+    """Return a step, or NO_STEP if it is missing. Raises Malformed if it is not a non-negative integer."""
     if given is None:
         return NO_STEP
     value = read_number(given)
@@ -196,10 +196,10 @@ def read_step(given: object, field: str) -> int:
 
 
 def read_time(given: object, field: str) -> int:
-    """Convert an ISO 8601 string or a number to microseconds since the epoch. Return 0 for a missing time.
+    """Convert an ISO 8601 string or a number to microseconds since the epoch. Return 0 if the time is missing.
 
-    A time without a time zone is read as UTC, because `datetime.utcnow()` returns such times. Raises Malformed for any
-    other value.
+    A time without a time zone is interpreted as UTC, because `datetime.utcnow()` returns such times. Raises Malformed
+    for any other value.
     """
     if given is None:
         return 0
@@ -223,7 +223,7 @@ _NUMBERS: Final = ("progress", "current_step", "total_steps", "loss", "duration"
 
 
 def alert_fields(body: object) -> dict[str, Any]:
-    """Return the known fields of an alert. Strings are shortened, so that sanitizing them is fast.
+    """Return an alert's known fields. Strings are truncated so that sanitizing them is fast.
 
     Raises Malformed if the body is not an object.
     """
@@ -236,8 +236,8 @@ def alert_fields(body: object) -> dict[str, Any]:
 def read_alert(body: object, now: float) -> PostedAlert:
     """Parse a post to the alerts API. Raises Malformed if the post is invalid.
 
-    A job's alerts usually have no time. Identical alerts from one job are therefore stored once, as if the job had
-    repeated the post after losing the response. The runner adds a `timestamp` to the alerts that it reports.
+    A job's alerts usually have no timestamp. Identical alerts from one job are therefore stored once, on the assumption
+    that the job lost the response and repeated the post. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

@@ -1,7 +1,7 @@
 """Store metrics in SQLite: points and alerts. A point or alert that is posted again is not stored twice.
 
 The store is one file next to the ledger, in WAL mode, so that the server can write while the page and the watch read.
-A lost file means only lost curves, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
+If the file is lost, only curves are lost, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
 crashes, no committed post is lost; after a power failure, the most recent posts may be lost.
 """
 
@@ -35,11 +35,11 @@ MAX_ALERTS: Final = 1_000
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
-"""This condition must equal the condition in the index `odd_points`."""
+"""This condition must match the condition in the index `odd_points`."""
 _SERIES: Final = "(SELECT id FROM series WHERE job = ? AND name = ?)"
 
 Cursor = tuple[int, int]
-"""The step of the last point that was read, and the point's time in microseconds. Pass it to read the next page."""
+"""The step of the last point read and the point's time in microseconds. Pass the cursor to read the next page."""
 
 
 class Point(NamedTuple):
@@ -58,7 +58,7 @@ class Page(NamedTuple):
 
 
 class Series(NamedTuple):
-    """One metric of a job: its number of points, and its last point."""
+    """One of a job's metrics: its name, number of points, and last point."""
 
     name: str
     total: int
@@ -66,7 +66,7 @@ class Series(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The position and the time of a value that a chart can't show: `nan`, `inf` or `-inf`."""
+    """The position and time of a value that a chart can't show: `nan`, `inf` or `-inf`."""
 
     x: float
     value: str
@@ -76,9 +76,9 @@ class Marker(NamedTuple):
 class Curve(NamedTuple):
     """A downsampled curve. `x` contains steps, or seconds since the epoch if `by_time` is true. `values` are finite.
 
-    `total` is the number of points that the curve represents, and `odd` is the number of points that are not finite.
-    `markers` may list only some of the points that are not finite. `times` contains each value's time in seconds since
-    the epoch, or None if it is unknown.
+    `total` is the number of points that the curve represents, and `odd` is the number of non-finite points. `markers`
+    may list only some of the non-finite points. `times` contains each value's time in seconds since the epoch, or None
+    if the time is unknown.
     """
 
     x: tuple[float, ...]
@@ -101,7 +101,7 @@ class StoredAlert(NamedTuple):
 
 @dataclass
 class Batch:
-    """Data that is written in one transaction. `cursors` maps (job, source) to the offset after the batch's points."""
+    """Data to write in one transaction. `cursors` maps (job, source) to the offset after the batch's points."""
 
     posts: Sequence[PostedPoints] = ()
     alerts: Sequence[PostedAlert] = ()
@@ -109,7 +109,7 @@ class Batch:
 
 
 class Written(NamedTuple):
-    """The result for one post: the numbers of new points and of already stored points, and the omitted values."""
+    """The result for one post: the number of new points, the number already stored, and the omitted values."""
 
     stored: int
     known: int
@@ -117,7 +117,7 @@ class Written(NamedTuple):
 
 
 class MetricStore:
-    """The metrics of one state folder. Any number of processes may open the store, and each object is thread-safe."""
+    """The metrics in one state folder. Any number of processes may open the store, and each object is thread-safe."""
 
     def __init__(self, home: Path) -> None:
         self.path = private_folder(home) / FILE
@@ -137,7 +137,7 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ writing
 
     def write(self, batch: Batch) -> list[Written]:
-        """Store a batch in one transaction; return the result for each post. On DiskError, nothing is stored."""
+        """Store a batch in one transaction; return each post's result. If it raises DiskError, nothing is stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
                 raise OSError(f"the free disk space is below the {MIN_FREE >> 20} MiB reserved for the ledger")
@@ -182,7 +182,7 @@ class MetricStore:
         return Written(done, len(rows) - done, tuple(ignored))
 
     def _series_of(self, job: str, name: str) -> int | None:
-        """Return the id of a series, which is created if necessary; None if the job has too many series."""
+        """Return the id of a series, creating it if necessary; None if the job has too many series."""
         found = self._series.get((job, name))
         if found is not None:
             return found
@@ -210,13 +210,13 @@ class MetricStore:
             return (other << 32) + self._db.total_changes
 
     def cursor(self, job: str, source: str) -> int:
-        """Return the byte offset up to which a spool file has been read, initially 0."""
+        """Return the byte offset up to which a spool file has been read; 0 if none of it has been read."""
         with self._reading() as db:
             row = db.execute("SELECT offset FROM cursors WHERE job = ? AND source = ?", (job, source)).fetchone()
         return int(row[0]) if row else 0
 
     def series(self, job: str) -> tuple[Series, ...]:
-        """Return every metric of a job, sorted by name."""
+        """Return all of a job's metrics, sorted by name."""
         with self._reading() as db:
             named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
             return tuple(
@@ -252,18 +252,18 @@ class MetricStore:
     def downsampled(
         self, job: str, metric: str, points: int = 2_000, between: tuple[float, float] | None = None
     ) -> Curve:
-        """Return a curve with about `points` points: the lowest and the highest in each of `points / 2` buckets.
+        """Return a curve with about `points` points: the lowest and highest in each of `points / 2` buckets.
 
         A curve with fewer points is returned unchanged. The x axis is the step, or the time if no point has a step;
-        points without a step are omitted if another point has one.
-        `between` selects a range of the x axis; `total` and `odd` then count only the points in this range.
+        points without a step are omitted if any other point has one. `between` selects a range of the x axis; `total`
+        and `odd` then count only the points in this range.
         """
         with self._reading() as db:
             found = db.execute("SELECT id FROM series WHERE job = ? AND name = ?", (job, metric)).fetchone()
             return _downsampled(db, int(found[0]), points, between) if found else Curve((), (), (), 0, 0, False)
 
     def alerts(self, job: str, after: int = 0, limit: int = 100) -> tuple[StoredAlert, ...]:
-        """Return the alerts of a job that were stored after the alert with the id `after`, in order."""
+        """Return a job's alerts that were stored after the alert with the id `after`, in order."""
         sql = "SELECT id, type, at, body FROM alerts WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
         with self._reading() as db:
             rows = db.execute(sql, (job, after, limit)).fetchall()
@@ -290,7 +290,7 @@ class MetricStore:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise DiskError(
-                    f"{self.path} is not a metric store of this version",
+                    f"{self.path} is not a metric store that this version can read",
                     "Move the file to another folder. gpuwarden then creates a new, empty store.",
                 )
             db.execute("COMMIT")
@@ -329,7 +329,7 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
     (last_step,) = db.execute("SELECT max(step) FROM points WHERE series = ?", (series,)).fetchone()
     if last_step is None:
         return Curve((), (), (), 0, 0, False)
-    # Points without a step, stored as NO_STEP, are shown only if no point has a step; the x axis is then the time.
+    # Points without a step, stored as NO_STEP, are shown only if no point has a step; the x axis is then time.
     by_time = last_step == NO_STEP
     x, within = ("at", f"series = ? AND step = {NO_STEP} AND at") if by_time else ("step", "series = ? AND step")
     scale = 1e6 if by_time else 1
@@ -364,10 +364,10 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
 def _extremes(
     db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
 ) -> tuple[list[tuple[int, float, int]], int]:
-    """Return the lowest and the highest finite point of each bucket and both ends, in order; count the finite points.
+    """Return the lowest and highest finite points in each bucket and both ends, in order; count the finite points.
 
-    `bounds` is (first, last, width). To read both values at once and then to search for their points is faster than to
-    read the lowest and the highest point separately.
+    `bounds` is (first, last, width). Reading both values at once and then looking up their points is faster than
+    reading the lowest and highest points separately.
     """
     x, (low, high, width) = within.rpartition(" ")[2], bounds
     finite = f"FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"

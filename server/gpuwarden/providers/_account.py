@@ -3,7 +3,7 @@
 | variable | meaning |
 |---|---|
 | `<PLATFORM>_API_KEY` or similar | the account's key itself |
-| the same name + `_FILE` | a file that contains the key; refused if users other than its owner may read it |
+| the same name + `_FILE` | a file that contains the key; refused if other users can read it |
 | `GPUWARDEN_<PROVIDER>_URL` | a different API address, https or loopback only |
 | `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the key in `~/.ssh` |
 """
@@ -35,7 +35,7 @@ _KEY = re.compile(r"[\x21-\x7e]{8,4096}")
 def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
     """Return the account's key from `variable` or from the file that `<variable>_FILE` names.
 
-    Raises AuthFailed if there is no valid key. The message never contains the key.
+    Raises AuthFailed if no valid key is set. The message never contains the key.
     """
     file = env.get(f"{variable}_FILE")
     text = env.get(variable)
@@ -51,7 +51,7 @@ def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
 def _plausible(key: str, variable: str, platform: str) -> str:
     if not _KEY.fullmatch(key):
         raise AuthFailed(
-            f"the value of {variable} can't be a key of {platform}: it is empty, too short or too long, or has spaces",
+            f"the value of {variable} can't be a {platform} key: it is empty, too short, too long, or contains spaces",
             "Copy the key again.",
         )
     return key
@@ -63,16 +63,16 @@ def _private_text(file: Path, platform: str) -> str:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise AuthFailed(f"the key file {file} of {platform} is not a regular file", "Specify a regular file.")
+                raise AuthFailed(f"the {platform} key file {file} is not a regular file", "Specify a regular file.")
             if os.name == "posix" and mode & 0o077:
                 raise AuthFailed(
-                    f"the key file {file} of {platform} may be read by others (mode {mode & 0o777:04o})",
-                    f"Run `chmod 600 {file}`, and consider replacing the key: others may have read it.",
+                    f"the {platform} key file {file} is readable by other users (mode {mode & 0o777:04o})",
+                    f"Run `chmod 600 {file}`, and consider replacing the key: another user may have read it.",
                 )
             return stream.read(MAX_KEY_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise AuthFailed(
-            f"the key file {file} of {platform} can't be read: {error.strerror or error}", "Check the path."
+            f"the {platform} key file {file} can't be read: {error.strerror or error}", "Check the path."
         ) from None
 
 
@@ -99,24 +99,24 @@ def salted(salt: str, *words: str) -> str:
 
 
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
-    """Return the address of the API, without a trailing slash. Raises BadRequest if it would leak the key."""
+    """Return the API address, without a trailing slash. Raises BadRequest if it would leak the key."""
     url = (env.get(variable) or default).rstrip("/")
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port is None or 0 < parts.port < 65536
     except ValueError:
-        raise BadRequest(f"{variable} is not an address", "Write it as https://host[:port][/path].") from None
+        raise BadRequest(f"{variable} is not a valid address", "Write it as https://host[:port][/path].") from None
     plain = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
     if not (plain and parts.hostname and port_is_fine) or parts.username or parts.query or parts.fragment:
         raise BadRequest(
-            f"{variable} must be an https address, or an http address of this machine, without user, query or fragment",
+            f"{variable} must be an https address, or an http address on this machine, without user, query or fragment",
             "Correct the address: the account's key is sent to it.",
         )
     return url
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether the host of an address is this machine."""
+    """Return whether an address's host is this machine."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -125,7 +125,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def public_key(env: Mapping[str, str]) -> str | None:
-    """Return the user's public SSH key as `<type> <base64>`, without its comment; None if there is none.
+    """Return the user's public SSH key as `<type> <base64>`, without its comment, or None.
 
     Raises BadRequest if the variable contains something else, such as a private key.
     """
@@ -134,7 +134,7 @@ def public_key(env: Mapping[str, str]) -> str | None:
         text = given if _PUBLIC.fullmatch(given) else _first_line(Path(given).expanduser())
         if (key := same_key(text)) is None:
             raise BadRequest(
-                f"{SSH_KEY_VARIABLE} contains no public SSH key",
+                f"{SSH_KEY_VARIABLE} does not contain a public SSH key",
                 "Set it to a .pub file, such as ~/.ssh/id_ed25519.pub.",
             )
         return key
@@ -143,7 +143,7 @@ def public_key(env: Mapping[str, str]) -> str | None:
 
 
 def same_key(text: str) -> str | None:
-    """Return `<type> <base64>` from a line of an authorized_keys file; None if the line is not a key."""
+    """Return `<type> <base64>` from a line in an authorized_keys file; None if the line is not a key."""
     match = _PUBLIC.fullmatch(text.strip())
     return f"{match[1]} {match[2]}" if match else None
 

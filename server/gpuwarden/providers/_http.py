@@ -1,6 +1,6 @@
-"""The HTTP client of all providers, and the classification of its replies.
+"""The HTTP client for all providers, and the classification of replies.
 
-- a reply of the expected shape is `Known`
+- a reply with the expected shape is `Known`
 - a definite refusal raises an exception; the request had no effect
 - anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, a truncated body, an unexpected shape. The request may
   have had an effect.
@@ -42,7 +42,7 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""Maximum seconds that a rate-limited read waits before it is repeated. If the platform asks for a longer wait,
+"""Maximum number of seconds to wait before retrying a rate-limited read. If the platform asks for a longer wait,
 RateLimited is raised.
 """
 AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
@@ -57,14 +57,14 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
-"""A row of a list, such as an offer or a key. A row of an unexpected shape is kept unparsed; `readable` omits it.
+"""A list row, such as an offer or a key. A row with an unexpected shape is kept unparsed; `readable` omits it.
 
-The type of a row that may be one of gpuwarden's instances is strict in the identifying fields and lenient in all
-others: `Row | RowId`. A list without a readable row may be a list of something else, so it is Unknown.
+The type for a row that may be one of gpuwarden's instances is strict about the identifying fields and lenient about
+all others: `Row | RowId`. A list without a readable row may be a list of something else, so it is Unknown.
 """
 
 MOST: Final = 10**18
-"""Upper bound of the numbers in a reply, so that their sums and products stay finite floats."""
+"""Upper bound for the numbers in a reply, so that their sums and products stay finite floats."""
 
 
 class ResponseModel(BaseModel):
@@ -103,8 +103,8 @@ class ApiResponse:
     def at(self, name: str) -> Any:
         """Return the named field of a JSON object, or None.
 
-        A dot selects a nested field: "error.code" is `code` inside `error`, "errors.0.details" is `details` of the
-        first of `errors`.
+        A dot selects a nested field: "error.code" is `code` inside `error`, and "errors.0.details" is `details` in the
+        first item of `errors`.
         """
         value = self.json
         for step in name.split("."):
@@ -119,7 +119,7 @@ Refusal = Callable[[ApiResponse, str], WardenError | None]
 
 
 def no_refusal(reply: ApiResponse, message: str) -> WardenError | None:
-    """Return None, for platforms that report refusals only by the status."""
+    """Return None, for platforms that report refusals only through the status code."""
     return None
 
 
@@ -168,9 +168,10 @@ class ApiClient:
     ) -> Answer[T]:
         """Send one request and classify its reply.
 
-        With `shape` None, the expected reply is 204 without a body; with `empty`, 204 is accepted too and returns None.
-        A `safe` request may be repeated; reads are safe by default. With `creates`, a reply that names an instance is
-        never a refusal, whatever its status: it is Known if it has the shape of a success, else Unknown.
+        If `shape` is None, the expected reply is a 204 without a body. If `empty` is set, a 204 is also accepted and
+        returns None. A `safe` request may be repeated; reads are safe by default. If `creates` is set, a reply that
+        names an instance is never a refusal, whatever its status: it is Known if it has the expected shape, and
+        Unknown otherwise.
 
         Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
         """

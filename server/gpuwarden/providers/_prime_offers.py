@@ -17,7 +17,7 @@ class Prices(ResponseModel):
 
 
 class Choice(ResponseModel):
-    """The selectable range of a resource in an offer, and the price of a unit, in dollars per hour."""
+    """A resource's selectable range in an offer, and its unit price in dollars per hour."""
 
     minCount: int | None = None  # noqa: N815
     defaultCount: int | None = None  # noqa: N815
@@ -27,7 +27,7 @@ class Choice(ResponseModel):
     defaultIncludedInPrice: bool | None = None  # noqa: N815
 
     def amount(self, wanted: int | None) -> int | None:
-        """Return the amount to order; None selects the default. Raises ValueError if the offer's maximum is less."""
+        """Return the amount to order; None selects the default. Raises ValueError if the offer has too little."""
         if self.minCount is None or self.maxCount is None:  # nothing to choose
             if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
                 raise ValueError("the offer has less")

@@ -80,11 +80,11 @@ class Rented:
     # ------------------------------------------------------------------------------------------------ one instance
 
     def is_id(self, ident: str) -> bool:
-        """Return whether `ident` is a possible instance id of this platform."""
+        """Return whether `ident` could be an instance id on this platform."""
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. None or NotFound means that the instance does not exist, according to the platform."""
+        """Return one instance. None or NotFound means that the platform reports no such instance."""
         raise NotImplementedError
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
@@ -128,8 +128,8 @@ class Rented:
     ) -> Answer[tuple[Instance, ...]]:
         """Parse a list row by row, so that an invalid row does not hide other instances.
 
-        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without id
-        and name could be any instance, so the full list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without an
+        id and a name could be any instance, so the whole list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -159,7 +159,7 @@ class Rented:
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Return findings about the key and about other obstacles to renting."""
+        """Return findings about the key and about anything else that prevents renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
@@ -199,7 +199,8 @@ class Rented:
         """Return the requested GPU. Raises BadRequest or NotSupported if the platform can't meet the request."""
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(
-                f"{self.api.platform} sells no interruptible machines", "Request a machine that is not interruptible."
+                f"{self.api.platform} does not offer interruptible machines",
+                "Request a machine that is not interruptible.",
             )
         if resources.durable_storage and self.durable_tier() is None:
             raise NotSupported(f"{self.api.platform} does not offer storage that is kept after the machine is gone")
@@ -241,11 +242,10 @@ async def agreed_gone(
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
     message: str,
 ) -> Answer[Instance | None]:
-    """Return None if the list can be read and does not contain the instance either; otherwise return the instance as
-    listed.
+    """Return None if the list does not contain the instance either, otherwise the instance as listed.
 
-    `message` describes the reply to the query for this instance. A single 404 may be wrong, and a retired API address
-    returns 404 for every instance.
+    Returns Unknown if the list can't be read. `message` describes the reply to the query for this instance. A single
+    404 may be wrong, and a retired API address returns 404 for every instance.
     """
     try:
         answer = known_list() or await listing()

@@ -2,8 +2,8 @@
 
 `create` makes a reservation, and the job itself is the instance.
 
-A reservation is a private file, named by its token. A job of another program may have any string in the label for the
-token. A string that is not a valid file name can't belong to a reservation.
+A reservation is a private file named after its token. Another program's job may have any string in the label for the
+token. A string that is not a valid file name can't be a reservation's token.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 | variable | meaning |
 |---|---|
-| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; all tokens have full rights |
-| `AUTODL_IMAGE` | uuid of the image of new instances |
-| `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, because AutoDL reports yuan |
+| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; all tokens have full access |
+| `AUTODL_IMAGE` | uuid of the image for new instances |
+| `AUTODL_CNY_PER_USD` | yuan per dollar; without it, prices are unknown, because AutoDL reports them in yuan |
 
 The API does not report the account. After the token is replaced, the new token counts as another account's until a
 request confirms that it can access the instance.
 
 The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
-AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
+AutoDL's own id for a GPU type. An instance must be stopped before it can be released.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SPECS: Final = {
     "RTX 5090 32G": "5090-p",
     "RTX 4090D": "4090D",
 }
-"""GPU types by name, from AutoDL's documentation of 2026-09. Other types are requested by AutoDL's id."""
+"""GPU types by name, from AutoDL's documentation as of 2026-09. Other types are requested by their AutoDL id."""
 STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "creating": (_S.BOOTING, None),
     "created": (_S.BOOTING, None),
@@ -130,7 +130,7 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     if "频繁" in text or reply.status == 429:
         return RateLimited(f"AutoDL received too many requests {detail}", "Wait, then retry.", reply.after_s)
     if "库存" in text:
-        return NoCapacity(f"AutoDL has no free capacity now {detail}", "Try another GPU, or try again later.")
+        return NoCapacity(f"AutoDL currently has no free capacity {detail}", "Try another GPU, or try again later.")
     if "余额" in text:
         return BadRequest(f"AutoDL refused: the account has no credit {detail}", "Add credit to the account.")
     if "关机" in text:
@@ -217,7 +217,7 @@ class AutoDL(Rented):
         if isinstance(answer, Unknown):
             return answer
         if answer.value.data not in STATES:
-            return Unknown(f"AutoDL reports an unknown status of {id}")
+            return Unknown(f"AutoDL reports an unknown status for {id}")
         state, meter = STATES[answer.value.data]
         why = f"status {answer.value.data}"
         seen = Instance(id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=why)
@@ -235,7 +235,7 @@ class AutoDL(Rented):
         return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pro instance from all pages; Unknown if the pages have fewer than the reported total."""
+        """Return every Pro instance from all pages; Unknown if the pages contain fewer than the reported total."""
         found: dict[str, _Row | _RowId] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
@@ -291,7 +291,7 @@ class AutoDL(Rented):
         except NotFound:
             return Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _wallet(self) -> Answer[_Envelope[_Wallet]]:
         return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Envelope[_Wallet], body={}, safe=True)
@@ -336,7 +336,7 @@ class AutoDL(Rented):
         known = [spec for name, spec in SPECS.items() if asked == spec or gpu_matches(asked, (name,))]
         if len(known) > 1:
             raise BadRequest(
-                f"{asked!r} matches more than one GPU type of AutoDL: {', '.join(known)}", "Name one of them."
+                f"{asked!r} matches more than one AutoDL GPU type: {', '.join(known)}", "Name one of them."
             )
         if not known and not is_safe_id(asked):
             raise BadRequest(f"AutoDL has no GPU called {asked!r}", f"Known GPUs: {', '.join(SPECS)}.")

@@ -1,8 +1,8 @@
 """The provider protocol. A reply in an unexpected format is `Unknown` and never means that an instance does not exist.
 
 A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
-environment variables that contain the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the
-platform's own tools that end machines. The guard compares an agent's shell commands with them.
+environment variables that contain the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands with which
+the platform's own tools end machines. The guard compares an agent's shell commands with them.
 
 Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
 have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
@@ -39,7 +39,7 @@ class Provider(Protocol):
     name: str
     profile: Profile
     settle_s: float
-    """Minimum seconds between two polls if the second is to confirm the first."""
+    """Minimum number of seconds between two polls for the second to confirm the first."""
 
     def key_digest(self, salt: str) -> str:
         """Return a salted digest of the account's key. Raises AuthFailed if no key is set."""
@@ -90,7 +90,7 @@ class Provider(Protocol):
         ...
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request a stop. The result Known means that the platform accepted the request, not that billing stopped."""
+        """Request a stop. Known means that the platform accepted the request, not that billing stopped."""
         ...
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -100,7 +100,7 @@ class Provider(Protocol):
 
 @runtime_checkable
 class Bidder(Protocol):
-    """A provider of interruptible instances that are rented by bidding, and whose bids can be raised."""
+    """A provider that rents interruptible instances by bidding, and that can raise the bids."""
 
     async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
         """Raise the bid for an outbid instance, if a winning bid costs at most `most` dollars per hour, including the
@@ -123,7 +123,7 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 
 @contextmanager
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
-    """Let `get` confirm a missing instance with a recently read list. With None, `get` requests a new list.
+    """Let `get` use a recently read list to confirm that an instance is gone. If None, `get` requests a new list.
 
     Without a shared list, a thousand reclaimed machines would cause a thousand requests for the list.
     """
@@ -135,7 +135,7 @@ def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
 
 
 def known_list() -> Known[tuple[Instance, ...]] | None:
-    """Return the list that `get` may use; None if `get` has to request a list."""
+    """Return the list that `get` may use; None if `get` must request one."""
     return _LIST.get()
 
 

@@ -5,13 +5,13 @@ No machine is rented before a job runs; dstack then rents one for the run.
 | variable | meaning |
 |---|---|
 | `DSTACK_SERVER_URL` | the address of the dstack server, https or loopback; default http://127.0.0.1:3000 |
-| `DSTACK_TOKEN`, `DSTACK_TOKEN_FILE` | the token of a user who is a member of the project |
+| `DSTACK_TOKEN`, `DSTACK_TOKEN_FILE` | the token of a project member |
 
-`create` makes a reservation: it requests a plan, writes the token and the checked price to a file, and costs nothing.
-After the launch, the instance has the state of the run whose tags contain the token. A run that has ended may leave an
-idle machine that is still billed, so the instance counts as gone only when the fleet has no machine from that run. If
-gpuwarden has a provider and a key for the cloud that dstack used, that cloud must also confirm that the machine is
-gone.
+`create` makes a reservation, which costs nothing: it requests a plan and writes the token and the checked price to a
+file. After the launch, the instance has the state of the run whose tags contain the token. A run that has ended may
+leave an idle machine that is still billed, so the instance counts as gone only when the fleet has no machine from that
+run. If gpuwarden has a provider and a key for the cloud that dstack used, that cloud must also confirm that the machine
+is gone.
 
 The list includes the project's other runs, the machines in its fleets, and its gateways, because all of them are
 billed.
@@ -67,7 +67,7 @@ the reservation by more than this value.
 """
 _AVAILABLE: Final = frozenset({"available", "idle", "unknown"})
 _OVER: Final = "terminated"
-"""The only state of a fleet's machine that proves its end; another version of dstack may have additional states."""
+"""The only state that proves that a fleet's machine has ended; other dstack versions may have additional states."""
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> DstackProvider:
@@ -110,7 +110,7 @@ class DstackProvider(ReservingProvider):
             return [Finding.of(error, rule="dstack")]
         if fleets:
             return []
-        message = f"the project {self._project} has no fleet, but dstack starts runs in fleets only"
+        message = f"the project {self._project} has no fleet, but dstack starts runs only in fleets"
         fix = "Create one: `dstack apply -f fleet.dstack.yml`, with `nodes: 0..N` so that an idle fleet costs nothing."
         return [Finding(rule="dstack", severity=Severity.ERROR, message=message, fix=steps(fix))]
 
@@ -125,7 +125,7 @@ class DstackProvider(ReservingProvider):
         offers = [o for job in plan.job_plans[:1] for o in job.offers if o.availability in _AVAILABLE]
         if not offers:
             raise NoCapacity(
-                f"the project {self._project} has no offer for the request",
+                f"the project {self._project} has no offer for this request",
                 "Check `dstack offer` and the project's backends.",
             )
         first = offers[0]
@@ -158,8 +158,8 @@ class DstackProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's run, with its cost if it is gone; None if there is no run and no active
-        reservation.
+        """Return the machine for a reservation's run, with its cost if it is gone; None if neither a run nor an active
+        reservation exists.
         """
         try:
             at = self._read(id).get("at")  # unknown for a reservation made on another machine: all pages are read
@@ -243,7 +243,7 @@ class DstackProvider(ReservingProvider):
         return Known(tuple(found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported, because dstack is billed through the accounts of its backends."""
+        """Raise NotSupported, because dstack is billed through its backends' accounts."""
         raise NotSupported("dstack has no balance", "See the consoles of the clouds that its backends use.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -301,6 +301,6 @@ def _lease(run: Run) -> str:
 
 
 def _may_be(one: FleetInstance, machine: Provisioned) -> bool:
-    """Return whether a fleet's machine may be a run's machine. While it is provisioned, its address is unknown."""
+    """Return whether a fleet's machine may be a run's machine. Until it is provisioned, its address is unknown."""
     pairs = ((one.hostname, machine.hostname), (one.backend, machine.backend), (one.region, machine.region))
     return all(first is None or second is None or first == second for first, second in pairs)

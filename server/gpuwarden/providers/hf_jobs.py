@@ -1,8 +1,8 @@
 """Provider `hf_jobs`: Hugging Face Jobs. No machine is rented in advance: the job is the instance.
 
-`create` makes a reservation: it writes the token to a file, requests the price, and costs nothing. After the launch,
-the instance has the state of the job that has the token in a label; when the job ends, the instance is gone. A
-reservation that was terminated without a launch is gone, too.
+`create` makes a reservation, which costs nothing: it writes the token to a file and requests the price. After the
+launch, the instance has the state of the job whose label contains the token; when the job ends, the instance is gone. A
+reservation that was terminated without a launch is also gone.
 
 The list includes the account's other jobs, and its scheduled jobs, which start billed jobs automatically.
 """
@@ -31,7 +31,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
     return HfJobsProvider(profile, state, clock)
 
 
-ACCOUNT_KEYS: Final = ()  # the Hub token is not an account key: jobs get it too, to read and push
+ACCOUNT_KEYS: Final = ()  # the Hub token is not an account key: jobs also receive it, to read and push
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "hf": (
@@ -80,7 +80,7 @@ class HfJobsProvider(ReservingProvider):
         return salted(salt, self.name, config.endpoint, config.token or "")
 
     async def account_id(self) -> Answer[str]:
-        """Return the name of the user to whom the token belongs."""
+        """Return the name of the token's user."""
         async with self._hub() as hub:
             return Known(await jobs.namespace(hub))
 
@@ -105,7 +105,7 @@ class HfJobsProvider(ReservingProvider):
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
-                    "durable storage can't be rented for a job on Hugging Face",
+                    "durable storage can't be rented for a Hugging Face job",
                     "Declare an output in a bucket: /hub/buckets/OWNER/NAME/FOLDER.",
                 )
             price = await self.quote(resources)
@@ -157,7 +157,7 @@ class HfJobsProvider(ReservingProvider):
         found: dict[str, Instance] = {}
         live = {jobs.labels_of(job).get(jobs.LEASE, ""): job for job in running}
         for token in self._tokens():
-            if (job := live.get(token)) is not None:  # only tokens without a running job need their own request
+            if (job := live.get(token)) is not None:  # only tokens without a running job need a separate request
                 found[token] = self._instance(token, job, self._read(token).get("usd"), token=token)
                 continue
             if self._read(token).get("ended"):
@@ -180,8 +180,8 @@ class HfJobsProvider(ReservingProvider):
         return str(self._read(token).get("namespace") or await jobs.namespace(hub))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported, because the Hub's API reports no balance."""
-        raise NotSupported("the Hub's API reports no balance", "See huggingface.co/settings/billing.")
+        """Raise NotSupported, because the Hub's API does not report a balance."""
+        raise NotSupported("the Hub's API does not report a balance", "See huggingface.co/settings/billing.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported, because an ended job can't be started again."""
@@ -189,9 +189,7 @@ class HfJobsProvider(ReservingProvider):
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported, because a job can't be stopped and resumed."""
-        raise NotSupported(
-            "a job on Hugging Face can't be stopped and resumed", "Use terminate, which cancels the job."
-        )
+        raise NotSupported("a Hugging Face job can't be stopped and resumed", "Use terminate, which cancels the job.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Cancel the job and end the reservation."""

@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; all Lambda keys have full rights |
+| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; all Lambda keys have full access |
 | `LAMBDA_SSH_KEY_NAME` | the account's SSH key for new instances; default: the key that matches yours |
 | `LAMBDA_FILESYSTEM` | the name of the filesystem for durable storage; default: `gpuwarden` |
 
@@ -156,7 +156,7 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
             return NoCapacity(
-                f"Lambda has no free capacity now ({message})", "Try another region or type, or try again later."
+                f"Lambda currently has no free capacity ({message})", "Try another region or type, or try again later."
             )
         if code == "global/object-does-not-exist":
             return NotFound(f"Lambda did not find the requested object: {message}")
@@ -180,7 +180,7 @@ class LambdaCloud(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return a finding if the account has no usable SSH key, because a launch needs one."""
+        """Return a finding if the account has no usable SSH key, because a launch requires one."""
         try:
             await self._key_name()
         except BadRequest as refusal:
@@ -289,11 +289,12 @@ class LambdaCloud(Rented):
             return Unknown(f"Lambda accepted the request but did not name {id} among the terminated instances")
         return Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
-        """Return the cheapest type in stock, and a region that has it. Raises BadRequest for an unknown GPU, or
-        NoCapacity.
+        """Return the cheapest type in stock, and a region that has it.
+
+        Raises BadRequest if the GPU is unknown, NoCapacity if no type is available.
         """
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
@@ -324,9 +325,11 @@ class LambdaCloud(Rented):
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            where = f" in {home.value}, the region of the filesystem" if home.value else ""
+            where = f" in {home.value}, the filesystem's region" if home.value else ""
             where += f" in {line(wish, 40)}" if (wish := self.wished(resources, "region")) else ""
-            raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try again later.")
+            raise NoCapacity(
+                f"Lambda has no {resources.gpu_count} x {asked}{limit} available{where}", "Try again later."
+            )
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
@@ -343,7 +346,7 @@ class LambdaCloud(Rented):
                 fitting = [keys[0].name]
         if not fitting:
             raise BadRequest(
-                "no SSH key of the Lambda account is known to be yours, so no instance would be reachable",
+                "none of the Lambda account's SSH keys is known to be yours, so no instance would be reachable",
                 "Add your public key to the account, or set LAMBDA_SSH_KEY_NAME to the name of one of its keys.",
             )
         return Known(fitting[0])

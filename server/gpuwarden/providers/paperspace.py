@@ -2,19 +2,19 @@
 
 | variable | meaning |
 |---|---|
-| `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | an API key of the team |
+| `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | one of the team's API keys |
 | `PAPERSPACE_TEMPLATE` | id of the template for new machines; default: the newest ML-in-a-Box for the machine type |
 | `PAPERSPACE_REGION` | region for new machines; required |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | optional ids of a private network and of a startup script |
 
-New Linux machines accept the SSH keys of the account. The API has no price list and no balance. Only existing machines
+New Linux machines accept the account's SSH keys. The API has no price list and no balance. Only existing machines
 have a price, so a quote uses the price of a machine of the same type in the team, and a price cap can't be enforced.
 Without a balance, gpuwarden can't predict when the credit runs out. A machine must be off before it can be deleted. A
 deadline becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
 
-The API description does not specify the unit of the usage rate or of the storage rate. Paperspace's older API had an
+The API description does not specify the unit of the usage rate or the storage rate. Paperspace's older API had an
 hourly rate for usage and a monthly rate for storage. Every disk in the price list costs less than a dollar an hour and
-at least a dollar a month, so a storage rate of at least one dollar is taken as monthly.
+at least a dollar a month, so a storage rate of at least one dollar is treated as monthly.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""In the API description, the reply is a machine. The service may wrap the machine with the event that changes it."""
+"""In the API description, the reply is a machine. The service may wrap it together with the event that changes it."""
 
 
 class _Team(ResponseModel):
@@ -136,7 +136,7 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
         return NotFound(f"Paperspace did not find the requested object: {message}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
         return NoCapacity(
-            f"Paperspace has no free capacity now ({message})",
+            f"Paperspace currently has no free capacity ({message})",
             "Try another machine type or region, or try again later.",
         )
     return None
@@ -169,7 +169,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the highest price of the team's machines of this type, if there are any. Raises NoCapacity if the
+        """Return the highest price among the team's machines of this type, if any. Raises NoCapacity if the
         region has no free machine of this type.
         """
         kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
@@ -178,7 +178,7 @@ class Paperspace(Rented):
             answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
             if isinstance(answer, Known) and not answer.value.available:
                 raise NoCapacity(
-                    f"Paperspace has no {kind} free in {region}", "Try another region, or try again later."
+                    f"Paperspace has no {kind} available in {region}", "Try another region, or try again later."
                 )
         machines = await self._machines()
         same = (
@@ -228,7 +228,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every machine of the team, from all pages."""
+        """Return every machine in the team, from all pages."""
         answer = await self._machines()
         if isinstance(answer, Unknown):
             return answer
@@ -263,7 +263,7 @@ class Paperspace(Rented):
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _machines(self) -> Answer[tuple[_Machine | _MachineId, ...]]:
         answer = await self._pages("/machines", _Page[_Machine | _MachineId])
@@ -333,7 +333,7 @@ class Paperspace(Rented):
                 "Omit the price cap; the job's own cost cap still applies.",
             )
         if not (region := self.wished(resources, "region", "PAPERSPACE_REGION")):
-            raise BadRequest("PAPERSPACE_REGION is not set, and Paperspace needs a region", do(Action.DOCTOR))
+            raise BadRequest("PAPERSPACE_REGION is not set, but Paperspace requires a region", do(Action.DOCTOR))
         disk_gb = resources.disk_gb or DISKS_GB[1]
         sizes = [size for size in DISKS_GB if size >= disk_gb]
         if not sizes:
@@ -375,7 +375,7 @@ class Paperspace(Rented):
 
 
 def _usd_per_hour(m: _Machine) -> float | None:
-    """Return the hourly price of a running machine, disk included, or None if its usage rate is unknown."""
+    """Return the hourly price of a running machine, including its disk, or None if its usage rate is unknown."""
     usage = positive_price(m.usageRate)
     return None if usage is None else usage + (_storage_usd_per_hour(m) or 0.0)
 

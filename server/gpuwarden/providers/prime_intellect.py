@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: Instances read and write, all others read |
+| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: read and write for Instances, read for the rest |
 | `PRIME_TEAM_ID` | the team that owns new Pods and pays for them; default: the user's own account |
 | `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
@@ -139,7 +139,7 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
         r"capacity|out of stock|unavailable|no longer available", message, re.IGNORECASE
     ):
         return NoCapacity(
-            f"Prime Intellect has no free capacity now ({message})", "Try another GPU, or try again later."
+            f"Prime Intellect currently has no free capacity ({message})", "Try another GPU, or try again later."
         )
     return None
 
@@ -174,7 +174,7 @@ class PrimeIntellect(Rented):
         return [self.finding(Severity.ERROR, message, "Set PRIME_TEAM_ID to the id of one of your teams, or unset it.")]
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the user to whom the key belongs."""
+        """Return the id of the key's user."""
         answer = await self.client.ask("GET", "/user/whoami", _Whose)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
@@ -193,7 +193,7 @@ class PrimeIntellect(Rented):
                 price_usd_per_hour=chosen.usd_per_hour,
                 source="Prime Intellect availability",
                 at=self.clock.now(),
-                note=f"{offer.gpuCount} x {offer.gpuType} of {offer.provider or 'unknown'}{what}",
+                note=f"{offer.gpuCount} x {offer.gpuType} from {offer.provider or 'unknown'}{what}",
             )
         )
 
@@ -244,7 +244,7 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, from all pages; Unknown if the pages have fewer than the total."""
+        """Return every Pod that is not gone, from all pages; Unknown if the pages contain fewer than the total."""
         found: dict[str, _Pod | _PodId] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -289,10 +289,10 @@ class PrimeIntellect(Rented):
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _offer(self, resources: Resources) -> Answer[Chosen]:
-        """Return the cheapest matching offer. Raises NoCapacity if there is none."""
+        """Return the cheapest matching offer. Raises NoCapacity if none matches."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
@@ -325,7 +325,7 @@ class PrimeIntellect(Rented):
         return Known(min(fitting, key=cost))
 
     async def _offers(self, count: int) -> Answer[tuple[Offer, ...]]:
-        """Return all pages of the available offers."""
+        """Return the available offers from all pages."""
         found: list[Offer] = []
         read = 0
         for page in range(1, MAX_PAGES + 1):
@@ -342,7 +342,7 @@ class PrimeIntellect(Rented):
         return Known(tuple(found))
 
     async def _key_id(self) -> Answer[str | None]:
-        """Return the id of the user's SSH key in the account, or else of the account's primary key.
+        """Return the id of the user's SSH key in the account, or else the id of the account's primary key.
 
         Raises BadRequest if the account has neither.
         """
@@ -355,7 +355,7 @@ class PrimeIntellect(Rented):
             found = [k.id for k in keys if k.isPrimary]
         if not found:
             raise BadRequest(
-                "no SSH key of the Prime Intellect account is known to be yours, so no Pod would be reachable",
+                "none of the Prime Intellect account's SSH keys is known to be yours, so no Pod would be reachable",
                 "Add your public key to the account.",
             )
         return Known(found[0])

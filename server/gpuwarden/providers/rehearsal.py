@@ -1,4 +1,4 @@
-"""Provider `rehearsal`: instances in a cloud that is simulated on this machine according to a profile."""
+"""Provider `rehearsal`: instances in a cloud that is simulated on this machine from a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuwarden.rehearsal.cloud import Cloud
 
 ACCOUNT_KEYS: Final = ()  # a simulated account needs no key
-SHELL_GUARD: Final = ShellGuard()  # its machines are local processes, and there is no command-line tool that ends them
+SHELL_GUARD: Final = ShellGuard()  # its machines are local processes, and no command-line tool ends them
 
 
 class RehearsalProvider:
@@ -63,7 +63,7 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance, with its final bill if it is gone, or None if the cloud does not know the instance."""
+        """Return one instance, with its final bill if it is gone, or None if the cloud has no record of it."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer

@@ -7,7 +7,7 @@
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: `gpuwarden` |
 | `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
 
-Only the older GraphQL API supports the balance, the account's id and a stop date for a Pod. The GraphQL API requires
+Only the older GraphQL API reports the balance and the account's id, and supports a stop date for a Pod. It requires
 another key scope, and will be shut down early in 2027. It does not report whether the account is billed by invoice.
 Pods are created through REST v2, without a stop date.
 
@@ -242,7 +242,7 @@ class RunPod(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the user to whom the key belongs."""
+        """Return the id of the key's user."""
         answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
@@ -331,7 +331,7 @@ class RunPod(Rented):
         except NotFound:
             return Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _act(self, id: str, action: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
@@ -345,7 +345,7 @@ class RunPod(Rented):
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
         """Return the cheapest GPU type in stock that meets the request.
 
-        Raises NoCapacity or BadRequest if there is none.
+        Raises BadRequest if the GPU is unknown, NoCapacity if no type meets the request.
         """
         asked, cloud = self.refuse_unsold(resources), self._cloud(resources)
         params: dict[str, str | int] = {
@@ -377,20 +377,20 @@ class RunPod(Rented):
         return Known(min(fitting, key=lambda k: (prices[k.id] is None, prices[k.id] or 0.0, k.id)))
 
     def _cloud(self, resources: Resources) -> Cloud:
-        """Return the cloud to rent from. Raises BadRequest for an invalid RUNPOD_CLOUD, NotSupported for an unsuitable
-        one.
+        """Return the cloud to rent from. Raises BadRequest if RUNPOD_CLOUD is invalid, NotSupported if it is
+        unsuitable.
         """
         cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
         if cloud == "COMMUNITY" and self.wished(resources, "region"):
-            raise NotSupported("RunPod lets you choose a data center in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
+            raise NotSupported("RunPod lets you choose a data center only in its Secure Cloud", "Unset RUNPOD_CLOUD.")
         if cloud == "COMMUNITY" and resources.durable_storage:
-            raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
+            raise NotSupported("RunPod's network volumes exist only in its Secure Cloud", "Unset RUNPOD_CLOUD.")
         return cast("Cloud", cloud)
 
     async def _volume(self) -> Answer[_Volume | None]:
-        """Return the network volume for durable storage. Raises BadRequest if there is not exactly one."""
+        """Return the network volume for durable storage. Raises BadRequest unless there is exactly one."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
         answer = await self.client.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
@@ -470,7 +470,7 @@ class RunPod(Rented):
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """Return a Pod that is gone, with its bill, or None if RunPod has no bill for it."""
-        days = {"bucketSize": "day", "lastN": "365"}  # without a period, RunPod returns the last 30 days only
+        days = {"bucketSize": "day", "lastN": "365"}  # without a period, RunPod returns only the last 30 days
         try:
             answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, **days})
         except WardenError:

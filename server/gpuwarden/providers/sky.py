@@ -1,15 +1,15 @@
-"""Provider `sky`: clusters that SkyPilot launches, on any of its clouds, Kubernetes or Slurm.
+"""Provider `sky`: clusters that SkyPilot launches on any of its clouds, on Kubernetes or on Slurm.
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_SKY_PYTHON` | the Python that has SkyPilot; default: the interpreter of the `sky` command on the PATH |
+| `GPUWARDEN_SKY_PYTHON` | the Python with SkyPilot installed; default: the one used by the `sky` command on the PATH |
 | `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's variable: the address of its API server, if `sky api login` stored none |
 | `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's variable: the account's token for a shared API server |
 
 A cluster's name contains gpuwarden's token, and the cluster's hash must match the recorded hash. A cluster counts as
 gone only if SkyPilot's list, refreshed from the cloud, and its cost report agree. If gpuwarden supports the cloud and
-has a key for it, the cloud's own list must agree, too. Autostop is set for every cluster that supports it, autodown for
-none.
+has a key for it, the cloud's own list must also agree. Autostop is set for every cluster that supports it; autodown is
+never set.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MANAGED: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "WINDING_DOWN": (_S.RUNNING, True),
     "CANCELLING": (_S.STOPPING, None),
 }
-"""The state of a machine and whether it is billed, for each state of its managed job."""
+"""A machine's state and whether it is billed, by the state of its managed job."""
 WITNESSES: Final = {
     "lambda": "lambda",
     "paperspace": "paperspace",
@@ -153,14 +153,14 @@ class SkyProvider:
                     rule="sky",
                     severity=Severity.ERROR,
                     message=message,
-                    fix=steps("Run `sky check` on the machine of the API server."),
+                    fix=steps("Run `sky check` on the API server's machine."),
                 )
             )
         return found
 
     async def balance(self) -> Answer[Balance]:
         """Raise NotSupported, because SkyPilot has no account balance."""
-        raise NotSupported("SkyPilot reports no account balance", "See the console of the underlying cloud.")
+        raise NotSupported("SkyPilot does not report an account balance", "See the console of the underlying cloud.")
 
     # ------------------------------------------------------------------------------------------------------- renting
 
@@ -185,7 +185,7 @@ class SkyProvider:
         with nothing_sent():
             name, wanted = cluster_name(token), task(self.infra, resources)
             if resources.durable_storage:
-                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Specify an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot volumes", "Specify an artifact store.")
             most = resources.max_price_usd_per_hour
             price = await self.quote(resources) if most is not None else None
             asked = price.value.price_usd_per_hour if isinstance(price, Known) else None
@@ -230,9 +230,9 @@ class SkyProvider:
         return await self._gone(id, token, seen.why)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every cluster of this infrastructure, and SkyPilot's controllers and managed jobs.
+        """Return every cluster on this infrastructure, and SkyPilot's controllers and managed jobs.
 
-        The provider of each infrastructure returns all controllers, and all managed jobs that have no machine.
+        The provider for each infrastructure returns all controllers, and all managed jobs that have no machine.
         """
         listed = await self._sky.ask(Clusters, "clusters", names=None, fresh=False)
         mine = (c for c in listed.clusters if c.controller or c.cloud == self.infra)
@@ -267,7 +267,7 @@ class SkyProvider:
         return await self._sky.ask(Clusters, "clusters", names=[name], fresh=True, reach=reach)
 
     async def _same(self, name: str) -> None:
-        """Raise Conflict if the name now belongs to another cluster than the recorded one."""
+        """Raise Conflict if the name now belongs to a cluster other than the recorded one."""
         first = self._read(name).get("hash")
         seen = await self._sky.ask(Clusters, "clusters", names=[name], fresh=False)
         if first is not None and any(cluster.hash != first for cluster in seen.clusters):
@@ -308,9 +308,7 @@ class SkyProvider:
         return Known(Instance(id=ident, token=token, state=_S.GONE, meter=False, cost_usd=paid, why=line(why, 300)))
 
     async def _witness(self, kept: Mapping[str, Any]) -> str:
-        """Return the reason why the cloud's own provider does not confirm the end; "" if it confirms the end or is not
-        available.
-        """
+        """Return the reason that the cloud's own provider does not confirm the end; "" if it does or is unavailable."""
         from gpuwarden.providers.base import keyed, load_provider
 
         platform = WITNESSES.get(self.infra)
@@ -335,11 +333,11 @@ class SkyProvider:
             state = _S.UNCLEAR
         token = token_of(cluster.name)
         if token and not self._read(cluster.name).get("ids"):
-            # The hash and the ids of the machines distinguish the cluster from another cluster with the same name.
+            # The hash and the machine ids distinguish the cluster from another cluster with the same name.
             private_folder(self._state)
             kept = {"hash": cluster.hash, **self._read(cluster.name), "ids": cluster.ids}
             write_private(self._state / f"{cluster.name}.json", json.dumps(kept))
-        # SkyPilot writes the cluster's name as an alias into the user's SSH configuration.
+        # SkyPilot adds the cluster's name as an alias to the user's SSH configuration.
         place = Place(
             platform=self.profile.id, instance_id=cluster.name, host=cluster.name, run_root=self.profile.run_root
         )

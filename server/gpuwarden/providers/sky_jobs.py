@@ -1,13 +1,12 @@
 """Provider `sky_jobs`: SkyPilot's managed jobs. No machine is rented before a job runs.
 
-It uses the environment variables of the provider `sky`. `create` makes a reservation: it writes the token and the price
-to a file, dry-runs a launch, and costs nothing. After the launch, the instance's state is the state of the managed job
-with the reservation's name.
+It uses the same environment variables as the provider `sky`. `create` makes a reservation, which costs nothing: it
+dry-runs a launch and writes the token and the price to a file. After the launch, the instance's state is the state of
+the managed job with the reservation's name.
 
-The end of a job does not prove that its machine is gone: the controller sets the state first and ends the machine
-afterwards. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
-if it lists the machine, agrees. If the controller failed, the state of the machine is unknown, and the machine counts
-as billed.
+An ended job does not prove that its machine is gone: the controller sets the state first and ends the machine
+afterward. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
+if it lists the machine, agrees. If the controller failed, the machine's state is unknown, and it counts as billed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from gpuwarden.remote.sky.rows import Clusters, Cost, Done, ManagedJob, ManagedQ
 SHELL_GUARD: Final = ShellGuard(ends={"sky": ("jobs cancel",)}, servers=("skypilot", "sky"))
 CONTROLLER: Final = (
     "the jobs controller is billed in addition: the first managed job starts its machine, which stays on after the "
-    "last job, unless SkyPilot's API server is the controller itself (jobs.controller.consolidation_mode)"
+    "last job, unless SkyPilot's API server is itself the controller (jobs.controller.consolidation_mode)"
 )
 
 
@@ -72,7 +71,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             task(self.infra, resources)
             cluster_name(token)
             if resources.durable_storage:
-                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Specify an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot volumes", "Specify an artifact store.")
             price = await self.quote(resources)
             usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
             most = resources.max_price_usd_per_hour
@@ -85,8 +84,8 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's job, with its cost if it is gone; None if there is no job and no active
-        reservation.
+        """Return the machine for a reservation's job, with its cost if it is gone; None if neither a job nor an active
+        reservation exists.
         """
         try:
             queue = await self._queue(run_name(id))
@@ -182,7 +181,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return await self._sky.ask(ManagedQueue, "managed", match=stem, finished=True)
 
     def _note(self, id: str, **seen: int | bool) -> None:  # noqa: A002
-        """Record facts about a reservation's job, to tell a job that has disappeared from one that never existed."""
+        """Record facts about a reservation's job, to distinguish a job that disappeared from one that never existed."""
         noted = self._read(id)
         if noted and noted | seen != noted:
             self._write(id, noted | seen)

@@ -1,9 +1,9 @@
-"""Provider `vastai`: containers on the machines of Vast.ai's hosts.
+"""Provider `vastai`: containers on machines that Vast.ai's hosts rent out.
 
 | variable | meaning |
 |---|---|
 | `VAST_API_KEY`, `VAST_API_KEY_FILE` | the account's key; it needs instance_write, which covers create and destroy |
-| `VAST_IMAGE` | the container image of new instances |
+| `VAST_IMAGE` | the container image for new instances |
 
 The price cap limits the search for offers. A bid is within the cap and above the offer's minimum, so that the next
 bidder does not immediately win the machine. A durable volume is created together with the instance, on the same
@@ -44,10 +44,10 @@ DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GB: Final = 50
 OFFERS: Final = 3000
 TRIES: Final = 3
-"""Number of offers to try, the cheapest first, because other customers take offers quickly."""
+"""Number of offers to try, cheapest first, because other customers take offers quickly."""
 BILL_DAYS: Final = 60
 HEADROOM: Final = 1.2
-"""Ratio of a bid to the minimum that wins. The bid is the hourly price."""
+"""Ratio of a bid to the minimum winning bid. The bid is the hourly price."""
 MOST_BID: Final = 1.5
 """Ratio of a quote to the minimum bid. The bid of an outbid instance is raised only up to the quoted price."""
 ON_START: Final = "touch ~/.no_auto_tmux"
@@ -196,7 +196,7 @@ class Vast(Rented):
     async def check_account(self) -> Findings:
         """Return an error finding if neither this machine nor the account has a public SSH key.
 
-        A new instance accepts the key that `create` passes on, and the keys of the account.
+        A new instance accepts the key that `create` passes, and the account's keys.
         """
         if self.ssh_key() is not None:
             return []
@@ -209,7 +209,7 @@ class Vast(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the id of the user to whom the key belongs."""
+        """Return the id of the key's user."""
         answer = await self.client.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
@@ -221,7 +221,7 @@ class Vast(Rented):
         best, price = answer.value[0], _price(answer.value[0], resources)
         note = f"{best.num_gpus} x {best.gpu_name}; bandwidth is billed in addition"
         if resources.interruptible and price is not None:
-            note += f"; the first bid is {usd_per_hour(price)}, raised up to the quoted price if it is outbid"
+            note += f"; the first bid is {usd_per_hour(price)}, raised up to the quoted price if outbid"
             price += (best.min_bid or 0.0) * (MOST_BID - HEADROOM)
             cap = resources.max_price_usd_per_hour
             price = price if cap is None else min(price, cap)
@@ -267,7 +267,7 @@ class Vast(Rented):
         return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance from all pages; Unknown if the pages have fewer than the reported total."""
+        """Return every instance from all pages; Unknown if the pages contain fewer than the reported total."""
         found: dict[str, Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
@@ -291,7 +291,7 @@ class Vast(Rented):
         return Unknown("Vast.ai's list of instances does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return the credit of the account. The key itself, which the reply may contain, is not parsed."""
+        """Return the account's credit. The reply may contain the key, which is not parsed."""
         answer = await self.client.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
@@ -336,7 +336,7 @@ class Vast(Rented):
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     async def _put(self, id: str, state: str) -> Answer[None]:  # noqa: A002
         if not _is_id(id):
@@ -345,7 +345,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """Return the matching offers, at least one, the cheapest first. Raises NoCapacity if no offer matches."""
+        """Return one or more matching offers, cheapest first. Raises NoCapacity if no offer matches."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk, names = resources.disk_gb or DISK_GB, await self._named(asked)
         query: dict[str, object] = {
@@ -381,13 +381,13 @@ class Vast(Rented):
             return Unknown(f"Vast.ai listed only the first {OFFERS} offers, and none of them matches")
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try again later.")
+            raise NoCapacity(f"Vast.ai has no offer for {resources.gpu_count} x {asked}{limit}", "Try again later.")
         fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names for a GPU; empty if the platform lists no names. Raises BadRequest if the
-        platform lists names but not the GPU's.
+        """Return the platform's names for a GPU; empty if the platform lists no names at all. Raises BadRequest if it
+        lists names, but none for this GPU.
         """
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
@@ -456,7 +456,7 @@ class Vast(Rented):
         )
 
     def _where(self, i: _Instance) -> Place | None:
-        """Return the direct address if there is one, else the address of the slower proxy."""
+        """Return the direct address if available, otherwise the slower proxy's address."""
         try:
             port = int(i.ports["22/tcp"][0]["HostPort"])  # the public port of the container's port 22
         except (KeyError, IndexError, TypeError, ValueError):
@@ -484,7 +484,7 @@ class Vast(Rented):
                     break
                 params["after_token"] = answer.value.next_token
             else:
-                return None  # a part of the charges is not a bill
+                return None  # partial charges are not a bill
         except WardenError:
             return None
         if not found:

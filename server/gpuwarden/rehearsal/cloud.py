@@ -68,8 +68,9 @@ class Session:
 class Cloud:
     """One simulated account on one platform. Calls block for milliseconds; in async code, make them in a thread.
 
-    `settings` and `faults` replace the stored values; None keeps the stored value. With `supervise`, a supervisor
-    process runs while the cloud can change without a call. Without `make`, a missing folder raises Unreachable.
+    `settings` and `faults` replace the stored values; None keeps the stored value. If `supervise` is true, a
+    supervisor process runs while the cloud can change without a call. Unless `make` is true, a missing folder raises
+    Unreachable.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Cloud:
         self.configure(settings, faults, make=make)
 
     def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
-        """Change settings or faults. New faults count calls and instances from this moment."""
+        """Change settings or faults. New faults count calls and instances from now on."""
         with self.store.lock(make=make):
             old = self.store.config() or Config(profile=self.profile)
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
@@ -104,7 +105,7 @@ class Cloud:
 
     @property
     def nonce(self) -> str:
-        """Return the nonce that distinguishes this cloud from every other."""
+        """Return the nonce that distinguishes this cloud from all others."""
         return self.store.state().nonce
 
     @property
@@ -194,7 +195,7 @@ class Cloud:
         return self._call("start", act)
 
     def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request the stop of an instance."""
+        """Ask an instance to stop."""
 
         def act(s: Session) -> None:
             if self.profile.verbs.stop is None:
@@ -279,7 +280,7 @@ class Cloud:
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
         """Add a fault to an existing instance."""
         if fault.call is not None:
-            raise BadRequest(f"{fault.kind} is a fault in a call; configure it with Faults")
+            raise BadRequest(f"{fault.kind} is a call fault; configure it with Faults")
         with self._session() as s:
             record = self._known(s, id)
             s.state.records[id] = meter.turn(self.profile, s.config.settings, s.engine.given(record, fault), s.now)
@@ -308,7 +309,7 @@ class Cloud:
         if "bad_reply" in kinds:
             raise BadReply("rehearsal: the reply to submit had an unexpected shape")
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ---------------------------------------------------------------------------------------------------- internal
 
     @property
     def _takes_end_date(self) -> bool:
@@ -325,11 +326,13 @@ class Cloud:
                 kinds = self._strikes(s, verb)
                 if 0 < s.config.settings.calls_per_minute < s.state.in_minute:
                     with nothing_sent():
-                        raise RateLimited(f"{self._platform} accepts no further calls now", after_s=60 - s.now % 60)
+                        raise RateLimited(
+                            f"{self._platform} accepts no more calls this minute", after_s=60 - s.now % 60
+                        )
                 if "lost_request" in kinds:
                     return Unknown(f"rehearsal: no reply to {verb}; the request or the reply was lost")
                 if "no_capacity" in kinds:
-                    raise NoCapacity(f"{self._platform} has no machine of that kind now")
+                    raise NoCapacity(f"{self._platform} currently has no machine of that kind")
                 value = act(s)
         except (Unreachable, BadReply) as silence:
             return Unknown(f"{silence.message}. {manual_text(silence.next_steps)}".strip())

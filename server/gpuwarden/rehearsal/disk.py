@@ -3,10 +3,10 @@
 ```
 <root>/instances/<id>/fs/         while the machine is on: the tiers at their mount paths
 <root>/instances/<id>/fs.off/     the same folder while the machine is off, so that it can't be read
-<root>/volumes/<tier>/            tiers that survive terminate; linked into fs/ of every instance that has them
+<root>/volumes/<tier>/            tiers that survive termination; linked into fs/ of every instance that has them
 <root>/trash/                     content to delete
 ```
-Wiping a tier moves its content to the trash, except the mount points of other tiers. Links that a job made are never
+Wiping a tier moves its content to the trash, except the mount points of other tiers. Links that a job created are never
 followed: the link is removed, but not its target.
 """
 
@@ -80,7 +80,7 @@ class Disk:
                 trash(self.root, entry)
 
     def erase(self) -> None:
-        """Delete all files of the instance itself, but not its volumes."""
+        """Delete all of the instance's own files, but not its volumes."""
         trash(self.root, self.home)
 
     def allow_runs(self, allowed: bool) -> None:
@@ -111,13 +111,13 @@ class Disk:
 
 
 def run_root(profile: Profile) -> str:
-    """Return the profile's run root as an absolute path; the home of a rehearsal machine is /root."""
+    """Return the profile's run root as an absolute path; a rehearsal machine's home is /root."""
     return profile.run_root.replace("~", "/root", 1) if profile.run_root.startswith("~") else profile.run_root
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """Return the tiers of an instance, outer mounts first. If `sometimes` is true, they include the tiers that only
-    some machines have.
+    """Return an instance's tiers, outer mounts first. If `sometimes` is true, include tiers that only some machines
+    have.
     """
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))

@@ -24,9 +24,10 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 
 
 def computes(profile: Profile, record: Record) -> bool:
-    """Return whether compute is billed in the record's current state. An instance whose boot failed is billed until it
-    is terminated. A stopped instance is billed if the profile's `stops_on` lacks `stop`. An interrupted instance is not
-    billed, because the platform has reclaimed the GPU.
+    """Return whether compute is billed in the record's current state.
+
+    An instance whose boot failed is billed until it is terminated. A stopped instance is billed if the profile's
+    `stops_on` lacks `stop`. An interrupted instance is not billed, because the platform has reclaimed the GPU.
     """
     if not profile.meter.metered:
         return False
@@ -36,7 +37,7 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Return whether anything except compute, such as a disk, is or may be billed in the record's current state."""
+    """Return whether anything other than compute, such as a disk, is or may be billed in the record's current state."""
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return bool(profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable))
@@ -61,14 +62,14 @@ def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Rec
 
 
 def cost(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return the cost until `now`, in simulated dollars. It never decreases as `now` increases."""
+    """Return the cost up to `now`, in simulated dollars. It never decreases as `now` increases."""
     compute = _compute_s(profile, settings, record, now) * record.usd_per_hour
     residue = _residue_s(settings, record, now) * record.residue_usd_per_hour
     return (compute + residue) / 3600
 
 
 def _compute_s(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return the billed seconds of compute. Each period is rounded up to a multiple of the profile's granularity."""
+    """Return the billed compute time in seconds. Each period is rounded up to a multiple of the billing granularity."""
     if record.compute_since is None:
         return record.compute_s
     grain = profile.meter.granularity_s

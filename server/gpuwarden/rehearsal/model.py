@@ -14,7 +14,7 @@ from gpuwarden.core.profile import Event
 
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"
 
-#: Simulated prices per GPU and hour, for this cloud only; real prices come from the providers.
+#: Simulated prices per GPU-hour, for this cloud only; real prices come from the providers.
 CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "H100": 2.80, "H200": 3.60}
 
 
@@ -57,11 +57,11 @@ class Fault(Frozen):
     """One simulated fault.
 
     A call fault affects the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
-    fault affects the `at`-th instance created, and the `count - 1` instances after it. With `probability`, the affected
-    calls or instances are instead drawn independently from the seed.
+    fault affects the `at`-th instance created, and the `count - 1` instances after it. If `probability` is set, the
+    affected calls or instances are instead drawn independently from the seed.
 
-    - `lost_request`: the call has no effect and no response. `lost_reply`: the call takes effect, but there is no
-      response. `bad_reply`: it takes effect, but the response has an unexpected shape. `no_capacity`: it has no effect
+    - `lost_request`: the call has no effect and no response. `lost_reply`: the call takes effect, but no response
+      is sent. `bad_reply`: it takes effect, but the response has an unexpected shape. `no_capacity`: it has no effect
       and is refused. `false_refusal`: it takes effect, but is refused.
     - `stale`: for `seconds`, a new instance is not listed yet, and an instance that is gone is listed as terminating.
     - `slow_boot`: the boot takes `seconds` longer. `failed_boot`: the instance never runs, and it is billed until it is
@@ -99,7 +99,7 @@ class Fault(Frozen):
 
 
 class Faults(Frozen):
-    """All faults of a cloud. The same seed and the same calls give the same faults."""
+    """All of a cloud's faults. The same seed and the same calls produce the same faults."""
 
     seed: int = 0
     faults: tuple[Fault, ...] = ()

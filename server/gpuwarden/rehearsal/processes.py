@@ -1,7 +1,7 @@
 """Find and signal the processes of rehearsal instances, and never any other process.
 
 A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if
-its process id is recorded in a run folder and its start ticks match, or if it descends from such a process. This
+its process id is recorded in a run folder and its start ticks match, or if it is a descendant of such a process. This
 includes children that called setsid or ignore SIGTERM. A process can be missed only if it cleared its environment,
 was orphaned, *and* is not recorded in any status.
 """
@@ -28,8 +28,8 @@ SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "T
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
-    """Return the running processes of an instance. `named` are the processes recorded in run folders: pid, start ticks
-    and boot id.
+    """Return an instance's running processes. `named` lists the processes recorded in run folders: pid, start ticks and
+    boot id.
     """
     found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
     for pid, ticks, boot in named:

@@ -1,4 +1,4 @@
-"""Read a machine's run folders: the training step reached, the processes of the jobs, and whether the jobs have ended.
+"""Read a machine's run folders: the training step reached, the jobs' processes, and whether the jobs have ended.
 
 A job can write to its run folder, so the content is not trusted. A process is signaled only if the pid *and* the start
 ticks match those that the kernel reports.
@@ -17,7 +17,7 @@ FINAL = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
 
 
 def folders(run_root: Path) -> list[Path]:
-    """Return the run folders, which are the folders with a status or metrics. Links are ignored."""
+    """Return the run folders, which contain a status or metrics. Links are ignored."""
     try:
         found = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError:
@@ -26,9 +26,7 @@ def folders(run_root: Path) -> list[Path]:
 
 
 def step(run_root: Path, pids: set[int] | None = None) -> int | None:
-    """Return the highest step in the metrics or status of the runs. With `pids`, only the runs of those processes are
-    read.
-    """
+    """Return the highest step in the runs' metrics or status. If `pids` is given, read only those processes' runs."""
     steps: list[int] = []
     for folder in folders(run_root):
         rows: list[Any] = [status(folder)]

@@ -1,6 +1,6 @@
 """Stop a rehearsal instance from inside, as its runner does: `python -m gpuwarden.rehearsal.self_stop CLOUD ID`.
 
-If the cloud's clock can be advanced, the path of the clock's file is an additional argument.
+If the cloud's clock can be advanced, the path of the clock file is an additional argument.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gpuwarden.rehearsal.store import Store
 
 
 def main(root: Path, instance: str, shifted: str = "") -> str:
-    """Request the stop. Return the reason if the cloud refuses it, or an empty string."""
+    """Request a stop. Return the reason if the cloud refuses it, otherwise an empty string."""
     config = Store(root).config()
     if config is None:
-        return f"there is no cloud in {root}"
+        return f"no rehearsal cloud exists in {root}"
     try:
         clock = ShiftedClock(Path(shifted)) if shifted else SystemClock()
         answer = Cloud(root, config.profile, clock, supervise=False, make=False).self_stop(instance)

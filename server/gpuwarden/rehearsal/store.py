@@ -61,9 +61,7 @@ class Store:
         return self._read(Config, "cloud.json")
 
     def state(self) -> State:
-        """Return the state. The state of a new cloud has a new nonce, which makes the cloud's ids unique on this
-        machine.
-        """
+        """Return the state. A new cloud's state has a new nonce, which makes the cloud's ids unique on this machine."""
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
     @property
@@ -72,7 +70,7 @@ class Store:
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
-        """Atomically replace the file of the configuration or of the state."""
+        """Atomically replace the configuration or state file."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
         write_private(path, model.model_dump_json())
 
@@ -84,7 +82,7 @@ class Store:
             return None
         except ValidationError as error:
             raise BadReply(
-                f"{path} is not a valid file for a rehearsal cloud: {error.error_count()} problems, the first: "
+                f"{path} is not a valid rehearsal cloud file: {error.error_count()} problems, the first: "
                 f"{error.errors()[0]['msg'][:200]}",
                 "Move the folder away to start a new simulated cloud; until then, this cloud's processes keep running.",
             ) from error

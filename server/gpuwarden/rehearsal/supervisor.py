@@ -15,7 +15,7 @@ from pathlib import Path
 
 LOOK_S = 0.05
 IDLE_S = 1.0
-"""The longest wait between two polls. The waits become longer as long as nothing changes."""
+"""The longest wait between two polls. The waits grow while nothing changes."""
 
 
 def main(root: Path) -> None:
@@ -45,7 +45,7 @@ def main(root: Path) -> None:
                 wait, seen = (min(1.5 * wait, IDLE_S) if saved == seen else LOOK_S), saved
                 time.sleep(min(wait, max(due, LOOK_S)))
     except (Timeout, FileNotFoundError, WardenError):
-        return  # another supervisor runs, or the cloud is gone or unreadable; the next call reports the error
+        return  # another supervisor is running, or the cloud is gone or unreadable; the next call reports the error
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Engine:
         return record
 
     def born(self, record: Record) -> Record:
-        """Return a record in its first state, booting."""
+        """Return a record in its initial state, booting."""
         return self.boot(record, record.created_at, "created")
 
     def boot(self, record: Record, at: float, why: str) -> Record:
@@ -74,13 +74,11 @@ class Engine:
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """Return the record after the instance has vanished. The provider then reports it in no list or lookup."""
+        """Return the record after the instance has vanished. No list or lookup returns it afterward."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
-        """Return the record after the end of its job, which may delete files. A serverless instance ends with its
-        job.
-        """
+        """Return the record after its job's end, which may delete files. A serverless instance ends with its job."""
         if self.profile.kind == "serverless":
             return self._gone(record, at, "job_end", "the job ended")
         return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))

@@ -1,6 +1,6 @@
-"""Run the cells of a fan-out on one machine, at most one per GPU at a time. This file is copied to the machine.
+"""Run a fan-out's cells on one machine, at most one per GPU at a time. This file is copied to the machine.
 
-Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
+Standard library only, Python >= 3.8. All cells run the same command, with different settings and in separate folders.
 `cell.json` in that folder is written last, so an interrupted cell runs again and a successful cell does not.
 """
 
@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 RETRIES = 2
-"""The maximum number of times that a cell killed by a signal is restarted in one run of the queue."""
+"""The maximum number of restarts per queue run for a cell that was killed by a signal."""
 GRACE_S = 8.0
 TERMINATED = 128 + signal.SIGTERM
 """The exit code after an interruption. The runner then restarts the queue."""
@@ -65,7 +65,7 @@ class Slot:
                 code = self.child.poll()
             if code is None:
                 return False
-        if self.leaving:  # the cell was stopped with the queue; the next run of the queue starts the cell again
+        if self.leaving:  # the cell was stopped along with the queue; the next queue run restarts it
             return False
         self.sweep()
         if code < 0 and not self.timed_out and self.tries < RETRIES:
@@ -111,7 +111,7 @@ class Slot:
                 pass
 
     def end(self) -> None:
-        """Stop the cell. It has `GRACE_S` seconds to save its state."""
+        """Stop the cell, giving it `GRACE_S` seconds to save its state."""
         self.signal(signal.SIGTERM)
         if self.child is not None:
             try:
@@ -133,7 +133,7 @@ def is_done(cell: Dict[str, Any]) -> bool:
 
 
 def run(order: Dict[str, Any], command: List[str]) -> int:
-    """Run the cells that are not done. Return 0 if all succeed, 1 if one fails, and `TERMINATED` after a SIGTERM."""
+    """Run the cells that are not done. Return 0 if all succeed, 1 if any fails, and `TERMINATED` after SIGTERM."""
     waiting = [cell for cell in order["cells"] if not is_done(cell)]
     print("%d of %d cells to run" % (len(waiting), len(order["cells"])), flush=True)
     leaving: List[int] = []

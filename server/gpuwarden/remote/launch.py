@@ -1,4 +1,4 @@
-"""Prepare the files that run a job on a machine, and parse the runner's replies."""
+"""Prepare the files needed to run a job on a machine, and parse the runner's replies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 @cache
 def runner_source() -> bytes:
-    """Return the source of the runner as one file."""
+    """Return the runner's source as one file."""
     return one_file()
 
 
@@ -74,7 +74,7 @@ def content_name(stem: str, content: bytes) -> str:
 
 
 def run_name(token: str) -> str:
-    """Return the name of a token's run folder. It depends only on the token."""
+    """Return the name of the run folder for a token, derived only from the token."""
     if _PLAIN_TOKEN.fullmatch(token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -84,7 +84,7 @@ def run_name(token: str) -> str:
 class Launch:
     """A prepared job, with the files for its run folder and the spec for the runner's `start`.
 
-    The spec has the digests of the files, because a later start, after a requeue or a restart, reads them again.
+    The spec includes the files' digests, because a later start, after a requeue or restart, reads the files again.
     """
 
     files: dict[str, bytes]
@@ -108,7 +108,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files |= {content_name("cells", queue): queue, (listed := content_name("order", order)): order}
         argv = [*interpreter, f"{run_dir}/{content_name('cells', queue)}", f"{run_dir}/{listed}", *argv]
     timeout = spec.timeout_s
-    # A script is stored outside the working folder, so Python would not find modules that are inputs of the job.
+    # A script is stored outside the working folder, so Python would not find modules among the job's inputs.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
@@ -139,7 +139,7 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
-    """Return the program that runs the cells of a fan-out, and its list of cells."""
+    """Return the program that runs a fan-out's cells, and the list of cells."""
     cells = [{**cell.model_dump(), "args": list(cell.args), "folder": cell.folder} for cell in spec.cells]
     order = {"cells": cells, "slots": spec.gpu_count, "cell_timeout_s": spec.cell_timeout_s}
     return Path(queue_program.__file__).read_bytes(), json.dumps(order).encode()
@@ -219,7 +219,7 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""The reasons for a job's end that are accepted from a status file. All others are derived from observations."""
+"""The reasons for a job's end that may come from a status file. All others are derived from observations."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 
@@ -237,7 +237,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """Interpret one entry of the runner's `poll`. An invalid reply means UNKNOWN, never that the job has ended."""
+    """Interpret one entry in a `poll` reply. An invalid reply means UNKNOWN, never that the job has ended."""
     folder = reply.get("folder", reply.get("state"))  # prevents a job's status file from setting `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
@@ -296,10 +296,10 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
     """Return the job's state, the reason for it, and whether the status is stale.
 
-    Only the liveness of processes is observed directly; the status file may be wrong.
+    Only process liveness is observed directly; the status file may be wrong.
     """
     if status.state != "running" and status.confirmed and status.alive:
-        # The supervisor writes its final status last. It is about to exit, or the job wrote this status.
+        # The supervisor writes its final status last, so either it is about to exit, or the job wrote this status.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
         return _STATES[status.state], Reason(_claimed(status), message=status.why), False
@@ -317,7 +317,7 @@ def _judge(status: _Status) -> tuple[Job, Reason, bool]:
 
 
 def _claimed(status: _Status) -> Code:
-    """Return the code of the reason why a job ended, according to its final status."""
+    """Return the reason code for a job's end, as given in its final status."""
     if status.state in _OF_STATE:
         return _OF_STATE[status.state]
     killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
@@ -327,7 +327,7 @@ def _claimed(status: _Status) -> Code:
 
 
 class NoArchive(NotFound):
-    """The archive that examines checkpoints is missing on the machine. The caller can upload it again."""
+    """The archive that examines checkpoints is missing from the machine. The caller can upload it again."""
 
 
 _ERRORS: Final[dict[str, type[WardenError]]] = {
@@ -398,7 +398,7 @@ def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[s
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Parse the runner's `examine` lines into findings by output. Raises BadReply for an incomplete reply."""
+    """Parse the runner's `examine` lines into findings, keyed by output. Raises BadReply for an incomplete reply."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the findings are truncated: their last line is missing", "Request them again.")
     raise_for(lines[-1])

@@ -20,8 +20,8 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 def one_file() -> bytes:
     """Return the modules as one file, each after the modules that it imports. The result is deterministic.
 
-    All modules share one namespace. Imports between modules are replaced by blank lines, so that line 7 of a module is
-    the 7th line after its heading.
+    All modules share one namespace. Imports between modules are replaced with blank lines, so that line 7 of a module
+    is the 7th line after its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)

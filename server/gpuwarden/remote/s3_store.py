@@ -1,6 +1,6 @@
 """Read an artifact store in S3: the manifest, the objects, and their sizes and checksums from HEAD requests.
 
-Needs boto3 (the extra `s3`) and a key with list and read access; the uploader on the machine uses a different key.
+Requires boto3 (the `s3` extra) and a key with list and read access; the uploader on the machine uses a different key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class S3Reader:
             raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content; None if there is no manifest. Raises BadReply if the manifest is too long."""
+        """Return the manifest's content; None if it does not exist. Raises BadReply if it is too long."""
 
         def get() -> bytes:
             body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
@@ -93,10 +93,10 @@ class S3Reader:
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one object from `offset`, which must be less than the object's size."""
         named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
-        # The caller may open another stream after it cancels this stream, so `_given_up` is not set here.
+        # The caller may open another stream after canceling this one, so `_given_up` is not set here.
         reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)
         if reply is None:
-            raise NotFound(f"{self.address} has no object {line(key, 200)}", "List the objects of the store.")
+            raise NotFound(f"{self.address} has no object {line(key, 200)}", "List the store's objects.")
         body = reply["Body"]
         try:
             while piece := await to_thread.run_sync(self._ask, lambda: body.read(_STREAM), abandon_on_cancel=True):
@@ -105,7 +105,7 @@ class S3Reader:
             body.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread. After a cancellation, do not wait for the thread, and send no more requests."""
+        """Run `work` in a thread. If canceled, do not wait for the thread and send no more requests."""
         try:
             return await to_thread.run_sync(work, abandon_on_cancel=True)
         except get_cancelled_exc_class():
@@ -115,7 +115,7 @@ class S3Reader:
     def _ask(self, request: Callable[[], _T]) -> _T | None:
         """Send a request. Return None if the object does not exist.
 
-        Other errors of boto3 are converted to gpuwarden's errors. Their messages are never quoted, because they may
+        Other boto3 errors are converted to gpuwarden errors. boto3's messages are never quoted, because they may
         contain headers and URLs with secrets.
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
@@ -141,12 +141,12 @@ class S3Reader:
             boto.NoRegionError,
             boto.ProfileNotFound,
         ) as error:
-            message = f"the AWS settings of this machine are incomplete: {type(error).__name__}"
+            message = f"this machine's AWS settings are incomplete: {type(error).__name__}"
             raise AuthFailed(message, "Set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION here.") from None
         except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
             message = f"{self._place}: {type(error).__name__}"
             raise Unreachable(message, "Check the network and the endpoint, then try again.") from None
-        except Exception as error:  # any other error of the library or the server
+        except Exception as error:  # any other error from the library or the server
             raise BadReply(f"{self._place}: {type(error).__name__}", "Check AWS_ENDPOINT_URL.") from None
 
     @property

@@ -1,4 +1,4 @@
-"""Load the rules. Each rule has its own module, which is named after the rule's id."""
+"""Load the rules. Each rule has its own module, named after the rule's id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield the faults of a rule's module: not exactly one rule, a wrong module name, or the id of a built-in rule."""
+    """Yield the problems with a rule's module: not exactly one rule, a wrong name, or a built-in rule's id."""
     held = _held(module)
     if len(held) != 1:
         yield f"it must contain exactly one rule, not {len(held)}"
@@ -33,7 +33,7 @@ RULES: Final = Registry(
 
 
 def all_rules() -> tuple[Rule[Any], ...]:
-    """Return every rule, sorted by id, including those of installed packages."""
+    """Return every rule, sorted by id, including those from installed packages."""
     return tuple(sorted((_held(module)[0] for _, module in RULES.usable()), key=lambda r: r.id))
 
 
@@ -43,12 +43,12 @@ def built_in_rules() -> tuple[Rule[Any], ...]:
 
 
 def rules_of(gate: Gate) -> tuple[Rule[Any], ...]:
-    """Return the rules of one gate, sorted by id."""
+    """Return one gate's rules, sorted by id."""
     return tuple(r for r in all_rules() if r.gate == gate)
 
 
 def unusable_rules() -> tuple[str, ...]:
-    """Return a sentence for each rule of an installed package that can't be loaded."""
+    """Return a sentence for each rule from an installed package that can't be loaded."""
     return tuple(s.fault for s in RULES.broken())
 
 

@@ -1,4 +1,4 @@
-"""The facts that rules read. Facts are immutable, and the caller collects them, because rules do no I/O."""
+"""Facts that rules read. Facts are immutable, and the caller collects them because rules do no I/O."""
 
 from __future__ import annotations
 
@@ -63,37 +63,36 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class SubmitFacts:
-    """All facts that are known before a job is accepted.
+    """All facts known before a job is accepted.
 
     - `profile`: None for an unknown platform.
     - `quote`: None if the platform is not metered.
-    - `unusable`: the reason why jobs can't run on the platform. `unsold`: the reason why the platform does not rent out
-      the requested machine.
+    - `unusable`: the reason that jobs can't run on the platform. `unsold`: the reason that the platform does not rent
+      out the requested machine.
     - `unset_secrets`: declared secrets that have no value on this machine. `account_secrets`: declared secrets that
       are, or contain, the key of an account that rents machines, or gpuwarden's own secrets.
-    - `looked`: findings from the probe of an existing machine and from the account check. Each names the rule that
-      reports it.
+    - `looked`: findings from probing an existing machine and checking the account. Each names the rule that reports it.
     - `hub`: None for a job that does not use the Hub.
-    - `proven_script`: whether this exact script has succeeded before or is shipped with gpuwarden.
-    - `script_url`: the problem with the URL of the script; empty if there is none.
-    - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files in the input folders
-      that are not copied. `input_leaks`: inputs that look like secrets.
+    - `proven_script`: whether this exact script has succeeded before or is bundled with gpuwarden.
+    - `script_url`: the problem with the script's URL; empty if there is none.
+    - `inputs`: the manifest of the files copied with the job. `inputs_left_out`: files in the input folders that are
+      not copied. `input_leaks`: inputs that look like secrets.
     - `attempts`: the number of times that the platform itself may run the command.
     - `artifact_store`: the problem with the artifact store, or an empty string; None if the job has no store.
       `unset_store_keys`: the variables for the store's credentials that have no value on this machine.
-    - `engine`: the limits of the engine that runs the job; None without an engine.
+    - `engine`: the limits of the engine that runs the job; None if no engine runs it.
     - `local_modules`: modules, with their paths, that the program imports from files that are not copied.
     - `readiness`: requirements that an existing machine does not meet; None if it was not checked.
-    - `files_here`: files in the working directory that the command or the arguments name and that are not copied; None
-      if the platform does not accept files.
-    - `rehearsed`: the last rehearsal of this script with these arguments; None if there was none.
+    - `files_here`: files in the working directory that the command or arguments name but that are not copied; None if
+      the platform does not accept files.
+    - `rehearsed`: the last rehearsal of this script with these arguments; None if it was never rehearsed.
     """
 
     spec: JobSpec
     policy: Policy
     profile: Profile | None
     platforms: tuple[str, ...]
-    """All known platforms, to be listed in the message if `profile` is None."""
+    """All known platforms, listed in the message if `profile` is None."""
     script: ScriptFacts | None = None
     quote: Answer[Quote] | None = None
     unusable: str = ""
@@ -126,7 +125,7 @@ class SubmitFacts:
 
     @property
     def limits(self) -> EngineLimits | None:
-        """Return the engine's limits; None without an engine or if they are unknown."""
+        """Return the engine's limits; None if no engine runs the job or its limits are unknown."""
         return self.engine.value if isinstance(self.engine, Known) else None
 
     @property
@@ -146,7 +145,7 @@ class SubmitFacts:
 
     @cached_property
     def libraries(self) -> Libraries:
-        """Return the training libraries with the releases that the job will use."""
+        """Return the training libraries and the releases that the job will use."""
         header = self.script.header if self.script is not None else None
         pip = tuple(sorted(installed(self.uses.shells, "pip")))
         given = (*header.dependencies, *pip) if header else pip or None
@@ -159,23 +158,24 @@ class SubmitFacts:
         return (found[0], found[1] * self.spec.gpu_count) if found else None
 
     def certain(self, push: Push) -> bool:
-        """Return true if a push certainly runs and the job fails without it.
+        """Return true if a push is certain to run and the job fails if the push does.
 
-        A script may continue after a push that fails, but then the declared repo is not written.
+        A script may continue after a failed push, but the declared repo is then not written.
         """
         declared = {"/".join(o.split("/")[3:5]) for o in self.spec.outputs if o.startswith(HUB_OUTPUTS)}
-        target = push.target or "?"  # the owner of a name without one is the token's account
+        target = push.target or "?"  # a name without an owner belongs to the token's account
         return not push.maybe and (not push.tried or (bool(declared) and ("/" not in target or target in declared)))
 
     @property
     def could_not(self) -> Severity:
-        """Return the severity of a check that could not be completed: UNKNOWN, which closes the gate, on a metered
-        platform, otherwise WARNING.
+        """Return the severity for a check that could not be completed.
+
+        It is UNKNOWN, which closes the gate, on a metered platform, and WARNING on any other.
         """
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
     def reported(self, rule: str) -> Iterator[Found]:
-        """Yield the findings for one rule from the probes of the machine and the account."""
+        """Yield one rule's findings from the machine probe and the account check."""
         return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
@@ -192,7 +192,7 @@ class SubmitFacts:
 
     @property
     def worst_cost(self) -> float | None:
-        """Return the worst-case cost of the job in US dollars: price x timeout x possible runs; None if unknown.
+        """Return the job's worst-case cost in US dollars: price x timeout x possible runs; None if unknown.
 
         `max_cost_usd` does not lower this cost: when a job reaches its cap, the next check ends only the job's process,
         and the machine is still billed.
@@ -232,7 +232,7 @@ class OutputFile:
     """One declared file on the machine, and the state of its copies.
 
     `dies`: the verb destroys the file. `copied`: the file was pulled. `stored`: the artifact store has a copy whose
-    checksum, computed by the store, equals that of the file.
+    checksum, computed by the store, matches the file's.
     """
 
     path: str
@@ -245,18 +245,18 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class TeardownFacts:
-    """All facts that are known before a machine is stopped or terminated.
+    """All facts known before a machine is stopped or terminated.
 
-    - `machine`: the provider's report on the instance. `files`: the files currently on the instance; Unknown if it
-      can't be reached.
+    - `machine`: the provider's report on the instance. `files`: the files currently on the instance; Unknown if the
+      instance can't be reached.
     - `copy_verdict`: the verdict on the pulled copy; None if the copy has not been verified since it last changed.
-    - `copy_equal`: every file in the copy has the digest from the machine's manifest, even if its content is invalid.
-    - `copy_unread`: files of unknown formats, if they are the only reason why the copy is not proven.
-    - `copy_aside`: images, tables and logs that are broken on the machine as well, if no other file refutes the copy.
-    - `store`: the address of the artifact store, if the store was checked. `store_why`: the reason why the store lacks
+    - `copy_equal`: every file in the copy matches its digest in the machine's manifest, even if its content is invalid.
+    - `copy_unread`: files in unknown formats, if they are the only reason that the copy is not proven.
+    - `copy_aside`: images, tables and logs that are also broken on the machine, if no other file refutes the copy.
+    - `store`: the address of the artifact store, if the store was checked. `store_why`: the reason that the store lacks
       files that the verb destroys.
-    - `checkpoint_before`: the message of the last check that found an undeclared checkpoint; used if the machine can't
-      be inspected now.
+    - `checkpoint_before`: the message from the last check that found an undeclared checkpoint; used if the machine
+      can't be inspected now.
     """
 
     job_id: str

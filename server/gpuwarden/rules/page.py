@@ -15,7 +15,7 @@ from gpuwarden.rules.catalog import built_in_rules
 Words: TypeAlias = Callable[[Sequence[NextStep]], str]
 HEAD = """\
 ---
-title: Rules of the two gates
+title: Rules for the two gates
 summary: Every preflight and teardown rule with its id, severity, reason and fix.
 sources:
   - server/gpuwarden/rules
@@ -24,7 +24,7 @@ sources:
 
 `PF` rules check a submission, and `TD` rules check a teardown. An *error* closes the gate. *Unknown* means that a
 check could not be completed, and also closes the gate. A *warning* is shown but does not close the gate. The severity
-of a finding may differ from the rule's usual severity. Ids are never reused.
+of a finding may differ from its rule's usual severity. Ids are never reused.
 
 | rule | severity | requirement |
 |---|---|---|

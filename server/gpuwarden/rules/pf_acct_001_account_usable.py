@@ -8,13 +8,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ACCT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Correct the account or its key in the provider's console.",
+    fix="Fix the account or its key in the provider's console.",
 )
 def account_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """The account and its key may rent and release instances.
+    """The account and its key are allowed to rent and release instances.
 
     Why: otherwise, a missing key, a key without permissions or an empty balance is detected only after all other
-    preparation. The worst case is a key that may launch an instance but not terminate it, because the instance is then
+    preparation. A key that can launch an instance but not terminate it is the worst case, because the instance is then
     billed until you terminate it in the provider's console. Both permissions are checked before anything is rented.
 
     Example:

@@ -16,9 +16,9 @@ def arguments_exist(facts: SubmitFacts) -> Iterator[Found]:
     """Arguments that the script passes to training libraries exist in the releases that the header requires.
 
     Why: arguments are renamed between releases, but examples keep the old names. The valid names are read from the
-    released wheels. Calls that accept any argument, releases that are newer than every table, and classes that unsloth
-    replaces are not checked. Without a header, the release is unknown, and an argument that only some releases have is
-    reported as a warning.
+    released wheels. Calls that accept any argument, releases newer than all tables, and classes that unsloth replaces
+    are not checked. Without a header, the release is unknown, and an argument that only some releases have is reported
+    as a warning.
 
     Example:
         # dependencies = ["transformers>=5"]
@@ -40,6 +40,6 @@ def arguments_exist(facts: SubmitFacts) -> Iterator[Found]:
         for name, (since, instead) in LOADING.items():
             gone = version(since)
             if name in call.kwargs and gone and release and release >= gone:
-                message = f"line {call.line}: transformers {since} removed the argument {name} of {call.last}"
+                message = f"line {call.line}: transformers {since} removed the argument {name} from {call.last}"
                 sure = chosen is not None and chosen.named and call.certain
                 yield Found(message, fix=f"Use {instead}.", severity=None if sure else Severity.WARNING)

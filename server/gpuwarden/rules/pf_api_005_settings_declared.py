@@ -13,9 +13,9 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
     fix="Correct the argument.",
 )
 def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The arguments of a shipped trainer are declared settings with valid values.
+    """Arguments passed to a bundled trainer are declared settings with valid values.
 
-    Why: a shipped trainer checks its own arguments, but only after the machine has been rented.
+    Why: a bundled trainer checks its own arguments, but only after the machine has been rented.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup-ratio=0.1"])

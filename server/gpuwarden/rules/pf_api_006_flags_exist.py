@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
     """The script declares every flag that is passed to it.
 
-    Why: the parser rejects an unknown flag, and the job ends in its first seconds, after the machine has been rented.
-    The rule analyzes argparse parsers and parsers that create flags from dataclasses in the script or in released
+    Why: the parser rejects an unknown flag, and the job fails within seconds, after the machine has been rented. The
+    rule analyzes argparse parsers and parsers that create flags from dataclasses in the script or in released
     libraries. If the parser ignores unknown flags, the training starts without the intended setting. In that case, a
     misspelled flag is an error, and any other unknown flag is a warning. A parser that other code may extend is not
     checked.

@@ -10,10 +10,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-DATA-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use a config and a split that the dataset has.",
+    fix="Use a config and split that exist in the dataset.",
 )
 def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset has the config and the split that the job reads.
+    """The dataset has the config and split that the job reads.
 
     Why: half of all datasets have no `test` split, many require a config, and the error appears only at run time.
 

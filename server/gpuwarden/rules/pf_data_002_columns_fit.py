@@ -29,12 +29,12 @@ _NEEDS = {
     fix="Map the columns before training, or choose a dataset made for this method.",
 )
 def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset has the columns that the training method reads, in types that the method accepts.
+    """The dataset has the columns that the training method reads, with types that the method accepts.
 
     Why: a wrong data format is the most common reason for an immediate failure, especially for preference data. A
     column with the right name may have the wrong content, such as URLs instead of images or a string instead of
-    messages. The result of the script's own `map` calls is not analyzed; in that case, only PF-DATA-003 applies, which
-    checks the columns that the script reads.
+    messages. If the script calls `map` itself, the result is not analyzed, and only PF-DATA-003 applies, which checks
+    the columns that the script reads.
 
     Example:
         data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
@@ -47,7 +47,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.get("formatting_func") is not None for t in facts.uses.trainers)
-    # A shipped trainer declares the columns that it reads, and does not change them with `map`.
+    # A bundled trainer declares the columns that it reads, and does not change them with `map`.
     follows = facts.uses.typed is None or not facts.uses.typed.columns
     if hub is None or formats or not _methods(facts) or (facts.uses.reshaped and follows):
         return
@@ -60,7 +60,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _methods(facts: SubmitFacts) -> list[str]:
-    """Return the training methods; `this trainer` for a shipped trainer that declares columns but no known method."""
+    """Return the training methods; `this trainer` for a bundled trainer that declares columns but no known method."""
     declares = facts.uses.typed is not None and facts.uses.typed.columns
     return sorted(facts.uses.methods) or (["this trainer"] if declares else [])
 
@@ -123,9 +123,7 @@ def _mistyped(
 
 
 def _mapping(facts: SubmitFacts, fact: RepoFact, method: str, columns: Mapping[str, str]) -> Hint:
-    """Return a fix that provides the expected columns: a setting or a call that renames columns, or a conversion of the
-    rows.
-    """
+    """Return a fix that provides the expected columns: a setting or call that renames columns, or a row conversion."""
     wanted = _wanted(facts, method)
     if facts.uses.typed is not None:
         found = fit(columns, tuple(tuple(sorted(names)) for names in wanted))

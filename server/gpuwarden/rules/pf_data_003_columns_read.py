@@ -20,8 +20,8 @@ _MADE = frozenset(
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """The dataset has the columns that the script's own row functions read.
 
-    Why: a `map` over the rows raises KeyError at the first row, after the download. A missing column that is read only
-    from some rows, depending on their content, is a warning.
+    Why: a `map` over the rows raises KeyError on the first row, after the download. If a missing column is read only
+    from some rows, depending on their content, the finding is a warning.
 
     Example:
         data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer
@@ -34,7 +34,7 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
     if len(data) != 1 or facts.uses.typed is not None:
-        return  # with several datasets, the input of a function is unknown; a shipped trainer checks the columns itself
+        return  # with several datasets, a function's input is unknown; a bundled trainer checks the columns itself
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return

@@ -16,7 +16,7 @@ _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"}
 def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     """A model that is trained on messages has a chat template.
 
-    Why: base models often have none, and the tokenizer then fails at the first conversation.
+    Why: base models often have none, and the tokenizer then fails on the first conversation.
 
     Example:
         data = load_dataset("trl-lib/Capybara", split="train")  # conversations

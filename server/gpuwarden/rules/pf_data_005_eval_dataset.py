@@ -38,7 +38,7 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _evaluates(trainer: Call, name: str) -> bool:
-    """Return true if a trainer, of a library's class with this name, may be given data for evaluation."""
+    """Return true if a trainer may be given evaluation data. `name` is the name of its library class."""
     first = 5 if name.endswith(".DPOTrainer") else 4 if name.startswith(_AFTER_FOUR) else 3
     positional = trainer.args[first:]
     return any(value is not None for value in (trainer.get("eval_dataset"), trainer.get("evaluator"), *positional))

@@ -17,8 +17,8 @@ _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "t
 def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """The header constrains the version of each training library.
 
-    Why: without one, the job gets the newest release at the time of the run. A new major version may rename arguments,
-    so that a script that worked the day before fails.
+    Why: without a constraint, the job gets the newest release available when it runs. A new major version may rename
+    arguments, so that a script that worked the day before fails.
 
     Example:
         # dependencies = ["trl"]
@@ -32,4 +32,4 @@ def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
     free = {canonical_name(r.name) for r in wanted if not r.specifier and not r.url}
     loose = sorted(free & _MOVING)
     if loose:
-        yield Found(f"the header gives no version for {', '.join(loose)}")
+        yield Found(f"the header specifies no version for {', '.join(loose)}")

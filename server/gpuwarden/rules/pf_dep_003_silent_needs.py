@@ -30,8 +30,8 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
     """The header lists the packages that the script needs but does not import.
 
     Why: tokenizers, optimizers, metrics and trackers import helper packages only when they need them. A conversion
-    script without sentencepiece and a detection script without albumentations both failed at unexpected points.
-    A need that depends on an unknown condition, or whose failure the script survives, is a warning.
+    script without sentencepiece and a detection script without albumentations both failed at unexpected points. If the
+    need depends on an unknown condition, or the script survives without the package, the finding is a warning.
 
     Example:
         # dependencies = ["transformers>=5", "torch>=2.8"]
@@ -59,7 +59,7 @@ def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
     last = {i.rpartition(".")[2] for i in imports}
     plain = (t for t in uses.trainers if t.last in {"Trainer", "Seq2SeqTrainer"})
     if modules & {"transformers", "trl"} and any(not t.name.startswith(LIGHTNING) for t in plain):
-        yield _Need(("accelerate",), "the Trainer of transformers")
+        yield _Need(("accelerate",), "the transformers Trainer")
     loads = [c for c in uses.calls if c.last == "from_pretrained"]
     if mapped := [c for c in loads if c.kwargs.get("device_map") is not None]:
         certain = any(c.certain and c.kwargs["device_map"] is not UNKNOWN for c in mapped)
@@ -98,27 +98,27 @@ def _settings_need(uses: Uses) -> Iterator[_Need]:
 def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:
     words = {w for shell in uses.shells for w in shell.words}
     if any("convert_hf_to_gguf" in w or "convert_lora_to_gguf" in w for w in words) or "llama_cpp" in modules:
-        yield _Need(("sentencepiece",), "GGUF conversion of a tokenizer", certain=False)
-        yield _Need(("protobuf",), "GGUF conversion of a tokenizer", certain=False)
+        yield _Need(("sentencepiece",), "converting a tokenizer to GGUF", certain=False)
+        yield _Need(("protobuf",), "converting a tokenizer to GGUF", certain=False)
     models = " ".join(r.id.lower() for r in uses.repos if r.type == "model")
     if any(n in models for n in ("t5", "mbart", "xlm-roberta", "deberta-v3", "llama-2", "mistral-7b-v0", "gemma")):
-        yield _Need(("sentencepiece",), "the tokenizer of this model family", certain=False)
+        yield _Need(("sentencepiece",), "this model family's tokenizer", certain=False)
     if any(n in models for n in ("deberta-v3", "llama-2")):
-        yield _Need(("protobuf",), "the tokenizer of this model family", certain=False)
+        yield _Need(("protobuf",), "this model family's tokenizer", certain=False)
 
 
 def _vision_needs(uses: Uses, last: set[str]) -> Iterator[_Need]:
     if "detection" in uses.methods and any(
         "Detr" in n or "DETR" in n or "AutoModelForObjectDetection" in n for n in last
     ):
-        yield _Need(("scipy",), "the matcher of DETR models")
-        yield _Need(("timm",), "the backbone of DETR models", certain=False)
+        yield _Need(("scipy",), "the matcher in DETR models")
+        yield _Need(("timm",), "the backbone in DETR models", certain=False)
     if "MeanAveragePrecision" in last or any("mean_ap" in n for n in last):
-        yield _Need(("pycocotools", "faster-coco-eval"), "MeanAveragePrecision of torchmetrics")
+        yield _Need(("pycocotools", "faster-coco-eval"), "MeanAveragePrecision from torchmetrics")
     if uses.methods & {"detection", "classification", "segmentation"}:
         yield _Need(("pillow",), "reading images")
     if any(r.id.startswith("timm/") for r in uses.repos):
-        yield _Need(("timm",), "a model of timm/")
+        yield _Need(("timm",), "a model from timm/")
     metrics = [c for c in uses.calls if c.name == "evaluate.load" and c.args and isinstance(c.args[0], str)]
     if metrics := [c for c in metrics if c.args[0] in {"accuracy", "f1", "precision", "recall"}]:
         certain = any(c.certain for c in metrics)

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def engine_answers(facts: SubmitFacts) -> Iterator[Found]:
     """The engine that would run the job reports its limits.
 
-    Why: a scheduler may be down or too old, or give an unexpected answer. If a job is submitted although the engine's
-    limits are unknown, it may be lost, run twice or wait forever. An unknown limit is never read as "no limit".
+    Why: a scheduler may be down or too old, or give an unexpected answer. If a job is submitted while the engine's
+    limits are unknown, it may be lost, run twice or wait forever. An unknown limit is never treated as "no limit".
 
     Example:
         submit_job(platform="slurm/cluster", script=train)  # its controller is down

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     """The engine has the job's queue, and the queue is open to this account.
 
-    Why: a job for a queue that does not exist is rejected. A job for a queue that is down waits until the queue is
-    opened. A job for a queue that does not admit the account or the QOS waits forever.
+    Why: a job submitted to a queue that does not exist is rejected. If the queue is down, the job waits until it
+    reopens. If the queue does not admit the job's account or QOS, the job waits forever.
 
     Example:
         submit_job(platform="slurm/cluster", options={"partition": "gpus"}, script=train)  # it is called gpu
@@ -35,7 +35,7 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"{facts.spec.platform} has {what}; its queues are {there}")
         return
     if queue.open is False:
-        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not start jobs at present")
+        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not currently start jobs")
     if asked.account and queue.accounts is not None and asked.account not in queue.accounts:
         yield Found(f"the queue {queue.name} does not admit the account {asked.account}")
     if asked.qos and queue.qos is not None and asked.qos not in queue.qos:

@@ -15,9 +15,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def walltime_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The allocation is not longer than the queue, the account and the QOS allow.
 
-    Why: an engine rejects a job that is too long for its queue, or accepts it and lets it wait forever. The allocation
-    is the job's timeout plus some time to start and to save. `options.walltime_s` splits a longer job into several
-    allocations: the job saves, is queued again and continues from its checkpoint.
+    Why: an engine rejects a job that is too long for its queue, or accepts it and leaves it waiting forever. The
+    allocation is the job's timeout plus some time to start and save. `options.walltime_s` splits a longer job into
+    several allocations: the job saves, is queued again and continues from its checkpoint.
 
     Example:
         submit_job(platform="slurm/cluster", timeout_s=172_800, script=train)  # the partition's limit is 24 hours

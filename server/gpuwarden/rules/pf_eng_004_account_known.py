@@ -10,7 +10,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to use an account and a QOS of yours, or leave both out", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to use one of your accounts and QOS, or leave both out", name="options"),
 )
 def account_known(facts: SubmitFacts) -> Iterator[Found]:
     """The user has access to the job's account and QOS.
@@ -31,7 +31,7 @@ def account_known(facts: SubmitFacts) -> Iterator[Found]:
     asked = limits.asked
     if limits.accounts == ():
         yield Found(
-            f"{facts.spec.platform} has no account for you", "Ask the site's administrators to add you to an account."
+            f"you have no account on {facts.spec.platform}", "Ask the site's administrators to add you to an account."
         )
     elif asked.account and limits.accounts is not None and asked.account not in limits.accounts:
         yield Found(f"the account {asked.account} is not one of your accounts: {line(', '.join(limits.accounts), 300)}")

@@ -16,8 +16,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def resources_there(facts: SubmitFacts) -> Iterator[Found]:
     """The queue's machines have the requested resources.
 
-    Why: if a job requests more than any machine in its queue has, the engine rejects the job or lets it wait forever.
-    In that case, the engine shows the same reason as for machines that are busy.
+    Why: if a job requests more than any machine in its queue has, the engine rejects the job or leaves it waiting
+    forever. A waiting job shows the same reason as when the machines are busy.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four
@@ -32,7 +32,7 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare the GPUs. The comparison of types ignores case, because sites spell them differently."""
+    """Compare the GPUs. Types are compared without regard to case, because sites spell them differently."""
     if not asked.gpus or queue.gpus is None:
         return
     there = queue.gpus
@@ -44,7 +44,7 @@ def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
 
 
 def _sizes(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare processors, memory and the number of machines."""
+    """Compare the processors, the memory and the number of machines."""
     for what, wanted, most in (
         ("processors", asked.cpus, queue.cpus),
         ("MB of memory", asked.memory_mb, queue.memory_mb),

@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def engine_accepts(facts: SubmitFacts) -> Iterator[Found]:
     """The engine itself would accept the job.
 
-    Why: only the engine knows all limits and plug-ins of its site. It checks this exact job in a dry run, so that a
+    Why: only the engine knows all of its site's limits and plug-ins. It checks this exact job in a dry run, so that a
     refusal is known before the job is submitted.
 
     Example:

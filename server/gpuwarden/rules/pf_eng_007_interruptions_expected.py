@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def interruptions_expected(facts: SubmitFacts) -> Iterator[Found]:
     """The user knows whether the queue may interrupt jobs in favor of others, and how long interrupted jobs wait.
 
-    Why: a job without checkpoints starts from its beginning after each interruption. A job that may not be restarted is
-    lost at the first interruption.
+    Why: a job without checkpoints starts over after each interruption. A job that may not be restarted is lost at the
+    first interruption.
 
     Example:
         submit_job(platform="slurm/cluster", options={"partition": "scavenge"}, max_restarts=0, script=train)

@@ -12,7 +12,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Submit fewer jobs at a time: make the fan-out smaller, split it, or wait for current jobs to end.",
 )
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
-    """The engine accepts all jobs of the submission at once and lets them run.
+    """The engine accepts all jobs in the submission at once and lets them run.
 
     Why: the cells of a fan-out are submitted to the engine as one array, and each of the array's tasks counts as a job.
     A site limits the size of an array and the number of jobs that a user, an account or a QOS has submitted; if an
@@ -44,7 +44,7 @@ def array_fits(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{limit.owner} does not allow any job to run", fix="Choose another account or QOS.")
         elif limit.kind == "running" and tasks > limit.left:
             yield Found(
-                f"{limit.owner} allows {jobs} to run at a time, and {limit.used:,} run now; further jobs wait",
-                fix="The jobs will start one after the other.",
+                f"{limit.owner} allows {jobs} to run at once, and {limit.used:,} are running; further jobs wait",
+                fix="The jobs will start one after another.",
                 severity=Severity.INFO,
             )

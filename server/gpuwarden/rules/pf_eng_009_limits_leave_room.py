@@ -18,10 +18,11 @@ WORDS: Final = {"cpu": "processors", "mem": "MB of memory", "node": "machines", 
     ),
 )
 def limits_leave_room(facts: SubmitFacts) -> Iterator[Found]:
-    """The job fits the limits of its account and its QOS, and their budget of machine time covers it.
+    """The job fits within the limits of its account and QOS, and their machine-time budgets cover it.
 
-    Why: an engine accepts a job that is too large for its account and lets it wait forever. The only sign is the reason
-    in the engine's job list, such as `QOSMaxCpuPerJobLimit`. If a budget is used up, the account's jobs do not start.
+    Why: an engine accepts a job that is too large for its account and leaves it waiting forever. The only sign is the
+    reason in the engine's job list, such as `QOSMaxCpuPerJobLimit`. If a budget is used up, the account's jobs do not
+    start.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="a100", gpu_count=8, script=train)  # the QOS allows four

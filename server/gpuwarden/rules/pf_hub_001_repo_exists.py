@@ -15,9 +15,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
-    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine has
-    been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. A repo that is read in a
-    `try` must exist too, because otherwise the job trains without it, unless the script pushes to this repo.
+    Why: an id recalled from memory is often off by a letter, and a job that can't find its data fails after the machine
+    has been rented. If the Hub does not answer, the result is unknown, which blocks a metered job. A repo that is read
+    in a `try` block must exist too, because the job would otherwise train without it; if the script also pushes to the
+    repo, the finding is a warning.
 
     Example:
         load_dataset("trl-lib/capybarra")
@@ -30,7 +31,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            # A name without an owner may be a folder that another program creates, but not for a shipped trainer.
+            # A name without an owner may be a folder that another program creates, but not for a bundled trainer.
             certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
             resumed = fact.use.tried and any(push.target == fact.use.id for push in facts.uses.pushes)
             severity = None if certain and not resumed else Severity.WARNING

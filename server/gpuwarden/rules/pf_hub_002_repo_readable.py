@@ -11,11 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Accept the terms on the repo's page with the account whose token the job uses, or choose an open repo.",
 )
 def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
-    """The job can read its gated and private repos, and the Hub has disabled none of its repos.
+    """The job can read its gated and private repos, and none of its repos is disabled on the Hub.
 
-    Why: the page of a gated repo is public, so it looks usable, but requests for its files return 403 until the account
-    has accepted the terms. A job has no token unless one is passed to it. The files of a disabled repo can't be read by
-    any account.
+    Why: a gated repo's page is public, so it looks usable, but requests for its files return 403 until the account has
+    accepted the terms. A job has no token unless one is passed to it. No account can read a disabled repo's files.
 
     Example:
         submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=[])  # gated

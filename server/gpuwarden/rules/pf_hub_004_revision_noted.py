@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def revision_noted(facts: SubmitFacts) -> Iterator[Found]:
     """The revision of each repo is pinned, or at least known.
 
-    Why: the revision of `main` changes over time. The receipt is bound to the checked revision, so a job whose repo
-    changes before the launch must pass the preflight again. A pinned revision makes the run repeatable, because the
-    script always loads the same weights and rows.
+    Why: the commit that `main` points to changes over time. The receipt is bound to the checked revision, so if the
+    repo changes before the launch, the job must pass the preflight again. A pinned revision makes the run repeatable,
+    because the script always loads the same weights and rows.
 
     Example:
         load_dataset("trl-lib/tldr", split="train")

@@ -10,7 +10,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HUB-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use one of the files that the repo has.",
+    fix="Use a file that exists in the repo.",
 )
 def file_exists(facts: SubmitFacts) -> Iterator[Found]:
     """The files that the script uses from a repo exist in the repo.

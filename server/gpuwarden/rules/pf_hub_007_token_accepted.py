@@ -16,8 +16,8 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     """The token in use is valid and has write access to the job's push targets.
 
     Why: a trainer creates its repo in its constructor or, worse, pushes only at the end. A read-only or expired token
-    then costs the whole run. If the script catches the error of a push, the finding is a warning, unless the job
-    declares the target as an output, or declares any repo and the owner of the target is unknown.
+    then wastes the whole run. If the script catches push errors, the finding is a warning, unless the job declares the
+    target as an output. If the target's owner is unknown, any declared repo counts.
 
     Example:
         SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org
@@ -38,12 +38,12 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
         yield Found("the Hub rejects the token in use: it is invalid or expired", severity=severity)
         return
     if who.role == "read":
-        yield Found(f"the token of {who.name} can only read, but the job pushes to the Hub", severity=severity)
+        yield Found(f"{who.name}'s token can only read, but the job pushes to the Hub", severity=severity)
         return
     owned = [(p.target.partition("/")[0], p) for p in facts.uses.pushes if p.target and "/" in p.target]
     certain = {owner for owner, push in owned if facts.certain(push)}
     for owner in sorted({owner for owner, _ in owned}):
         if who.may_write(owner) is False:
             has = ", ".join(map(named, (who.name, *who.orgs)))
-            message = f"the job pushes to {owner}, to which {who.name} can't write"
+            message = f"the job pushes to {owner}, but {who.name} can't write to it"
             yield Found(message, fix=f"Push to one of {has}.", severity=None if owner in certain else Severity.WARNING)

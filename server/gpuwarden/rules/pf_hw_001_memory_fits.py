@@ -13,7 +13,7 @@ REACHED: Final = 0.9
 (`tests/corpus/published-runs.json`).
 """
 ROUNDED: Final = 0.5
-"""Tolerance for the rounding of a card's nominal memory size, in GB."""
+"""Tolerance for rounding in a GPU's nominal memory size, in GB."""
 
 
 @rule(
@@ -23,11 +23,11 @@ ROUNDED: Final = 0.5
     fix="Use a larger GPU, LoRA or QLoRA, or a smaller model.",
 )
 def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
-    """The model and its training state fit into the GPU's memory.
+    """The model and its training state fit in the GPU's memory.
 
     Why: the job definitely runs out of memory if even the lowest estimate does not fit, and probably does if only the
     lowest estimate fits. The estimate is computed from the model's config.json, and the finding contains the formula.
-    For several GPUs, the estimate assumes ideal sharding. There is no warning if the upper end of the estimate is more
+    For several GPUs, the estimate assumes ideal sharding. No warning is given if the upper end of the estimate is more
     than three times the lower end, or if only the highest tenth of the interval is too large.
 
     Example:
@@ -51,9 +51,9 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
             fix="Shard the model with FSDP or DeepSpeed ZeRO-3, or use a larger GPU.",
         )
     elif need.within(REACHED) > gpu[0].gb + ROUNDED and need.width <= WIDEST and facts.uses.typed is None:
-        # Shipped trainers, which have typed settings, halve the rows per step if they run out of memory.
+        # Bundled trainers, which have typed settings, halve the rows per step if they run out of memory.
         yield Found(
             f"{model.use.id} may need more memory than {gpu[0].name} has: {need} of {gpu[0].gb} GB ({need.how})",
             severity=Severity.WARNING,
-            fix="Try a few steps first; the memory use depends on batch size, length and checkpointing.",
+            fix="Try a few steps first; memory use depends on batch size, length and checkpointing.",
         )

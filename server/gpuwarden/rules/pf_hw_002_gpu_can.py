@@ -17,7 +17,8 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     """The GPU supports the features that the script uses.
 
     Why: bf16 and flash attention need compute capability 8.0. On a T4 (7.5) or V100 (7.0), they fail after the model
-    has been loaded. trl configs use bf16 by default. Flash attention that a script may do without is a warning.
+    has been loaded. trl configs use bf16 by default. If the script may run without flash attention, the finding is a
+    warning.
 
     Example:
         submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", bf16=True)')

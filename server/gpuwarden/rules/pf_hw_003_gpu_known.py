@@ -14,8 +14,7 @@ def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
     """The requested GPU is in the table of known GPUs.
 
     Why: memory and precision can't be checked for a GPU that is not in the table. The job is not refused, because
-    platforms offer new GPUs before the table lists them. The platform's quote shows whether the platform offers the
-    GPU.
+    platforms offer new GPUs before the table lists them. The quote shows whether the platform offers the GPU.
 
     Example:
         submit_job(gpu="fast-one")

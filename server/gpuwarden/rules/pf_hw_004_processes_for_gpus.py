@@ -40,4 +40,4 @@ def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
     starts = any(name in words for name in _LAUNCHERS)
     itself = facts.uses.called("spawn", "notebook_launcher", "init_process_group", "LLM", "Accelerator")
     if not starts and not itself and not any("device_map" in c.kwargs for c in facts.uses.calls):
-        yield Found(f"{gpu[1]} GPUs are requested, but the job starts one process")
+        yield Found(f"{gpu[1]} GPUs are requested, but the job starts only one process")

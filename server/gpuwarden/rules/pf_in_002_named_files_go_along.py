@@ -16,9 +16,9 @@ _SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py|ya?ml)$")
     fix="Add the file, or its folder, to inputs.",
 )
 def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
-    """The files that a shipped trainer's settings name are among the inputs.
+    """Files named in a bundled trainer's settings are among the inputs.
 
-    Why: the rented machine does not have this computer's files, so the trainer fails there at once.
+    Why: the rented machine does not have this computer's files, so the trainer fails there immediately.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "data/train.jsonl"])

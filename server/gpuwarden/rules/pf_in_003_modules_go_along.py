@@ -9,9 +9,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def modules_go_along(facts: SubmitFacts) -> Iterator[Found]:
     """The local modules that a program imports are among the inputs.
 
-    Why: a machine gets only the script and the inputs, so the import of any other file ends the job in its first
-    second. A module is local if it is a file or a folder of the working directory that the header does not list as a
-    package. The imports of local modules are checked too.
+    Why: a machine gets only the script and the inputs, so importing any other file ends the job in its first second. A
+    module is local if it is a file or folder in the working directory that the header does not list as a package. The
+    imports of local modules are checked too.
 
     Example:
         # train.py, next to mynet.py

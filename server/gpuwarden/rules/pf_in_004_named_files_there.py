@@ -21,7 +21,7 @@ def named_files_there(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.files_here is None or facts.uses.typed is not None:
-        return  # the platform doesn't accept files; PF-IN-002 reads the settings of shipped trainers
+        return  # the platform doesn't accept files; PF-IN-002 reads the settings of bundled trainers
     started = started_file(facts.spec.command).removeprefix("./")
     for path in facts.files_here:
         severity = Severity.ERROR if path == started else None

@@ -16,8 +16,8 @@ def loaded_folders_exist(facts: SubmitFacts) -> Iterator[Found]:
     """A folder from which the script loads a model or a dataset is among the inputs or created by the script.
 
     Why: the working folder on a rented machine contains only the inputs. A path such as `./model` is never looked up on
-    the Hub, so the load fails after the machine has been rented. If other code may create the folder, the finding is a
-    warning.
+    the Hub, so loading it fails after the machine has been rented. If other code may create the folder, the finding is
+    a warning.
 
     Example:
         AutoModelForCausalLM.from_pretrained("./my-modle")

@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
     """If the launcher restarts workers, the script loads its last checkpoint.
 
-    Why: after a failure, torchrun forms the group again and runs the script from its beginning. If the script loads no
-    checkpoint, each restart begins at step 0, while the run looks healthy.
+    Why: after a failure, torchrun re-forms the group and runs the script from the beginning. If the script loads no
+    checkpoint, each restart begins at step 0, although the run looks healthy.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "--max-restarts=3", "train.py"], inputs=["train.py"])

@@ -16,7 +16,7 @@ def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
     """A multi-node job detects a dead rank within minutes.
 
     Why: the other ranks wait for a dead rank in a collective operation while all nodes are billed. After half an hour,
-    the log reports "timeout", although the cause was, for example, a lack of memory.
+    the log reports "timeout", even if the real cause was something else, such as running out of memory.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "train.py", "--ddp_timeout", "7200"], inputs=["train.py"])

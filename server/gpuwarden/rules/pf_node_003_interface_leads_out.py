@@ -15,7 +15,7 @@ _NOWHERE = re.compile(r"(lo|docker\d*|br-\w*|virbr\d*|veth\w*|cni\d*)")
     fix="Specify the interface that reaches the other nodes, or omit the variable.",
 )
 def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
-    """The network interface for ranks on several nodes reaches the other nodes.
+    """If the ranks run on several nodes, their network interface reaches the other nodes.
 
     Why: ranks on different nodes can't connect over the loopback interface or a container bridge. The job hangs when it
     starts, while all nodes are billed.

@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
     """The user knows when a job will run on several nodes that have not been checked.
 
-    Why: one node with a dead fabric manager, a different packet size or a different version of NCCL hangs the whole
-    group. An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job
-    checks its own nodes at the start and ends before its command starts if they can't work together; this check does
-    not include the network between them or an all-reduce.
+    Why: one node with a dead fabric manager, a different packet size or a different NCCL version hangs the whole group.
+    An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job checks its
+    own nodes at the start and ends before its command starts if they can't work together; this check does not include
+    the network between them or an all-reduce.
 
     Example:
         submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=86400, script=train)
@@ -26,4 +26,4 @@ def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.nodes > 1:
-        yield Found(f"it is not yet known which {facts.nodes} nodes the job gets, and whether they can work together")
+        yield Found(f"it is not known yet which {facts.nodes} nodes the job gets, or whether they can work together")

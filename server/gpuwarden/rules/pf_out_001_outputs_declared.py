@@ -7,7 +7,7 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 _EXPANDED: Final = re.compile(r"^~|[*?]|\$\w|\$\{")
-"""A shell would replace such a part of a path."""
+"""Matches the parts of a path that a shell would expand."""
 
 
 @rule(
@@ -21,10 +21,10 @@ _EXPANDED: Final = re.compile(r"^~|[*?]|\$\w|\$\{")
     ),
 )
 def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The job declares its outputs, as literal paths.
+    """The job declares its outputs as literal paths.
 
     Why: only declared outputs can be pulled, verified and protected from a teardown. Without outputs, the job's files
-    are lost with the machine, and the teardown gate can't compare anything. On a platform that is not metered, missing
+    are lost with the machine, and the teardown gate has nothing to compare. On a platform that is not metered, missing
     outputs are only a warning. No shell expands an output: `~`, `*` and `$NAME` would be part of a file's name.
 
     Example:

@@ -34,6 +34,6 @@ def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(
             f"{f'line {line}' if line else 'the command line'} writes to {folder}; the declared outputs are {listed}",
             fix=f"Add {folder}.",
-            # A shipped trainer writes nowhere else, so none of its files would be kept.
+            # A bundled trainer writes nowhere else, so none of its files would be kept.
             severity=Severity.ERROR if facts.uses.typed is not None and facts.metered else None,
         )

@@ -27,8 +27,9 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains a model also saves it.
 
     Why: a training loop that doesn't save anything succeeds without a result. The trainers of transformers and trl save
-    automatically, unless save_strategy="no" turns this off; a metrics file does not replace the model. If only the name
-    of a method suggests a save, such as `model.export_weights(folder)`, the finding is INFO instead of a warning.
+    automatically, unless save_strategy="no" turns this off; a metrics file does not replace the model. If only a
+    method's name suggests that it saves, as in `model.export_weights(folder)`, the finding is INFO instead of a
+    warning.
 
     Example:
         for batch in batches:
@@ -41,7 +42,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     uses = facts.uses
-    passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # of a call, `via` has parentheses
+    passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # a call's `via` ends in parentheses
     saves = any(c.last in _SAVES for c in uses.calls) or passed_on & _SAVES
     kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
     unclear = [w for w in uses.writes if MAY_SAVE.fullmatch(w.via.removesuffix("()"))]

@@ -19,7 +19,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     the model is lost without an error. The outputs are compared with the files that trainers save and with the calls
     that save or push. If code that can't be analyzed may also write the output, or if the script saves to another
     folder that survives the job, the finding is a warning instead of an error. A script without any calls, such as one
-    with only a comment about its new location, writes no outputs. A save that may be skipped is not certain either.
+    with only a comment about its new location, writes no outputs. A save that may be skipped also counts as uncertain.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -34,7 +34,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     for output in facts.spec.outputs:
         if output.startswith(HUB_OUTPUTS):
             yield from _pushed(facts, output)
-        elif uses.typed is None:  # PF-OUT-003 checks the output folder of a shipped trainer
+        elif uses.typed is None:  # PF-OUT-003 checks a bundled trainer's output folder
             yield from _written(facts, output)
 
 

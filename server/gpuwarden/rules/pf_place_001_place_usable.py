@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def place_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The machine on which the job would run is usable.
 
-    Why: a job fails before its start if a folder can't be written or a program is missing. Only an existing machine can
-    be probed before the launch, such as this computer or a host reached over SSH. A rented machine is probed after it
-    has started, and a problem there ends the rental.
+    Why: a job fails before it starts if a folder is not writable or a program is missing. Only an existing machine,
+    such as this computer or a host reached over SSH, can be probed before the launch. A rented machine is probed after
+    it has started, and a problem there ends the rental.
 
     Example:
         submit_job(platform="ssh/box", script=train)  # the remote directory can't be written

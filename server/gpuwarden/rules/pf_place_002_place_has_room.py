@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def place_has_room(facts: SubmitFacts) -> Iterator[Found]:
     """The machine has enough free disk space.
 
-    Why: on a full disk, checkpoints are truncated, and the job often continues. The probe of the machine compares the
-    free space with a fixed minimum, because the size of the job's files is not known in advance.
+    Why: on a full disk, checkpoints are truncated, and the job often continues. The probe compares the machine's free
+    space with a fixed minimum, because the size of the job's files is not known in advance.
 
     Example:
         submit_job(platform="ssh/box", script=train)  # 1 GB is free on its disk

@@ -20,9 +20,9 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: without uv, a script would run with the machine's own packages and fail at its first import. An existing
     machine is checked before anything is sent: the Python version and the packages that a script requires, the presence
-    of uv, and whether a command's own Python finds its imports. For a cluster, the check covers the login node, because
-    its Python or uv starts the script; for Ray, the Python of the nodes; for Kubernetes, the name of the image. If only
-    the login node is known to lack a package of a command, the finding is a warning.
+    of uv, and whether a command's own Python can find its imports. For a cluster, the check covers the login node,
+    because its Python or uv starts the script; for Ray, the Python of the nodes; for Kubernetes, the name of the image.
+    If only the login node is known to lack a package that a command needs, the finding is a warning.
 
     Example:
         # dependencies = ["torch>=2.8"]

@@ -18,8 +18,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     """An existing machine has the requested GPUs.
 
     Why: on a machine without the GPU, a trainer stops at its first CUDA call, or trains on the CPU for days. If the
-    machine's GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is only a
-    warning.
+    machine's GPUs can't be listed, the result is unknown. If a GPU's name is unknown, a mismatch is only a warning.
 
     Example:
         submit_job(platform="ssh/box", script=train, gpu="H100")  # the machine has one L4

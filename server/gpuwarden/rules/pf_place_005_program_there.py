@@ -15,10 +15,10 @@ from gpuwarden.static_analysis.command_files import started_file
 def program_there(facts: SubmitFacts) -> Iterator[Found]:
     """The program that a command starts, and the absolute paths in the command, exist on the machine.
 
-    Why: the job ends at once if its program is not on the PATH or its script is not at the given path. Only an existing
-    machine is checked. If a file other than the started file is missing, the finding is a warning, since the job may
-    create the file. If the login node of a cluster lacks a program or a file, the finding is a warning too, since the
-    other nodes may have it.
+    Why: the job ends immediately if its program is not on the PATH or its script is not at the given path. Only an
+    existing machine is checked. If a file other than the one to start is missing, the finding is a warning, since the
+    job may create the file. If a cluster's login node lacks a program or a file, the finding is a warning too, since
+    the other nodes may have it.
 
     Example:
         submit_job(platform="ssh/box", command=["torchrun", "/data/train.py"])  # no torchrun on the PATH there

@@ -9,10 +9,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLUG-001",
     gate="submit",
     severity=Severity.UNKNOWN,
-    fix=("Fix or uninstall the package of the rule.", do(Action.DOCTOR, "to see which package that is")),
+    fix=("Fix or uninstall the rule's package.", do(Action.DOCTOR, "to see which package that is")),
 )
 def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
-    """Every rule of an installed package can be loaded.
+    """Every rule from an installed package can be loaded.
 
     Why: if a rule is skipped silently, jobs that the rule was installed to stop would pass.
 

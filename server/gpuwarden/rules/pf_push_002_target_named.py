@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def target_named(facts: SubmitFacts) -> Iterator[Found]:
     """A push names its target repo.
 
-    Why: without hub_model_id, the repo is named after output_dir, in the namespace of the token's owner. Two runs with
-    the same output_dir then overwrite each other, and the result is hard to find.
+    Why: without hub_model_id, the repo is named after output_dir, in the token owner's namespace. Two runs with the
+    same output_dir then overwrite each other, and the result is hard to find.
 
     Example:
         SFTConfig(output_dir="out", push_to_hub=True)

@@ -12,10 +12,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "or specify an artifact store.",
 )
 def something_durable(facts: SubmitFacts) -> Iterator[Found]:
-    """On a platform that deletes the machine at the job's end, the job itself stores its results elsewhere.
+    """On a platform that deletes the machine when the job ends, the job itself stores its results elsewhere.
 
-    Why: after the end of the job, there is no machine to pull from. A job that only writes to its disk succeeds and
-    silently loses everything.
+    Why: after the job ends, no machine is left to pull from. A job that only writes to its disk succeeds and silently
+    loses everything.
 
     Example:
         submit_job(platform="hf-jobs", script='trainer.save_model("out")', outputs=["out"])

@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     """torch.compile is used only after the script has succeeded once.
 
-    Why: compilation saves a tenth to a fifth of the time but adds failures of its own, with misleading messages: no
-    compiler in the image, recompilation at every new sequence length, bf16 kernels on a T4. In a first run, these
-    failures hide whether the script itself works.
+    Why: compilation saves 10 to 20 % of the time but can fail in additional ways, with misleading messages: no compiler
+    in the image, recompilation at every new sequence length, bf16 kernels on a T4. In a first run, these failures hide
+    whether the script itself works.
 
     Example:
         TrainingArguments(output_dir="out", torch_compile=True)  # this script has never succeeded

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-REL-002",
     gate="submit",
     severity=Severity.WARNING,
-    fix='Use optim="adamw_torch" unless memory is scarce. 8-bit optimizers suit QLoRA, or a script that has succeeded.',
+    fix='Use optim="adamw_torch" unless memory is scarce. 8-bit optimizers suit QLoRA and scripts that have succeeded.',
 )
 def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
     """A first run uses the plain optimizer unless memory is scarce.
 
     Why: 8-bit optimizers need bitsandbytes with kernels for the image's CUDA version, which is another possible cause
-    of failure in a first run. They save about 6 bytes for each trained parameter, which matters for full fine-tuning
-    but hardly for LoRA.
+    of failure in a first run. They save about 6 bytes per trained parameter, which matters for full fine-tuning but
+    hardly for LoRA.
 
     Example:
         TrainingArguments(output_dir="out", optim="adamw_bnb_8bit")

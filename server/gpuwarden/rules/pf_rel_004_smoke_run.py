@@ -4,7 +4,7 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
-# A model and a dataset for each method that its trainer accepts without changes.
+# For each method, a model and a dataset that its trainer accepts without changes.
 _PAIRS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized")
 _PROMPTS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K")
 _KNOWN_GOOD = {
@@ -31,8 +31,8 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
     Why: if a proven script fails, the cause is in the inputs; if a new script fails, the cause may be anywhere.
-    gpuwarden's unchanged trainers count as proven, because gpuwarden's tests run each trainer to the end. A script
-    whose first step was rehearsed on this machine with the same arguments also counts as proven.
+    gpuwarden's bundled trainers count as proven if they are unchanged, because gpuwarden's tests run each of them to
+    completion. A script whose first step was rehearsed on this machine with the same arguments also counts as proven.
 
     Example:
         submit_job(gpu="h100", script=new_script, timeout_s=36_000)

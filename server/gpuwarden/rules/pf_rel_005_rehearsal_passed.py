@@ -12,11 +12,11 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Fix the script at that line, and rehearse it again.",
 )
 def rehearsal_passed(facts: SubmitFacts) -> Iterator[Found]:
-    """The rehearsal of the script found no fault.
+    """The script's rehearsal found no fault.
 
     Why: a script that fails in the first minute on this machine also fails in the first minute on a rented machine. An
-    error that the rehearsal's substitutes can't cause closes the gate. Any other error is a warning, because the small
-    substitute model or the small number of rows may be the cause.
+    error that the rehearsal's substitutes can't have caused closes the gate. Any other error is a warning, because the
+    small substitute model or the small number of rows may be the cause.
 
     Example:
         Trainer(model=model, args=args, tokenizer=tokenizer)

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Remove the value, add its variable to secrets, and revoke the value if it was disclosed.",
 )
 def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
-    """The command, the script and the environment contain no secret value.
+    """The command, the script and the environment contain no secret values.
 
     Why: arguments are visible to every process on the machine, and specs are stored in the ledger. Secrets are passed
     by name only; their values come from the user's environment and reach the job through a pipe. Revoke any value that

@@ -14,8 +14,8 @@ def secrets_set(facts: SubmitFacts) -> Iterator[Found]:
     """Every named secret has a value.
 
     Why: a job that can't log in fails after the machine has been rented, and often late: at the first push, or when a
-    gated model is downloaded. Only the name of a secret is part of a job. Its value is read from gpuwarden's own
-    environment at the launch, so it must be set there, not in the shell of the caller.
+    gated model is downloaded. Only a secret's name is part of a job. Its value is read from gpuwarden's own environment
+    at launch, so it must be set there, not in the caller's shell.
 
     Example:
         submit_job(secrets=["HF_TOKEN"], script=train)  # HF_TOKEN is not set where gpuwarden runs

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Leave it out, or ask the user to add its name to allowed in the policy's [secrets].",
 )
 def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
-    """The user's policy allows every named secret, and none is the key of an account.
+    """The user's policy allows every named secret, and none is an account key.
 
     Why: a job can send its secrets anywhere. An account key can rent and terminate any machine in the account without
     passing the gates, so no policy can allow it.

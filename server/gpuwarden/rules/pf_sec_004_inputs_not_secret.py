@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SEC-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Leave the file out; pass a secret by the name of its variable, in secrets.",
+    fix="Leave the file out, and pass the secret by listing its variable's name in secrets.",
 )
 def inputs_not_secret(facts: SubmitFacts) -> Iterator[Found]:
     """No input looks like a secret, by its name or by its content.
 
     Why: inputs are copied to someone else's machine and stay on its disk. A key in a code folder is copied with the
-    folder, although no argument of the call names the key. Both file names and contents are checked against the
-    patterns that are also used for logs.
+    folder, even though no argument names the key. Both file names and contents are checked against the patterns that
+    are also used for logs.
 
     Example:
         submit_job(inputs=["code", "id_ed25519"], script=train)

@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def interruptions_sold(facts: SubmitFacts) -> Iterator[Found]:
     """If the job requests an interruptible machine, the platform offers such machines.
 
-    Why: otherwise the platform rejects the request, or silently fulfills it at the full price. A platform may reclaim
-    an interruptible machine at any time. If it offers no interruptible machines, neither the discount nor the risk
-    exists, and the cost that was shown for approval would be wrong.
+    Why: otherwise the platform rejects the request, or silently fulfills it at full price. A platform may reclaim an
+    interruptible machine at any time. If it offers no interruptible machines, neither the discount nor the risk exists,
+    and the cost shown for approval would be wrong.
 
     Example:
         submit_job(platform="lambda", interruptible=True, script=train)

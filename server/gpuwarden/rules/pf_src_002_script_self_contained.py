@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
     """A script that imports third-party packages declares them in a PEP 723 header.
 
-    Why: a new machine has none of these packages, and the content of an image may change at any time.
+    Why: a new machine has none of these packages, and an image's contents may change at any time.
 
     Example:
         import torch

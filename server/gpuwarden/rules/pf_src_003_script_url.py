@@ -10,13 +10,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SRC-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use the raw address of the file.",
+    fix="Use the file's raw URL.",
 )
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
-    """The URL of a script is that of the file itself, not of a web page that shows it.
+    """A script's URL points to the file itself, not to a web page that shows it.
 
-    Why: the URL in the browser is that of a page. A download from it returns HTML, and Python fails only when it runs
-    the HTML. If gpuwarden has fetched the URL, the response is checked too.
+    Why: the URL in a browser's address bar points to a web page. Downloading it returns HTML, and Python fails only
+    when it runs the HTML. If gpuwarden has fetched the URL, the response is checked too.
 
     Example:
         submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])

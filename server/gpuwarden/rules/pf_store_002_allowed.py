@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-STORE-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Specify a store that the list covers, or ask the user to add this one to [artifact_stores] in the policy.",
+    fix="Specify a store that the policy allows, or ask the user to add this one to [artifact_stores] in the policy.",
 )
 def store_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's list of artifact stores covers the job's store.

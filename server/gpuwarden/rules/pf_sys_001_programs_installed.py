@@ -16,8 +16,8 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
     """The script installs the system programs that it starts.
 
     Why: slim images have neither compilers nor git extensions, so a build fails at its first command. On your own
-    machine, this is only a warning, because the programs may be installed there. So is a program that the script starts
-    only under an unknown condition, or whose failure it survives.
+    machine, this is only a warning, because the programs may be installed there. The same applies if the script starts
+    a program only under an unknown condition, or survives the program's failure.
 
     Example:
         subprocess.run(["cmake", "-B", "build"], check=True)

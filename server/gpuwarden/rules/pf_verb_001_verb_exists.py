@@ -14,7 +14,7 @@ def verb_exists(facts: SubmitFacts) -> Iterator[Found]:
     """The platform supports the intended teardown.
 
     Why: a machine that can't be stopped is still billed after a planned stop. The intended teardown also decides which
-    outputs survive, so a verb that the platform lacks makes the check of the output paths meaningless.
+    outputs survive, so a verb that the platform lacks makes the output path check meaningless.
 
     Example:
         submit_job(platform="lambda", teardown="stop", script=train)  # instances can only be terminated

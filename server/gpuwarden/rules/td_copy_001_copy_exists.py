@@ -13,8 +13,8 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere with the same digest.
 
     Why: a log line that says "saved" is only a claim. A file whose only copy is on the machine is lost with it. A copy
-    is a pulled file, or an object in the artifact store whose checksum, computed by the store, equals that of the
-    machine's file.
+    is a pulled file, or an object in the artifact store whose checksum, computed by the store, matches the machine's
+    file.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/model.safetensors exists only on the machine

@@ -21,7 +21,7 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
 
     Why: weights that a job saved to an undeclared path are not proven, and the teardown would delete them. Declare and
     pull the files before the teardown, or let the user accept the loss by typing the file names at a terminal. Other
-    folders of the machine are not searched. If the machine can't be inspected, the last check that found such a
+    folders on the machine are not searched. If the machine can't be inspected, the last check that found such a
     checkpoint still applies.
 
     Example:

@@ -17,11 +17,11 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy has been loaded and found complete since it last changed.
 
-    Why: equal digests prove that the copy equals the file, but only loading the copy proves that the file is a
+    Why: equal digests prove that the copy is identical to the file, but only loading the copy proves that the file is a
     checkpoint. A file in a format that can't be read causes only a warning (copied, load not proven) if its copy has
-    the same digest as the machine's file. So does an image, a table or a log that is broken in the same way on the
-    machine, and a file that is only in an artifact store, because it was not loaded here. A file that begins like a
-    readable format is verified regardless of its name.
+    the same digest as the machine's file. The same applies to an image, table or log that is broken in the same way on
+    the machine, and to a file that is only in an artifact store, because it was not loaded here. A file whose content
+    begins like a readable format is verified regardless of its name.
 
     Example:
         pull_artifacts(job_id="j1")
@@ -52,7 +52,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
         what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(
-            f"{what} copied, load not proven: {names} can't be read here. Each copy equals the machine's file",
+            f"{what} copied, load not proven: {names} can't be read here. Each copy matches the machine's file",
             fix="Check the copies, or declare narrower outputs.",
             severity=Severity.WARNING,
         )
@@ -65,7 +65,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
         )
     elif facts.copy_verdict is not Verdict.PROVEN:
         message = "; ".join(facts.copy_problems[:3]) or "inconclusive"
-        # A failed job often leaves incomplete files. If the copy equals them, the teardown loses no data.
+        # A failed job often leaves incomplete files. If the copy matches them, the teardown loses no data.
         torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
         severity = Severity.WARNING if torn_there else None
         same = "The machine's files are the same, so another copy does not help. The user decides." * facts.copy_equal

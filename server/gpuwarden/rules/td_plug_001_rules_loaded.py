@@ -9,10 +9,10 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-PLUG-001",
     gate="teardown",
     severity=Severity.UNKNOWN,
-    fix=("Fix or uninstall the package of the rule.", do(Action.DOCTOR, "to see which package that is")),
+    fix=("Fix or uninstall the rule's package.", do(Action.DOCTOR, "to see which package that is")),
 )
 def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
-    """Every rule of an installed package can be loaded.
+    """Every rule from an installed package can be loaded.
 
     Why: if a rule is skipped silently, machines that the rule was installed to protect would be terminated.
 

@@ -14,9 +14,9 @@ from gpuwarden.rules.facts import TeardownFacts
 def machine_seen(facts: TeardownFacts) -> Iterator[Found]:
     """The machine and its files can be read.
 
-    Why: files that can't be read can't be proven to be safe. If the provider does not answer or the machine can't be
-    reached, the files are unknown, and unknown is never treated as empty: an unreachable machine may have the only copy
-    of a finished model.
+    Why: files that can't be read can't be proven safe. If the provider does not answer or the machine can't be reached,
+    the files are unknown, and unknown is never treated as empty: an unreachable machine may have the only copy of a
+    finished model.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the machine does not answer, so its files are unknown

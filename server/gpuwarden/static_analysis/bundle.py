@@ -19,7 +19,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.static_analysis.parsing import parse
 
 FOLDER: Final = "gpu-training/scripts"
-"""The folder with the shipped trainers, below the skills."""
+"""The folder of bundled trainers, relative to the skills folder."""
 PACKAGE: Final = "gputrain"
 IMPORTS: Final = re.compile(rf"(?m)^[ \t]*(?:from|import)[ \t]+{PACKAGE}\b")
 _CODE: Final = "# ---- gputrain: the code of the package, which the loader above imports ----"
@@ -63,7 +63,7 @@ sys.meta_path.insert(0, _Gputrain(sys._getframe().f_code.co_filename))
 
 @dataclass(frozen=True)
 class Bundle:
-    """A script and the sources of its package, by module. `lines` maps a module to the line where its source begins."""
+    """A script and its package's sources, by module. `lines` maps a module to the line where its source starts."""
 
     script: str
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Bundle:
 
 @cache
 def shipped_files() -> Mapping[str, str]:
-    """Return the content of the files of the shipped package, keyed by name."""
+    """Return the contents of the shipped package's files, keyed by file name."""
     return {path.name: path.read_text("utf-8") for path in (data_dir("skills") / FOLDER / PACKAGE).glob("*.py")}
 
 
@@ -87,13 +87,13 @@ def shipped_package() -> Mapping[str, str]:
 
 
 def sources_of(files: Mapping[str, str]) -> dict[str, str]:
-    """Return a package's sources, keyed by module. `files` maps the names of its files to their content."""
+    """Return a package's sources, keyed by module. `files` maps its file names to their contents."""
     named = {PACKAGE if name == "__init__.py" else f"{PACKAGE}.{Path(name).stem}": name for name in sorted(files)}
     return {PACKAGE: "", **{module: files[name] for module, name in named.items()}}
 
 
 def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
-    """Return the text of a script with the package added. `tree` is the script's syntax tree.
+    """Return a script's text with the package added. `tree` is the script's syntax tree.
 
     A script that does not import the package, or that already contains it, is returned unchanged.
     """
@@ -151,9 +151,9 @@ _BY_NAME: Final = frozenset({"getattr", "vars", "globals", "eval", "exec", "__di
 def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
     """Return a script's syntax tree, with the package's code inserted before the first use of the package.
 
-    Of the shipped package, only the functions and classes that the script reaches are added. Nodes of the package have
-    line numbers after the script's last line. Names of the package that the script also defines are renamed. Raises
-    BadRequest for invalid sources.
+    If the package is the shipped one, only the functions and classes that the script reaches are added. The package's
+    nodes have line numbers after the script's last line. Package names that the script also defines are renamed. Raises
+    BadRequest if the sources are invalid.
     """
     if not bundle.sources:
         return tree
@@ -176,7 +176,7 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
 
 
 def _asks_by_name(script: ast.Module, bundle: Bundle) -> bool:
-    """Return whether a script imports a module of the package, and may look up names at run time."""
+    """Return true if a script imports a module from the package and may look up names at run time."""
     nodes = list(ast.walk(script))
     modules = any(isinstance(node, ast.Import) and _imported(node) for node in nodes)
     modules |= any(name in bundle.sources for node in nodes for name in _imported(node)[1:])
@@ -215,7 +215,7 @@ def _defined(body: list[ast.stmt]) -> set[str]:
 
 
 class _Rename(ast.NodeTransformer):
-    """Rename names of the package that a script also defines, except inside functions that bind these names."""
+    """Rename the package's names that a script also defines, except inside functions that bind these names."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -233,7 +233,7 @@ class _Rename(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        # Names that are assigned in the body of a class are its attributes.
+        # Names that are assigned in a class body are the class's attributes.
         node.bases = [self.visit(base) for base in node.bases]
         node.body = [self.visit(n) if isinstance(n, ast.FunctionDef) else n for n in node.body]
         return node
@@ -258,7 +258,7 @@ def _without_import(node: ast.stmt) -> ast.stmt:
 
 
 def _imported(node: ast.AST) -> tuple[str, ...]:
-    """Return the modules of the package that a statement imports."""
+    """Return the package's modules that a statement imports."""
     match node:
         case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == PACKAGE:
             return (module, *(f"{module}.{alias.name}" for alias in node.names))
@@ -273,7 +273,7 @@ def _alias(alias: ast.alias, node: ast.stmt) -> ast.stmt:
 
 
 def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> None:
-    """Add a module's statements, after those of the package itself and of the modules that it imports."""
+    """Add a module's statements, after those of the package itself and the modules that it imports."""
     if module in order or module not in bundle.sources:
         return
     order[module] = []  # a circular import ends here
@@ -289,7 +289,7 @@ def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> N
 
 
 def missing_module(tree: ast.Module, bundle: Bundle) -> str:
-    """Return a module of the package that a script imports but that is missing; empty if there is none."""
+    """Return a package module that a script imports but that is missing; empty if none is missing."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if _imported(node) and module not in bundle.sources:

@@ -74,7 +74,7 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
     """Yield each column that row functions read only if other columns have certain values.
 
-    A function that is applied only under an unknown condition reads all its columns so.
+    If a function is applied only under an unknown condition, every column that it reads is included.
 
     Each item is the column, the line, and the other columns.
 
@@ -136,14 +136,14 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from the row passed to a function; an empty string if there is none."""
+    """Return the column that a node reads from the row passed to a function; an empty string if it reads none."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""
     return ""
 
 
-# Parameters of a reward function that trl itself passes; the others are columns.
+# Reward function parameters that trl itself passes; all others are columns.
 _REWARD_GIVEN = frozenset(
     {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
 )

@@ -14,7 +14,7 @@ _DATA: Final = re.compile(r"[^\s:*?$]+\.(jsonl?|csv|tsv|parquet|ya?ml|toml|txt|p
 
 
 def is_python(program: str) -> bool:
-    """Return true if a program's name is that of a Python interpreter."""
+    """Return true if a program is a Python interpreter, judging by its name."""
     return re.fullmatch(r"python[\d.]*", program.rpartition("/")[2]) is not None
 
 

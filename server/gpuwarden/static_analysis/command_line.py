@@ -1,4 +1,4 @@
-"""Find the flags that a script's command line accepts, declared with argparse or as fields of dataclasses."""
+"""Find the flags that a script's command line accepts, declared with argparse or as dataclass fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CommandLine:
 
 
 def command_line(program: Program) -> CommandLine | None:
-    """Return the command line of a program; None if there is none, or if it can't be determined completely."""
+    """Return a program's command line; None if it has none, or if it can't be determined completely."""
     parsers = [c for c in program.calls if c.last in {"ArgumentParser", *_DATACLASS_PARSERS}]
     last = {c.last for c in program.calls}
     if len(parsers) != 1 or "add_subparsers" in last or not last & (_EXACT | _TOLERANT):
@@ -76,7 +76,7 @@ def _elsewhere(call: Call) -> bool:
 
 def _tolerates(call: Call) -> bool:
     """Return true if a call accepts flags that its parser does not declare."""
-    # `fail_with_unknown_args` of TrlParser applies only to its settings file.
+    # TrlParser's `fail_with_unknown_args` applies only to its settings file.
     return call.last in _TOLERANT or call.get("return_remaining_strings", default=False) is not False
 
 

@@ -1,4 +1,4 @@
-"""Read the options that a program declares, and the values that its command line gives them."""
+"""Read the options that a program declares and their values on its command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuwarden.static_analysis.three_valued import UNKNOWN
 
-_FIELD = frozenset({"field", "Field", "Option", "Argument"})  # calls with the default as an argument
+_FIELD = frozenset({"field", "Field", "Option", "Argument"})  # calls that take the default as an argument
 _FLAGS = {"store_true": False, "store_false": True}
 
 
@@ -17,7 +17,7 @@ _FLAGS = {"store_true": False, "store_false": True}
 class Option:
     """One declared option: its flags on the command line, and its default as an expression.
 
-    `fixed` is the default if there is no such expression; UNKNOWN if the option is required.
+    `fixed` is the default if `default` is None; UNKNOWN if the option is required.
     """
 
     words: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ def flags(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """Convert an argument of a command line to a boolean, a number or a string."""
+    """Convert a command-line argument to a boolean, a number or a string."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for cast in (int, float):

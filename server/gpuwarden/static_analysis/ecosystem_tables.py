@@ -1,4 +1,4 @@
-"""Tables of facts about training libraries, which rules of the submit gate read.
+"""Tables of facts about training libraries, for the submit gate's rules.
 
 The tables were checked in November 2026, against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21
 and torch 2.15. When a library changes, only this file needs an update.
@@ -32,7 +32,7 @@ TRAINERS: dict[str, str] = {
 }
 CONFIGS: dict[str, str] = {name.removesuffix("Trainer") + "Config": method for name, method in TRAINERS.items()}
 
-# A dataset needs all columns of at least one of its method's sets.
+# A dataset needs all columns from at least one of its method's sets.
 COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "sft": (
         frozenset({"text"}),
@@ -241,7 +241,7 @@ KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values()) 
 
 
 def canonical_name(name: str) -> str:
-    """Return the normal form of a package name (PEP 503)."""
+    """Return the normalized form of a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -324,6 +324,6 @@ RUNNER_VARIABLES = frozenset(
     {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
 )
 
-# Maps the variable for the URL of reports to the variable for the job's key. The runner sets both unless the job sets
+# Maps the variable for the report URL to the variable for the job's key. The runner sets both unless the job sets
 # the URL.
 REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

@@ -64,14 +64,14 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     for node, scope in program.nodes:
         name, required, default = _env_read(program, node, scope)
         if name and name not in written:
-            called_there = getattr(scope, "name", None) in called  # the error may be caught around the function
+            called_there = getattr(scope, "name", None) in called  # the caller may catch the error
             guarded = name in tested or id(node) in caught or called_there or UNKNOWN in written
             line = getattr(node, "lineno", 0)
             yield EnvRead(name, line, required and not guarded, guarded or default or id(node) in looked_at)
 
 
 def _written(program: Program) -> Iterator[Any]:
-    """Yield the names of the environment variables that a program sets; UNKNOWN for a name that is unknown."""
+    """Yield the names of the environment variables that a program sets; UNKNOWN if a name is unknown."""
     for node, scope in program.nodes:
         match node:
             case ast.Subscript(value=value, slice=key, ctx=ast.Store()) if program.dotted(value) == "os.environ":
@@ -155,11 +155,11 @@ def shells_of(program: Program) -> Iterator[Shell]:
 
 
 _DEEPEST = 50
-"""The number of nested expressions that are read."""
+"""The maximum depth of nested expressions that are read."""
 
 
 def _worded(program: Program, node: ast.AST, scope: Any, depth: int = 0) -> str:
-    """Return a shell line with `?` for its unknown parts, and for those that nest too deeply."""
+    """Return a shell line with `?` for its unknown and too deeply nested parts."""
     if depth > _DEEPEST:
         return "?"
     match node:

@@ -17,7 +17,7 @@ _READS_WORDS = re.compile(r"argv|[Pp]ars|\b(absl|click|fire|typer|tyro|hydra|dra
 
 @dataclass(frozen=True)
 class ScriptFlags:
-    """The flags in the text of one script, and the script's facts, which are None if the script can't be parsed."""
+    """The flags in one script's text, and the script's facts, which are None if the script can't be parsed."""
 
     text: str = ""
     literal: frozenset[str] = frozenset()

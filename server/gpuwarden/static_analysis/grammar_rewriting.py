@@ -34,7 +34,7 @@ class Construct:
 
 @dataclass
 class _Bracket:
-    """An open bracket: its position, the first `for` in it, and whether there is a comma before the `for`."""
+    """An open bracket: its position, the first `for` in it, and whether a comma precedes the `for`."""
 
     start: int
     loop: int = 0
@@ -114,7 +114,7 @@ class Rewriting:
         return end
 
     def _handler(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the edits that add brackets around the exceptions of `except A, B:`; return the index of their end."""
+        """Yield the edits that put parentheses around the exceptions in `except A, B:`; return the end's index."""
         depth = lambdas = 0
         comma = False
         n += n < len(tokens) and tokens[n].text == "*"
@@ -133,7 +133,7 @@ class Rewriting:
                 lambdas -= 1
                 if lambdas < 0:
                     if comma:
-                        self._note((3, 14), tokens[n], "`except` without brackets around its exceptions")
+                        self._note((3, 14), tokens[n], "`except` without parentheses around its exceptions")
                         yield tokens[n].start, tokens[n].start, "("
                         yield tokens[end].start, tokens[end].start, ")"
                     return end
@@ -206,7 +206,7 @@ class Rewriting:
             error.lineno = (error.lineno or 1) + line - 1
             raise
         if isinstance(body, ast.GeneratorExp) and (body.lineno, body.col_offset) == (1, 0):
-            raise failure(self.source, at.start, "invalid syntax")  # a generator expression without its own brackets
+            raise failure(self.source, at.start, "invalid syntax")  # a generator expression without its own parentheses
         return ast.increment_lineno(body, line - 1)
 
     # ----------------------------------------------------------------------------------------------------- strings
@@ -228,7 +228,7 @@ class Rewriting:
             yield token.start, token.end, f"{prefix}{token.quote}{mark}{body}{token.quote}"
 
     def _literal(self, start: int, end: int, fields: Sequence[Field], quote: str, level: int) -> str:
-        """Return the content of an f-string or of a format spec, with a placeholder for each expression."""
+        """Return the content of an f-string or a format spec, with a placeholder for each expression."""
         parts, at = [], start
         for one in fields:
             parts += [self.source[at : one.start], self._field(one, quote, level)]
@@ -283,7 +283,7 @@ def _names(token: Token) -> bool:
 
 
 def _is_newer(token: Text, source: str) -> bool:
-    """Return whether Python 3.11 rejects an f-string because of its fields."""
+    """Return true if Python 3.11 rejects an f-string because of its fields."""
     return any(_field_is_newer(one, token, source) for one in token.fields)
 
 

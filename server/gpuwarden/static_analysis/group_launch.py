@@ -1,4 +1,4 @@
-"""Parse a command that starts a job on several nodes: launcher, restarts, timeouts. The command is not run."""
+"""Parse a command that starts a job on several nodes: launcher, restarts and timeouts. The command is not run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOADS: Final = (
 )  # fmt: skip
 """Unqualified names of functions and methods that read saved state."""
 RESUMES: Final = frozenset({"resume_from_checkpoint", "ckpt_path", "resume", "resume_from", "load_checkpoint"})
-"""Arguments of functions, and options of commands, that select saved state."""
+"""Function arguments and command options that select saved state."""
 TRAINER_TIMEOUT_S: Final = 1800.0
-"""Default of `ddp_timeout` in transformers."""
+"""The default `ddp_timeout` in transformers."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _most(text: str | None) -> int | None:
 
 
 def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
-    """Return whether a run loads saved state when it starts; None if there is no script to read."""
+    """Return whether a run loads saved state when it starts; None if no script was read."""
     if RESUMES & set(given):
         return True
     if uses is None:
@@ -84,7 +84,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
 
 
 def collective_timeout(uses: Uses | None, given: Mapping[str, str]) -> float | None:
-    """Return the timeout of collective operations in seconds; None for PyTorch's default or a computed value."""
+    """Return the timeout for collective operations in seconds; None if it is PyTorch's default or computed."""
     value = given.get("ddp_timeout", "")
     if value.isdigit():
         return float(value)

@@ -28,8 +28,9 @@ HF_URL = re.compile(r"hf://(?!buckets/)(datasets|models|spaces)?/?([\w.-]+/[\w.-
 class RepoUse:
     """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
-    `unknown` lists the fields whose value is unknown. `maybe` is true if the repo is read only under an unknown
-    condition, `tried` if the program continues after a failure. `inside` is the folder in the repo from which it loads.
+    `unknown` lists the fields whose values are unknown. `maybe` is true if the repo is read only under an unknown
+    condition, and `tried` if the program continues after a failure. `inside` is the folder in the repo that it is
+    loaded from.
     """
 
     id: str
@@ -77,7 +78,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Return whether a string is a repo id: it has the right format and is not a path that the program writes."""
+    """Return true if a string is a repo id: it has the right format and is not a path that the program writes."""
     if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
         return False
     if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
@@ -86,7 +87,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
 
 
 def split_keys(program: Program) -> dict[int, list[str]]:
-    """Return, by the id of each call, the splits that are read from its result, directly or through a variable."""
+    """Return the splits read from each call's result, directly or through a variable, keyed by the call's id."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
         if isinstance(node, ast.Assign):
@@ -184,7 +185,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
     """Yield the repos that a `from_pretrained` call reads."""
     revision = text_or_none(call.get("revision"))
     if defines(program.classes, call.base, "from_pretrained"):
-        return  # the script's own method determines the meaning of the name
+        return  # the script's own method determines the name's meaning
     if call.name.startswith("peft.PeftModel"):
         base, adapter = call.get("model", 0), call.get("model_id", 1)
         yield from _model(base, call, revision=None)

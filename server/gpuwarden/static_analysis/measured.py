@@ -1,7 +1,7 @@
-"""Read the runs that were measured on GPUs. They are used to correct the estimates.
+"""Read the runs measured on GPUs, which are used to correct the estimates.
 
-`references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a shipped trainer on one
-card. A run outside an estimate widens that estimate; a run inside it changes nothing. Estimates for cards and trainers
+`references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a bundled trainer on one
+GPU. A run outside an estimate widens that estimate; a run inside it changes nothing. Estimates for GPUs and trainers
 without a run do not change.
 """
 
@@ -26,7 +26,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Measured(Frozen):
-    """One run of a shipped trainer. `gpu` is a name in the table of cards; `peak_gb` is the peak memory allocated by
+    """One run of a bundled trainer. `gpu` is a name in the GPU table; `peak_gb` is the peak memory allocated by
     PyTorch.
     """
 
@@ -54,7 +54,7 @@ class Measured(Frozen):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in GPUS and name != CPU:
-            raise ValueError(f"{name} is not in the table of cards")
+            raise ValueError(f"{name} is not in the GPU table")
         return name
 
 
@@ -64,7 +64,7 @@ def measured_file() -> Path:
 
 
 def read_measured(file: Path) -> tuple[Measured, ...]:
-    """Return the runs in a file, in the order of its lines. Raises BadRequest with the number of the invalid line."""
+    """Return the runs in a file, in the order of its lines. Raises BadRequest with the invalid line's number."""
     found = []
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         try:
@@ -77,5 +77,5 @@ def read_measured(file: Path) -> tuple[Measured, ...]:
 
 @lru_cache(maxsize=1)
 def measured_runs() -> tuple[Measured, ...]:
-    """Return the runs shipped with gpuwarden, except those on a CPU, which do not apply to a GPU."""
+    """Return the runs bundled with gpuwarden, except those on a CPU, which do not apply to a GPU."""
     return tuple(run for run in read_measured(measured_file()) if run.gpu != CPU)

@@ -27,7 +27,7 @@ def parse_newer(source: str) -> tuple[ast.Module, tuple[Construct, ...]]:
 
 
 def newer_constructs(source: str) -> tuple[Construct, ...]:
-    """Return the newer constructs of a program that the running Python can parse itself."""
+    """Return the newer constructs in a program that the running Python can parse itself."""
     try:
         rewriting = Rewriting(source)
         rewriting.text(0, len(source), rewriting.tokens)

@@ -1,4 +1,4 @@
-"""Narrow the estimated duration of a run with its first steps and with earlier runs of the script on the same card."""
+"""Narrow a run's estimated duration based on its first steps and on earlier runs of the script on the same GPU."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Pace(Frozen):
 
     @property
     def settled(self) -> bool:
-        """Return whether the first minutes are over, so that start and compilation no longer dominate the pace."""
+        """Return true if the first minutes are over, so that startup and compilation no longer dominate the pace."""
         return self.steps >= SETTLED_STEPS and self.elapsed_s >= SETTLED_S
 
 
 class Remaining(Frozen):
-    """Minimum and maximum seconds until the last step, and the basis of the estimate."""
+    """Minimum and maximum number of seconds until the last step, and the basis of the estimate."""
 
     low: float
     high: float

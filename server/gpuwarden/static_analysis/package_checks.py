@@ -56,8 +56,8 @@ def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
 
 
 class Libraries:
-    """The libraries of one job: one release of each. If the tables don't contain a library's release, the releases
-    before and after it are used instead.
+    """One job's libraries: one release of each. If the tables don't contain a library's release, the releases before
+    and after it are used instead.
 
     Releases are chosen when a table is first needed, because reading all tables takes longer than analyzing most
     scripts.
@@ -84,7 +84,7 @@ class Libraries:
     # ------------------------------------------------------------------------------------------------- imports
 
     def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the imported names, and the called attributes of modules, that do not exist."""
+        """Yield the imported names and the called module attributes that do not exist."""
         seen: set[str] = set()
         calls = [call for call in calls if call.base not in self.use.rebound]
         maybe = {(c.name, c.line) for c in calls if not c.certain}
@@ -198,7 +198,7 @@ class Libraries:
     def accepted_ever(self, name: str, below: frozenset[str] = frozenset()) -> frozenset[str] | None:
         """Return the arguments that a class accepts in any release; None if the class or a base accepts any name.
 
-        `below` are the classes that inherit from it.
+        `below` contains the classes that inherit from it.
         """
         own = self.use.own.get(OWN + name.removeprefix(OWN))
         if own is None or name in below:
@@ -256,8 +256,8 @@ class Libraries:
         """Yield the given flags that a script does not declare, and the abbreviations that match several flags.
 
         If the job's release of a dataclass is unknown, only a misspelled flag that no release has is certainly wrong.
-        If the dataclass itself is unknown, no flag is certainly wrong. With a parser that ignores unknown flags, the
-        training starts without the intended setting.
+        If the dataclass itself is unknown, no flag is certainly wrong. If the parser ignores unknown flags, training
+        starts without the intended setting.
         """
         fields, exact = self._fields(line), True
         if fields is None:
@@ -285,7 +285,7 @@ class Libraries:
                 yield Misfit(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
             elif len(declared) > 1 and exact:
                 listed = ", ".join(f"--{flag}" for flag in declared[:4])
-                yield Misfit(f"--{name} is an abbreviation of several flags: {listed}", "Write the full flag.")
+                yield Misfit(f"--{name} could be short for several flags: {listed}", "Write the full flag.")
 
     def declares(self, line: CommandLine, name: str) -> bool | None:
         """Return whether a command line declares a flag in full; None if not all of its flags are known.
@@ -306,7 +306,7 @@ class Libraries:
     def _declared(
         self, line: CommandLine, given: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]] | None
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each given flag with the flags to which it may refer: the flag itself, or otherwise the flags that it
+        """Yield each given flag with the flags to which it may refer: the flag itself, or else the flags that it
         abbreviates.
         """
         for name in given if fields is not None else ():

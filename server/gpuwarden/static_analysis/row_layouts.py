@@ -1,6 +1,6 @@
-"""Decide how the columns of a dataset become the rows that a training method reads.
+"""Decide how a dataset's columns become the rows that a training method reads.
 
-The shipped trainers can rename columns (`--columns old=new`). `fit` decides whether that makes a dataset usable, based
+The bundled trainers can rename columns (`--columns old=new`). `fit` decides whether that makes a dataset usable, based
 only on the names and types of its columns.
 """
 
@@ -31,8 +31,8 @@ _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL
 """Types without information: an empty type, null, several kinds of values, or a truncated type."""
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
-"""Columns that may accompany a pair of plain texts. A column with another name must be renamed to one of these names to
-be read."""
+"""Columns that may accompany a pair of plain texts. A column with any other name is read only if it is renamed to one
+of these names."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
 
 
 def usable(name: str, kind: str) -> bool:
-    """Return whether a column of this type can be used as the named column; true if the type is unknown."""
+    """Return true if a column of this type can be used as the named column, or if the type is unknown."""
     plain = kind in {"string", "large_string"}
     if not kind or kind == "null":
         return True
@@ -85,7 +85,8 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method can read a Hub dataset's column of this type as `name`. `beside` are the other columns.
+    """Return whether a method can read a Hub dataset's column of this type as `name`. `beside` contains the other
+    columns.
 
     Return None if the type is unknown. A string is never an image here, because only paths in local files refer to
     images.

@@ -34,8 +34,8 @@ from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.static_analysis.static_eval import Program, flags
 
 MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
-"""Maximum characters in a header and in one line. tomllib's memory use grows with the square of a dotted key's
-length."""
+"""Maximum number of characters in a header and in one line. tomllib's memory use grows with the square of a dotted
+key's length."""
 _RELEASES = tuple((3, minor) for minor in range(6, 31))
 _PATCHES = range(40)
 _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
@@ -184,9 +184,7 @@ def read_header(text: str) -> Header | None:
 
 
 def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the type and the lines of each PEP 723 block, like the regular expression in PEP 723, but in linear
-    time.
-    """
+    """Yield the type and lines of each PEP 723 block, as the regular expression in PEP 723 does, but in linear time."""
     at = 0
     while at < len(lines):
         begin, at = at, at + 1
@@ -220,7 +218,7 @@ def start_header(text: str) -> Header | None:
 
 
 def versions_allowed(header: Header) -> list[tuple[int, int]]:
-    """Return the releases of Python 3 that a header allows, oldest first; empty if its `requires-python` is invalid."""
+    """Return the Python 3 releases that a header allows, oldest first; empty if its `requires-python` is invalid."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if not header.requires_python:

@@ -39,7 +39,7 @@ _NOT_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True)
 class Setting:
-    """One argument of a training configuration; its value may be UNKNOWN."""
+    """One argument in a training configuration; its value may be UNKNOWN."""
 
     value: Any
     line: int
@@ -99,17 +99,17 @@ class Uses:
     streams: bool | None = False
     """Whether a trainer is given a streamed dataset to train on; None if unknown."""
     configured: bool = False
-    """A file, or arguments that the program itself sets, may give any setting."""
+    """Any setting may come from a file or from arguments that the program itself sets."""
     opened: tuple[Call, ...] = ()
     """Calls that load a model or a dataset from a relative folder that the program does not create."""
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """Return the value of a setting; `default` if it is not given."""
+        """Return a setting's value; `default` if it is not given."""
         found = self.settings.get(name)
         return default if found is None else found.value
 
     def line_of(self, name: str) -> int:
-        """Return the line of a setting; 0 if it comes from the command line."""
+        """Return a setting's line; 0 if it comes from the command line."""
         found = self.settings.get(name)
         return found.line if found else 0
 
@@ -119,7 +119,7 @@ class Uses:
 
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
-    """Analyze a program. `here` are the relative paths that its working folder will contain."""
+    """Analyze a program. `here` lists the relative paths that its working folder will contain."""
     here = frozenset(here)
     targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
     own = {n.name for n in program.classes.values() if any(program.dotted(b).endswith("Trainer") for b in n.bases)}
@@ -226,19 +226,19 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
     if parsed:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
         if program.configured:
-            source = "the script's own arguments" if program.rewrites else "a file of settings"
+            source = "the script's own arguments" if program.rewrites else "a settings file"
             yield "**", Setting(UNKNOWN, 0, source)
 
 
 def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings of configurations, in linear time."""
+    """Yield the settings in all configurations, in linear time."""
     given: dict[str, list[Call]] = {}
     for call in configs:
         for name in call.kwargs:
             given.setdefault(name, []).append(call)
     opened, values = sum(c.open for c in configs), dict[str, Any]()
     for name, calls in given.items():
-        # With several configurations, it is unknown which one the run uses.
+        # If there are several configurations, it is unknown which one the run uses.
         hidden = opened > sum(c.open for c in calls)
         others = [UNKNOWN if hidden else None] if len(calls) < len(configs) else []
         values[name] = same([c.kwargs[name] for c in calls] + others)
@@ -250,24 +250,24 @@ def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
 
 
 def _with_folder(call: Call) -> Call:
-    """Name the positional argument of a configuration: `SFTConfig("out")`. Other positional arguments are unknown."""
+    """Name a configuration's positional argument: `SFTConfig("out")`. Other positional arguments are unknown."""
     known = len(call.args) == 1 and (call.last in CONFIGS or "TrainingArguments" in call.last)
     named = {"output_dir": call.args[0]} if known else {}
     return replace(call, kwargs={**named, **call.kwargs}, open=call.open or (bool(call.args) and not known))
 
 
 def is_configuration(call: Call) -> bool:
-    """Return true for a call that creates a training configuration."""
+    """Return true if a call creates a training configuration."""
     named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
     return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
 
 
-# The setting of a shipped trainer -> its name in a training configuration.
+# Maps a bundled trainer's setting to its name in a training configuration.
 _SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_train_batch_size"}
 
 
 def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
-    """Return the given settings of a shipped trainer under the names of a training configuration."""
+    """Return a bundled trainer's given settings under their names in a training configuration."""
     # 0 means that the trainer chooses the batch size, and halves it if memory runs out.
     values = {"out": typed.declared["out"].default} if "out" in typed.declared else {}
     values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
@@ -291,7 +291,7 @@ def _chooses(program: Program, name: str) -> bool:
 
 
 def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield the settings that a program may change in its configurations, with lines; `**` for all settings."""
+    """Yield the settings that a program may change in its configurations, each with its line; `**` for all settings."""
     made = {id(call.node) for call in configs}
     own = {n.name for n, _ in program.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -311,7 +311,7 @@ def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> It
 
 
 def _sets(program: Program, name: str) -> bool:
-    """Return true if a function of the script sets attributes."""
+    """Return true if a function in the script sets attributes."""
     return any(
         (isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)) or getattr(n, "id", "") in {"setattr", "vars"}
         for n, scope in program.nodes
@@ -325,7 +325,7 @@ def renamed_trainers(program: Program) -> Iterator[Mention]:
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
-    """Return the training methods: those of trl trainers, or, with a plain Trainer, the method for the model's head."""
+    """Return the training methods: those of trl trainers, or, for a plain Trainer, the method for the model's head."""
     found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
     if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
         names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}
@@ -392,14 +392,14 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
 
 
 def _pushed_file(write: Write) -> Iterator[Push]:
-    """Yield the push of a file that is written to the Hub's file system."""
+    """Yield a push for a file that is written to the Hub's file system."""
     if write.path is not None and write.path.startswith("hf://"):
         found = HF_URL.match(write.path)
         yield Push(write.line, write.via, found[2] if found else "?", write.maybe, write.tried)
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
-    """Return the lines of a shipped trainer that push to `hub_model_id`, if that setting is not given."""
+    """Return a bundled trainer's lines that push to `hub_model_id` if that setting is not given."""
     if typed is None or typed.text("hub_model_id"):
         return set()
     named = ((c.line, [*c.node.args, *(k.value for k in c.node.keywords)]) for c in program.calls if c.node)

@@ -1,4 +1,4 @@
-"""Read the settings and columns of the shipped trainers from their files."""
+"""Read the bundled trainers' settings and columns from their files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ALIASES: Final[Mapping[str, tuple[str, str]]] = {
     "classification": ("image_classification", "classification is called image_classification here"),
     "gguf": ("merge_and_gguf", "gguf is called merge_and_gguf here"),
 }  # fmt: skip
-"""Aliases, each with the name of the trainer and an explanation."""
+"""Aliases, each with the trainer's name and an explanation."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One shipped trainer. `wanted` are the column sets that it can read; it uses the first one that the dataset has.
+    """One bundled trainer. `wanted` lists the column sets that it can read; it uses the first one that the dataset has.
 
     `source` is the text of its file, and `text` is the script that is submitted: the file with the package `gputrain`.
     """
@@ -48,7 +48,7 @@ class Trainer:
 
     @property
     def title(self) -> str:
-        """Return a description in one line."""
+        """Return a one-line description."""
         return self.about.partition("\n")[0]
 
     @property
@@ -63,14 +63,14 @@ class Trainer:
 
 @lru_cache(maxsize=1)
 def trainer_names() -> tuple[str, ...]:
-    """Return the names of all shipped trainers."""
+    """Return the names of all bundled trainers."""
     files = (data_dir("skills") / FOLDER).glob("*.py")
     return tuple(sorted(file.stem for file in files if IMPORTS.search(file.read_text("utf-8"))))
 
 
 @cache
 def shipped_scripts() -> frozenset[str]:
-    """Return the texts of the scripts that are submitted for the shipped trainers."""
+    """Return the texts of the scripts that are submitted for the bundled trainers."""
     return frozenset(map(_script, trainer_names()))
 
 
@@ -87,12 +87,12 @@ def trainer(name: str) -> Trainer:
     if key not in trainer_names():
         near = difflib.get_close_matches(key, [*trainer_names(), *ALIASES], 1)
         hint = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(trainer_names())}."
-        raise NotFound(f"there is no template {name!r}", hint)
+        raise NotFound(f"unknown template {name!r}", hint)
     return _read(key)
 
 
 def trainer_file(name: str) -> Path:
-    """Return the path of a trainer's shipped file."""
+    """Return the path of a trainer's bundled file."""
     return data_dir("skills") / FOLDER / f"{name}.py"
 
 

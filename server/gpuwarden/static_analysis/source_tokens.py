@@ -1,6 +1,6 @@
 """Split Python source into tokens as Python 3.12 and later do: an f-string is a tree whose fields contain tokens.
 
-`tokenize` of Python 3.11 reads an f-string as a single token, which ends at the first inner quote.
+In Python 3.11, `tokenize` reads an f-string as a single token, which ends at the first inner quote.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CODE_END = re.compile(r"[}:]|!(?!=)")
 
 
 class Kind(Enum):
-    """The kind of a token. NEWLINE ends a statement; line breaks in brackets are not tokens."""
+    """A token's kind. NEWLINE ends a statement; line breaks in brackets are not tokens."""
 
     NAME = auto()
     NUMBER = auto()
@@ -69,7 +69,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Text(Token):
-    """A string literal. `quote` is its delimiter; `fields` are the replacement fields of an f-string or a t-string."""
+    """A string literal. `quote` is its delimiter; `fields` lists the replacement fields in an f- or t-string."""
 
     prefix: str = ""
     quote: str = ""
@@ -77,7 +77,7 @@ class Text(Token):
 
 
 def tokens_of(source: str) -> tuple[Token, ...]:
-    """Return the tokens of a program. Raises SyntaxError for an unterminated string literal."""
+    """Return a program's tokens. Raises SyntaxError for an unterminated string literal."""
     return tuple(_Lexer(source).tokens())
 
 

@@ -91,7 +91,7 @@ class Program:
 
     `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
     without harm, `maybe` those under an unknown condition, and `tried` those after whose failure the program continues.
-    `rewrites`: the program may set its own arguments, which are then unknown; `given` are the flags that remain.
+    `rewrites`: the program may set its own arguments, which are then unknown; `given` contains the flags that remain.
     `configured`: any setting may be given, in a file or in such arguments.
     """
 
@@ -139,7 +139,7 @@ class Program:
         return not (len(parses) == 1 and all(after))
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
-        """Yield the ids of the conditions with a known truth value, together with that value."""
+        """Yield the id of each condition whose truth value is known, with that value."""
         for node, scope in self.nodes:
             if isinstance(node, ast.If | ast.IfExp | ast.While):
                 true = self.holds(node.test, scope)
@@ -313,7 +313,7 @@ class Program:
         return same([self._option(o, name, 0) for o in options]) if options else None
 
     def _library_option(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values of a library's option: those given in its configurations, or otherwise its default."""
+        """Yield the values of a library's option: those given in its configurations, or else its default."""
         if name not in _LIBRARY_DEFAULTS or self.configured:
             yield UNKNOWN
             return
@@ -330,7 +330,7 @@ class Program:
             yield _LIBRARY_DEFAULTS[name]
 
     def _holds_settings(self, name: str, scope: Scope) -> bool:
-        """Return true for a variable that refers to parsed arguments or to an instance of a settings class."""
+        """Return true if a variable refers to parsed arguments or to an instance of a settings class."""
         if name.endswith(SETTINGS) or name in self.classes:
             return True
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
@@ -410,7 +410,7 @@ class Program:
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
-        """Return the values, with lines, that callers pass for a parameter of the enclosing function.
+        """Return the values that callers pass for a parameter of the enclosing function, each with its line.
 
         The list is empty if the node is not such a parameter.
         """
@@ -436,8 +436,8 @@ class Program:
             yield given or default, where, call
 
     def bound(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope]]:
-        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None for one that
-        is unknown. Yields nothing for a name that is not a variable.
+        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None if one is
+        unknown. Yields nothing if the name is not a variable.
         """
         while True:
             inner = isinstance(scope, ast.ClassDef)  # its methods do not see its variables
@@ -461,7 +461,7 @@ class Program:
         return self._survey.dotted(node)
 
     def _partial(self, func: ast.expr, scope: Scope) -> tuple[ast.Call, Scope] | None:
-        """Return the call of `functools.partial` that makes a function, and its scope; None for any other function."""
+        """Return the call to `functools.partial` that creates a function, and its scope; None otherwise."""
         found = [*islice(self.bound(func.id, scope), 2)] if isinstance(func, ast.Name) else [(func, scope)]
         match found:
             case [(ast.Call(func=maker, args=[_, *_]) as made, where)] if self.dotted(maker) == "functools.partial":
@@ -502,7 +502,7 @@ def _parameters(scope: Scope) -> list[str]:
 
 
 def _default(name: str, scope: Function) -> ast.expr | None:
-    """Return the default of a parameter."""
+    """Return a parameter's default."""
     given = scope.args
     late = zip(reversed([*given.posonlyargs, *given.args]), reversed(given.defaults), strict=False)
     return next((d for a, d in (*late, *zip(given.kwonlyargs, given.kw_defaults, strict=True)) if a.arg == name), None)

@@ -10,7 +10,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.survey import Scope
 
 Sources: TypeAlias = "set[bool | None]"
-"""Whether the sources of a dataset are streamed; None for a source that is unknown."""
+"""Whether a dataset's sources are streamed; None if a source is unknown."""
 _DEPTH: Final = 25
 _NEEDS_STEPS: Final = ("transformers.", "trl.", "sentence_transformers.", "unsloth.")
 # Functions and methods whose result is a stream if their first argument or their object is a stream.
@@ -30,7 +30,7 @@ def trains_on_stream(program: Program, trainers: Iterable[Call]) -> bool | None:
 
 
 def _training_set(program: Program, trainer: Call) -> Iterator[ast.expr | None]:
-    """Yield the training set of a trainer; None if the set is unknown, or if the trainer may need no steps."""
+    """Yield a trainer's training set; None if the set is unknown, or if the trainer may need no steps."""
     named = [k.value for k in (trainer.node.keywords if trainer.node else ()) if k.arg == "train_dataset"]
     own = program.classes.get(trainer.name)
     name = program.dotted(own.bases[0]) if own and own.bases else trainer.name

@@ -25,7 +25,7 @@ _UNRELATED = frozenset(
     TimeoutError Timeout NameError UnboundLocalError
     CalledProcessError TimeoutExpired JSONDecodeError""".split()  # noqa: SIM905
 )
-"""Errors that do not show a missing file, a missing package or a wrong argument."""
+"""Errors that do not indicate a missing file, a missing package or a wrong argument."""
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit", "parser.error"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
 """Names with which a program may call a function indirectly."""
@@ -34,14 +34,14 @@ _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "
 class Survey:
     """The parts of a program that can run, with their scopes and the facts about them.
 
-    `branches` are the conditions whose truth is known, by the id of their node. `optional` are the parts that may fail
-    or be skipped without harm, and `maybe` are those under an unknown condition. `assigned` are the values of names by
-    scope, with None for a value that is not an expression; `stores` are the values of attributes, and `mutated` are the
-    names of objects that are changed. `written` are the environment variables that the program sets, `*` for any.
-    `rewrites` are the lines that change `sys.argv`, with their scopes, and it may lose arguments if it `drops` some.
-    `tried` are the parts of a `try` after whose failure the program continues; `unusual` are these, and the parts in
-    `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs text as code, which may
-    change any name.
+    `branches` maps the node ids of conditions to their known truth values. `optional` contains the parts that may fail
+    or be skipped without harm, and `maybe` those under an unknown condition. `assigned` contains the values of names by
+    scope, with None for a value that is not an expression; `stores` contains the values of attributes, and `mutated`
+    the names of objects that are changed. `written` contains the environment variables that the program sets, with `*`
+    for any. `rewrites` lists the lines that change `sys.argv`, with their scopes; if `drops` is true, arguments may be
+    lost. `tried` contains the parts of a `try` after whose failure the program continues; `unusual` contains these, and
+    the parts in `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs text as code,
+    which may change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
@@ -100,7 +100,7 @@ class Survey:
             ]
 
     def _running(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield the children of a node that can run."""
+        """Yield a node's children that can run."""
         taken = self._branches.get(id(node))
         for name, value in ast.iter_fields(node):
             if taken is not None and name == ("orelse" if taken else "body"):
@@ -124,7 +124,7 @@ class Survey:
         return _leaves(node) or isinstance(node, ast.Return | ast.Break | ast.Continue)
 
     def _open(self, node: ast.AST) -> set[int]:
-        """Return the children of a node that run only if an unknown condition is true."""
+        """Return a node's children that run only if an unknown condition is true."""
         match node:
             case ast.If() | ast.IfExp() if id(node) not in self._branches:
                 blocks = [node.orelse] if first_process(node.test) else [node.body, node.orelse]
@@ -206,7 +206,7 @@ class Survey:
                     self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
 
     def _note_argv(self, node: ast.AST, scope: Scope) -> None:
-        """Record a change of the program's arguments, and whether it may drop some."""
+        """Record a change to the program's arguments, and whether it may drop some."""
         match node:
             case ast.Assign(targets=targets) | ast.Delete(targets=targets):
                 adds = False
@@ -221,7 +221,7 @@ class Survey:
             self.drops |= not adds
 
     def _is_argv(self, node: ast.expr) -> bool:
-        """Return true for the program's arguments; `sys.argv[0]` is its name."""
+        """Return true if a node is the program's arguments; `sys.argv[0]` is the program's name."""
         match node:
             case ast.Subscript(slice=ast.Constant(value=0)):
                 return False
@@ -301,7 +301,7 @@ def idle_lines(tree: ast.Module) -> frozenset[int]:
 
 
 def first_process(test: ast.expr) -> bool:
-    """Return true for a condition that is true in the first process of a job: `accelerator.is_main_process`."""
+    """Return true if a condition is true in a job's first process: `accelerator.is_main_process`."""
     match test:
         case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
             return name in _FIRST
@@ -311,7 +311,7 @@ def first_process(test: ast.expr) -> bool:
 
 
 def _new_machine(test: ast.expr) -> bool:
-    """Return true for a condition that holds on a new machine with a GPU: `not os.path.exists("build")`."""
+    """Return true if a condition holds on a new machine with a GPU: `not os.path.exists("build")`."""
     match test:
         case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="cuda"), attr="is_available")):
             return True
@@ -332,14 +332,14 @@ def catches(node: ast.AST) -> Iterator[tuple[set[str], Sequence[ast.stmt]]]:
 
 
 def _named(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the last parts of the names in some expressions."""
+    """Return the last parts of the names in expressions."""
     parts = [part for node in nodes for part in ast.walk(node)]
     owners = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
     return {getattr(p, "id", "") or getattr(p, "attr", "") for p in parts if id(p) not in owners} - {""}
 
 
 def _leaves(node: ast.stmt) -> bool:
-    """Return true for a statement that raises an error or ends the program."""
+    """Return true if a statement raises an error or ends the program."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
             return name in _LEAVES
@@ -349,9 +349,9 @@ def _leaves(node: ast.stmt) -> bool:
 
 
 def _survived_parts(node: ast.AST) -> set[int]:
-    """Return the statements of a `try` after whose failure the program continues; none if one of them trains.
+    """Return the statements in a `try` after whose failure the program continues; none if one of them trains.
 
-    A handler that returns counts as continuing. The code of a function that the block calls is not included.
+    A handler that returns counts as continuing. The code in functions that the block calls is not included.
     """
     handlers = (body for names, body in catches(node) if not names <= _UNRELATED)
     if not any(not body or not _leaves(body[-1]) for body in handlers):
@@ -363,7 +363,7 @@ def _survived_parts(node: ast.AST) -> set[int]:
 
 
 def guarded_parts(node: ast.AST) -> set[int]:
-    """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
+    """Return a node's children that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
     if isinstance(node, ast.Try | ast.TryStar | ast.With | ast.AsyncWith):
         soft = any(names & {"ImportError", "ModuleNotFoundError", "Exception"} for names, _ in catches(node))
         return {id(n) for n in (*node.body, *getattr(node, "handlers", ()))} if soft else set()

@@ -1,4 +1,4 @@
-"""Read the settings that a shipped trainer declares, and the values that a job sets for them.
+"""Read the settings that a bundled trainer declares, and the values that a job sets for them.
 
 A trainer declares its settings as dataclass fields, `name: type = option(default, help, choices=..., least=...,
 most=...)`. Their values come from the variables TRAIN_NAME and from flags, which take precedence.
@@ -16,7 +16,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
 _DECLARES = "option"
 DECLARING = frozenset({_DECLARES, "read_settings"})
-"""Functions that every shipped trainer defines for its settings."""
+"""Functions that every bundled trainer defines for its settings."""
 _ENVIRONMENT = "TRAIN_"
 _LARGEST = 1e300
 # Command-line flags that are not settings.
@@ -68,7 +68,7 @@ class TypedSettings:
     declared: Mapping[str, Declared] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    # The data must have all columns of one of these sets. Empty if the script lists no sets.
+    # The data must have all columns from one of these sets. Empty if the script lists no sets.
     columns: tuple[frozenset[str], ...] = ()
     file: str = ""
 
@@ -196,7 +196,7 @@ def _declaration(node: ast.stmt) -> tuple[str, str, ast.Call] | None:
 
 
 def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declared]:
-    """Yield the settings that classes declare, those of a base class before those of its subclass."""
+    """Yield the settings that classes declare, a base class's before its subclass's."""
     for name, kind, call in filter(None, (_declaration(node) for one in classes for node in one.body)):
         limits = {k.arg: program.value(k.value) for k in call.keywords if k.arg}
         choices = limits.get("choices")
@@ -229,7 +229,7 @@ def _required(classes: list[ast.ClassDef]) -> Iterator[str]:
 
 
 def _columns(program: Program) -> tuple[frozenset[str], ...]:
-    """Return the sets of columns in WANTED."""
+    """Return the column sets in WANTED."""
     wanted: Any = UNKNOWN
     for node, scope in program.nodes:
         match node:

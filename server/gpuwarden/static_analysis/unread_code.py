@@ -1,6 +1,6 @@
 """Decide whether imported code that was not analyzed can save a trained model.
 
-Imported code can save a model only if it has access to one: as a function that gets the model or its trainer as an
+Imported code can save a model only if it has access to one: as a function that receives the model or its trainer as an
 argument, as a trainer callback, or as a base class of the script's classes. A function that creates a dataset or
 computes rewards has no access. A function that does the complete job is recognized by its name: `run(config)`,
 `save_all()`. Names are followed through assignments, loops, returns and the parameters of the script's own functions,
@@ -27,7 +27,7 @@ _KEEPS: Final = frozenset(
     uploader publish trainer runner writer manager""".split()  # noqa: SIM905
 )
 _LISTENS: Final = frozenset({"callback", "callbacks", "hook", "hooks"})
-"""Words in the names of methods such as `add_callback` and `register_forward_hook`."""
+"""Words in method names such as `add_callback` and `register_forward_hook`."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _MODEL: Final = re.compile(
     r"(.*_)?(model|net|network|unet|transformer|policy|trainer|accelerator|engine|fabric|pipeline|pipe|agent|learner)\d*"
@@ -40,11 +40,11 @@ _RECEIVES: Final = frozenset(
     """callbacks callback hooks hook logger loggers plugins strategy rollout_func optimizers optimizer_cls_and_kwargs
     model_init preprocess_logits_for_metrics""".split()  # noqa: SIM905
 )
-"""Parameters whose objects get the model, the trainer or a training step from a library."""
+"""Parameters whose objects receive the model, the trainer or a training step from a library."""
 
 
 def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], trainers: Iterable[Call]) -> bool:
-    """Return true if imported functions may get a model, or may do a complete job according to their name.
+    """Return true if imported functions may receive a model, or may do a complete job judging by their names.
 
     If the script itself does not train, the imported code may train, so the result is true.
     """

@@ -19,7 +19,7 @@ from gpuwarden.static_analysis.mentions import mentions
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.unread_code import can_save, unread_modules
 
-# The name of a call that saves -> the name and the position of its path argument.
+# Maps the name of a call that saves to the name and position of its path argument.
 _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "save_pretrained": ("save_directory", 0),
     "save_pretrained_merged": ("save_directory", 0),
@@ -53,7 +53,7 @@ _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "write_bytes": ("", -1),
 }
 _METHODS: Final = frozenset(name for name in _PATHS if "_" in name) | {"save_model", "save"}
-"""Names that suggest a save even as a method of an unknown object."""
+"""Method names that suggest a save even if the object is unknown."""
 _LOADS: Final = frozenset({"from_pretrained", "load_from_disk"})
 _SAVERS: Final = frozenset({"save_model", "save", "fit", "ModelCheckpoint", "dump"})  # the path depends on the library
 _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
@@ -61,14 +61,14 @@ _NOT_MODELS: Final = (
     r"hyperparameters|metrics|config|for_backward|log|plot|args|vocab|image|video|chrome|stacks|memory|text\b|svg|html"
 )
 MAY_SAVE: Final = re.compile(rf"export|(save|export)_(?!{_NOT_MODELS})\w+")
-"""Names of methods that may save a model and whose path argument is not known."""
+"""Matches the names of methods that may save a model and whose path argument is unknown."""
 TEXT_SUFFIXES: Final = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
 _REPORT_SUFFIXES: Final = TEXT_SUFFIXES | {".json", ".jsonl", ".html", ".png", ".jpg", ".pdf", ".yaml", ".svg", ".xlsx"}
-"""Suffixes of files that can't hold the weights of a model."""
+"""Suffixes of files that can't hold a model's weights."""
 _OPENS: Final = frozenset("open io.open gzip.open bz2.open codecs.open tarfile.open zipfile.ZipFile".split())  # noqa: SIM905
 _WRITING: Final = re.compile(r"[rbtU]*[wax+][rwaxbt+U]*([:|]|$)")
 _SENT_PATHS: Final[Mapping[str, int]] = {"put": 1, "put_file": 1, "upload": 1, "pipe": 0, "pipe_file": 0, "open": 0}
-"""Methods of a file system that write, with the position of the path."""
+"""File system methods that write, with the position of the path argument."""
 _HARMLESS: Final = frozenset("pip pip3 apt apt-get uv nvidia-smi git mkdir rm ls echo cd".split()) | {""}  # noqa: SIM905
 LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 _TRAINER_OUTPUT: Final = "trainer_output"  # the folder if a Trainer has no output_dir
@@ -107,7 +107,7 @@ def trains(program: Program, trainers: Iterable[Call]) -> bool:
 
 
 def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield every save in a program. `settings` are the values of its training configuration."""
+    """Yield every save in a program. `settings` contains the values of its training configuration."""
     for call in trainers:
         if call.name.startswith(LIGHTNING):
             yield from lightning_writes(call)
@@ -127,7 +127,7 @@ def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str,
 
 
 def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the write of a Trainer to its output folder."""
+    """Yield a Trainer's write to its output folder."""
     strategy = settings.get("save_strategy")
     if strategy == "no":
         return
@@ -137,7 +137,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
-    """Yield the save of Lightning's automatic checkpoints; a logger or a callback may choose another folder."""
+    """Yield the save for Lightning's automatic checkpoints; a logger or a callback may choose another folder."""
     asked, once = call.get("enable_checkpointing", default=True), call.get("fast_dev_run", default=False)
     if asked is False or once is True:
         return
@@ -176,7 +176,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def may_save(call: Call) -> bool:
-    """Return true if a call is a method whose name suggests that it saves a model, and its file is no report."""
+    """Return true if a call is a method whose name suggests that it saves a model, and its file is not a report."""
     given = (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, str))
     report = any(PurePosixPath(value).suffix in _REPORT_SUFFIXES for value in given)
     return call.name.startswith(".") and MAY_SAVE.fullmatch(call.last) is not None and not report
@@ -230,7 +230,7 @@ def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
 
 
 def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[str] = ()) -> Iterator[str]:
-    """Yield descriptions of code that was not read and may write files. `local` are the program's own folders."""
+    """Yield descriptions of code that was not read and may write files. `local` lists the program's own folders."""
     yield from dict.fromkeys(words for words, _ in unread_modules(program, _known(local)))
     yield from _other_writers(program, shells)
 

@@ -21,7 +21,7 @@ LOAD = "tensors"
 
 @dataclass(frozen=True)
 class Record:
-    """One record: the tensor's name, the file that contains its bytes, and their range in the file."""
+    """One record: the tensor's name, the file that contains its bytes, and the byte range in that file."""
 
     name: str
     file: str
@@ -42,7 +42,7 @@ class Record:
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of this format."""
+    """Return true for this format's file names."""
     return name == ".metadata" or name.endswith(".distcp")
 
 

@@ -88,7 +88,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("does not begin with GGUF")
     version, tensors, pairs = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
     if version not in (2, 3):
-        raise Doubtful(f"has GGUF version {version:,} or is big-endian; little-endian versions 2 and 3 are supported")
+        raise Doubtful(f"has GGUF version {version:,} or is big-endian; only little-endian 2 and 3 are supported")
     if tensors > limits.tensors or pairs > 1_000_000:
         raise Broken(f"declares {tensors:,} tensors and {pairs:,} metadata entries, which is more than the limit")
     found = Anatomy(NAME)
@@ -136,7 +136,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     if kind != _ARRAY or depth > 4:
         raise Broken(f"has metadata of the unknown type {kind}")
     inner, count = cursor.number("I"), cursor.number("Q")
-    # A string or an array takes at least 8 bytes, because its length takes 8 bytes.
+    # A string or an array needs at least 8 bytes, because its length is stored in 8 bytes.
     size = struct.calcsize(_SCALARS[inner]) if inner in _SCALARS else 8
     if count * size > cursor.end - cursor.at:
         raise Broken(f"has a metadata array of {count:,} entries, more than the file can contain")

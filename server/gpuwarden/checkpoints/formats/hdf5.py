@@ -25,7 +25,7 @@ _FLOATS = {(2, 5): "F16", (2, 8): "BF16", (4, 8): "F32", (8, 11): "F64"}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true if the name or the signature is that of an HDF5 file."""
+    """Return true if a file's name or signature matches an HDF5 file."""
     return name.lower().endswith((".h5", ".hdf5")) or head.startswith(_SIGNATURE)
 
 
@@ -52,7 +52,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.unproved.append(f"whether {apart:,} chunked datasets are finite: level load reads them with h5py")
     if walk.left_out:
         found.meta["incomplete"] = True
-        found.unproved.append(f"{walk.left_out:,} parts with types that only the HDF5 library can read")
+        found.unproved.append(f"{walk.left_out:,} parts whose types only the HDF5 library can read")
     return found
 
 
@@ -91,7 +91,7 @@ class _Walk:
         self.count = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read metadata, and count the reads. Addresses are file offsets, because the superblock's base must be 0."""
+        """Read metadata and count the reads. Addresses are file offsets, because the superblock's base must be 0."""
         self.count += 1
         if self.count > 4 * self.limits.tensors:
             raise Doubtful("has more metadata than the limit allows")
@@ -107,7 +107,7 @@ class _Walk:
         return data
 
     def superblock(self, at: int) -> tuple[int, tuple[int, int] | None]:
-        """Return the address of the root group's header and, in the old format, those of its index and its names."""
+        """Return the addresses of the root group's header and, in the old format, of its index and its names."""
         head = self.at(at, 96)
         version = head[8]
         widths = head[13:15] if version < 2 else head[9:11]
@@ -164,7 +164,7 @@ class _Walk:
         else:
             head = self.at(address, 16)
             if head[0] != 1:
-                raise Broken(f"has no object at byte {address:,}, although another object points there")
+                raise Broken(f"lacks an object at byte {address:,}, although another object points there")
             blocks, step = [self.at(address + 16, int.from_bytes(head[8:12], "little"))], 8
         count = 0
         while blocks:
@@ -185,7 +185,7 @@ class _Walk:
                     yield kind, body
 
     def old_group(self, tree: int, heap: int, name: str, depth: int) -> None:
-        """Visit the members of a group in the old format, in which a B-tree lists them by name."""
+        """Visit the members of an old-format group, whose B-tree lists them by name."""
         head = self.at(heap, 32)
         if head[:4] != b"HEAP":
             raise Broken(f"the names of group /{short(name, 60)} are not at their address")
@@ -213,7 +213,7 @@ class _Walk:
         self.seen.add(address)
         head = self.at(address, 24)
         if head[:5] != sign:
-            raise Broken(f"has no B-tree at byte {address:,}, although another object points there")
+            raise Broken(f"lacks a B-tree at byte {address:,}, although another object points there")
         count = int.from_bytes(head[6:8], "little")
         body = self.at(address + 24, count * (key + 8))
         for i in range(count):
@@ -271,7 +271,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return the type of an element and its byte order: true for big-endian, None if the type has no byte order."""
+    """Return an element's type and byte order: true for big-endian, None if the type has no byte order."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"
@@ -284,7 +284,7 @@ def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
 
 
 def _link(body: bytes) -> tuple[str, int | None]:
-    """Return the name of a link and the address of its target; None if the link is not a hard link."""
+    """Return a link's name and its target's address; None if the link is not a hard link."""
     flags = body[1]
     kind = body[2] if flags & 8 else 0
     at = 2 + bool(flags & 8) + 8 * bool(flags & 4) + bool(flags & 16)

@@ -15,7 +15,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for file names with this format's extensions. The content of the file is ignored."""
+    """Return true for file names with this format's extensions. The content is ignored."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
@@ -28,7 +28,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     data, at, frames = source.at(0, source.size), 2, 0
     while True:
         if at + 2 > len(data) or data[at] != 0xFF:
-            raise Broken(f"has no marker at byte {at:,}, where the previous segment ends")
+            raise Broken(f"lacks a marker at byte {at:,}, where the previous segment ends")
         kind = data[at + 1]
         if kind == _END:
             break

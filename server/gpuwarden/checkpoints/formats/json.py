@@ -14,7 +14,7 @@ _NAMES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", ".zattrs"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for names of JSON files. The JSON files of orbax and zarr have no extension."""
+    """Return true for JSON file names. orbax's and zarr's JSON files have no extension."""
     return name.endswith((".json", ".ipynb")) or name in _NAMES or (name.startswith("process_") and head[:1] == b"{")
 
 
@@ -32,7 +32,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Return true if the data has few enough lists and objects that parsing it can't exhaust the memory."""
+    """Return true if the data has so few lists and objects that parsing it can't exhaust the memory."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 

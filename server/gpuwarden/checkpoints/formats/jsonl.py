@@ -1,4 +1,4 @@
-"""Read JSON lines files, such as metrics and logs, to which a job appends one object per line."""
+"""Read JSON Lines files, such as metrics and logs, to which a job appends one object per line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WARNINGS = 3
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of this format."""
+    """Return true for this format's file names."""
     return name.endswith((".jsonl", ".ndjson"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line up to a limit. An incomplete last line, left by a killed writer, causes only a warning."""
+    """Parse lines up to a limit. An incomplete last line, left by a killed writer, causes only a warning."""
     found = Anatomy(NAME)
     odd: list[str] = []
 

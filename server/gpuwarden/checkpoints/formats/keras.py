@@ -67,4 +67,4 @@ def _layers(found: Anatomy, config: Any) -> None:
     if evil:
         found.refute(f"would run code when it is loaded: its config.json refers to {some(evil)}", Cause.RUNS_CODE)
     if any(own in ("Lambda", "__lambda__") for _, own in named):
-        found.doubt("has a Lambda layer, whose code would run when the model is loaded", Cause.NEEDS_CODE)
+        found.doubt("has a Lambda layer, whose code runs when the model is loaded", Cause.NEEDS_CODE)

@@ -36,7 +36,7 @@ _WIDTHS = {0: "B", 1: "H", 2: "I"}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of this format."""
+    """Return true for this format's file names."""
     return name.endswith(".msgpack")
 
 
@@ -60,7 +60,7 @@ class _Walk:
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def value(self, name: str, depth: int) -> Any:
-        """Return the next value: bytes as (offset, length), and an array as None."""
+        """Return the next value. Bytes are returned as (offset, length), and an array as None."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)
@@ -80,7 +80,7 @@ class _Walk:
         return self._sized(code, name, depth)
 
     def _sized(self, code: int, name: str, depth: int) -> Any:
-        """Read a value that is preceded by its length."""
+        """Read a length-prefixed value."""
         for codes in (_BINARY, _EXTENSION, _TEXT):
             if code in codes:
                 length = self.number(_WIDTHS[codes.index(code)])
@@ -124,7 +124,7 @@ class _Walk:
         return length
 
     def _extension(self, length: int, name: str) -> None:
-        """Add an array. Raises Broken if its shape and type do not match its number of bytes."""
+        """Add an array. Raises Broken if its size does not match its shape and type."""
         kind = self.number("b")
         start = self.reader.skip(length)
         if kind not in (_ARRAY, _SCALAR):

@@ -33,12 +33,12 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # numpy stores bfloat16 and 8-bit floats as these types
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Strings, bytes, times, and long floats, whose format depends on the processor. Only their sizes are checked.
+# Strings, bytes, times, and processor-dependent long floats. Only their sizes are checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of this format."""
+    """Return true for this format's file names."""
     return name.endswith((".npy", ".npz"))
 
 

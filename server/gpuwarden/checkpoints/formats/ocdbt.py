@@ -1,6 +1,6 @@
-"""Read the OCDBT database of an orbax checkpoint: tables with a length and a CRC-32C, and data files without either.
+"""Read an orbax checkpoint's OCDBT database: tables with a length and a CRC-32C, and data files without either.
 
-Tables are fully checked. A data file has no structure to check, so only a recorded digest can prove it.
+Tables are checked in full. A data file has no structure to check, so only a recorded digest can prove it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CRC_CAP = 8 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of manifests and of data files. A data file's name is 32 hexadecimal digits."""
+    """Return true for the names of manifests and data files. A data file's name consists of 32 hexadecimal digits."""
     return name.endswith(".ocdbt") or _DATA_NAME.fullmatch(name) is not None
 
 
@@ -30,7 +30,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.opaque = True
         return found
     if source.size < 16 or source.head(4) not in _TABLES:
-        raise Broken("is not a table of this database")
+        raise Broken("is not an OCDBT table")
     stated = int.from_bytes(source.at(4, 8), "little")
     if stated != source.size:
         raise Broken(f"its header specifies {stated:,} bytes, but the file has {source.size:,}")

@@ -79,7 +79,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def walk(source: Source) -> tuple[Anatomy, list[External]]:
-    """Return the findings about the model itself, and the ranges of its weights in other files."""
+    """Return the findings about the model itself, and the byte ranges of its weights in other files."""
     found = Anatomy(NAME)
     walker = Walker(source)
     versions = 0
@@ -89,7 +89,7 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
         if number == 7 and isinstance(place, tuple) and len(graphs) < 2:
             graphs.append(place)
     if len(graphs) != 1 or not versions:
-        raise Broken("has no graph or no version, so it is truncated or not an ONNX model")
+        raise Broken("lacks a graph or a version, so it is truncated or not an ONNX model")
     nodes = 0
     external: list[External] = []
     for number, _, place in walker.fields(*graphs[0]):
@@ -172,7 +172,7 @@ def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: s
 
 
 def _external(name: str, dtype: str, shape: tuple[int, ...], need: int, entry: dict[str, str]) -> External:
-    """Return the range to which a weight refers. Raises Broken if the range is invalid."""
+    """Return the byte range that a weight refers to. Raises Broken if the range is invalid."""
     location = PurePosixPath(entry.get("location", "").replace("\\", "/"))
     offset, length = entry.get("offset", "0"), entry.get("length", str(need))
     if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:

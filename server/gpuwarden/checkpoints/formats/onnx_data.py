@@ -1,4 +1,4 @@
-"""Read the external data of an ONNX model: a file that is named after the model and contains its weights."""
+"""Read an ONNX model's external data: a file that is named after the model and contains its weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")
     if model is None:
-        raise Unread("is external data of an ONNX model, but the model is not in this folder")
+        raise Unread("contains external data for an ONNX model, but the model is not in this folder")
     with model:
         _, external = onnx.walk(model)
     mine = [e for e in external if e.location == name]
     if not mine:
-        raise Unread(f"is not used by {model.path.name}: no weight of the model refers to it")
+        raise Unread(f"is not used by {model.path.name}: none of the model's weights refers to it")
     for e in mine:
         if e.offset + e.length > source.size:
             raise Broken(f"ends at byte {source.size:,}; weight {e.name[:60]} needs {e.offset + e.length:,}")
@@ -38,5 +38,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
     rest = source.at(last, min(source.size - last, _PADDING + 1))
     if len(rest) > _PADDING or any(rest):
         found.doubt(f"{source.size - last:,} bytes after its last weight are not part of any weight")
-    found.proved.append(f"contains the bytes of {len(mine):,} weights of {model.path.name}")
+    found.proved.append(f"contains the bytes of {len(mine):,} weights in {model.path.name}")
     return found

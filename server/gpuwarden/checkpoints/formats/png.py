@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of PNG images. The content of the file is ignored."""
+    """Return true for PNG file names. The content is ignored."""
     return name.lower().endswith((".png", ".apng"))
 
 

@@ -1,4 +1,4 @@
-"""Read safetensors files: the header's length in 8 bytes, a JSON header, then the tensors, without any checksum."""
+"""Read safetensors files: an 8-byte header length, a JSON header, then the tensors, without any checksum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BITS = {name: kind.bits for name, kind in DTYPES.items()}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the file names of this format. The content of the file is ignored."""
+    """Return true for this format's file names. The content is ignored."""
     return name.endswith(".safetensors")
 
 
@@ -57,7 +57,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """Return the header and the offset of the first tensor."""
     if source.size < 8:
-        raise Broken(f"has {source.size} bytes, too few for the header's length")
+        raise Broken(f"has {source.size} bytes, too few to contain the header's length")
     length = int.from_bytes(source.at(0, 8), "little")
     if length > limits.header:
         raise Broken(f"declares a header of {length:,} bytes; the format allows at most {limits.header:,}")
@@ -68,7 +68,7 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
-        # Each entry has each of these keys once, so another count may mean a repeated name. Calling a hook for every
+        # Each entry has each of these keys once, so any other count may mean a repeated name. Calling a hook for every
         # object always detects repeated names, but takes twice as long.
         entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
         once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
@@ -96,7 +96,7 @@ def _tensor(name: str, entry: Any, start: int) -> Tensor:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Doubtful(f"tensor {short(name, 60)} has the unknown dtype {short(dtype, 20)}")
     if not _naturals(shape) or not _naturals(place) or len(place) != 2 or len(shape) > 64:
-        raise Broken(f"tensor {short(name, 60)} has a shape or an offset that is not a list of natural numbers")
+        raise Broken(f"tensor {short(name, 60)} has a shape or offsets that are not a list of non-negative integers")
     bits = _BITS[dtype]
     for d in shape:
         bits *= d

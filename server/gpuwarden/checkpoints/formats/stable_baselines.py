@@ -27,7 +27,7 @@ _FREQUENCY = (_UNITS, "TrainFreq")
 
 
 class _Settings(Names):
-    """The classes and functions that pickled settings may use, including one named tuple."""
+    """The allowed classes and functions in pickled settings, including one named tuple."""
 
     def call(self, made: Call) -> str:
         """Return the reason why a call may be unsafe; "" if the call is harmless."""
@@ -35,7 +35,7 @@ class _Settings(Names):
         return "" if tuple_of_two else super().call(made)
 
 
-# Classes of the library, Gymnasium and torch. Instances are created without calling the class.
+# Classes from the library, Gymnasium and torch. Instances are created without calling the class.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -77,7 +77,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:
-    """Check every pickled setting. The library unpickles all of them when it loads the archive."""
+    """Check every pickled setting. Stable-Baselines3 unpickles all of them when it loads the archive."""
     if not isinstance(settings, dict):
         raise Broken(f"{_SETTINGS} is not a JSON object")
     count = 0

@@ -17,7 +17,7 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of text files. The content is ignored, because other formats may also be ASCII."""
+    """Return true for text file names. The content is ignored, because other formats may also be ASCII."""
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 

@@ -8,8 +8,8 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-# The CRCs of records are computed for at most this many bytes, because this is slow in Python. In later records, only
-# the frames are checked.
+# Record CRCs are computed for at most this many bytes, because this is slow in Python. For later records, only the
+# frames are checked.
 _BODY_CAP = 8 << 20
 
 
@@ -19,7 +19,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check the length and CRC of every record. If a killed writer left an incomplete last record, only warn."""
+    """Check every record's length and CRC. An incomplete last record, left by a killed writer, is only a warning."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:

@@ -25,12 +25,12 @@ _MOST = 100  # consecutive pickles
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's file extensions, which plain pickles may also have, unless the file is a zip archive."""
+    """Return true for torch's file extensions, which plain pickles also use, unless the file is a zip archive."""
     return name.endswith((*ENDINGS, ".pickle")) and head[:2] != b"PK"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the five pickles, the last of which lists the keys of the storages, and then each storage."""
+    """Read the five pickles, the last of which lists the storage keys, and then each storage."""
     data = source.at(0, min(source.size, limits.pickle))
     names = allow_list.of_file(source.name)
     machine = symbolic.Machine(data, limits, names=names)
@@ -85,7 +85,7 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         torch_objects.fill(found, tree, {}, source.name, limits)
     found.meta["inert"] = True
     if not source.name.endswith(_PICKLES):
-        found.doubt("has the name of a torch file, but is a plain pickle, which torch.load rejects")
+        found.doubt("is named like a torch file, but is a plain pickle, which torch.load rejects")
     return found
 
 
@@ -111,11 +111,11 @@ def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) 
         raise Broken(f"begins with {len(head):,} zero bytes: its beginning was never written")
     if head.lstrip()[:9].lower() in (b"<!doctype", b"<html>") or head.lstrip()[:5].lower() == b"<html":
         raise Broken("is an HTML page: the server returned an error page for the download")
-    raise Unread("has the name of a torch file, but is neither a torch file nor a pickle") from why
+    raise Unread("is named like a torch file, but is neither a torch file nor a pickle") from why
 
 
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
-    """Map the key of each storage to its offset and size. The last storage must end at the end of the file."""
+    """Map each storage key to the storage's offset and size. The last storage must end at the end of the file."""
     kinds = {key: dtype for key, dtype, _ in torch_objects.storages(tree)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:

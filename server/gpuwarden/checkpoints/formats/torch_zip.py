@@ -1,4 +1,4 @@
-"""Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is never run.
+"""Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle, which is never run.
 
 TorchScript and torch.package write archives with the same file extensions. A TorchScript archive contains tensors and a
 program; a torch.package archive contains Python modules. Loading either archive runs code, so both are reported as
@@ -48,7 +48,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         _other_pickles(found, source, [inside[n] for n in foreign], limits)
     if script:
         found.format = "torchscript"
-        found.doubt("is a TorchScript archive: loading it runs the program that it contains", Cause.NEEDS_CODE)
+        found.doubt("is a TorchScript archive: loading it runs the program inside it", Cause.NEEDS_CODE)
         foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
     if foreign:
         found.doubt(f"has members that torch never writes: {some(foreign)}")
@@ -61,7 +61,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
-    if script:  # The classes are part of the program, which has already been recorded as a doubt.
+    if script:  # The pickle's classes are part of the program, which has already been recorded as a doubt.
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name, limits)
@@ -69,7 +69,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script: bool) -> None:
-    """Add the spans that have a CRC. torch compresses only the members with a program's source text."""
+    """Add the spans that have a CRC. torch compresses only members that contain a program's source text."""
     packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
     if packed:
         found.doubt(f"has compressed members, which torch never writes: {some(packed)}")
@@ -99,7 +99,7 @@ def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: 
     """Return the findings about a torch.package archive. Raises Unread if another program wrote the archive."""
     if any(n.endswith("/.data/extern_modules") for n in members):
         found = Anatomy("torch package")
-        found.doubt("is a torch.package archive: loading it runs the Python modules that it contains", Cause.NEEDS_CODE)
+        found.doubt("is a torch.package archive: loading it runs the Python modules inside it", Cause.NEEDS_CODE)
         found.spans += [zips.span(m) for m in members.values() if m.stored]
         _other_pickles(found, source, [m for n, m in members.items() if n.endswith(".pkl")], limits)
         return found

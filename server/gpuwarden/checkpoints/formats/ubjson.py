@@ -1,4 +1,4 @@
-"""Read Universal Binary JSON (.ubj), the format of XGBoost models: objects with typed arrays of big-endian numbers."""
+"""Read Universal Binary JSON (.ubj), XGBoost's model format: objects with typed arrays of big-endian numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read all values in the file, and compare the number of a model's trees with the declared number."""
+    """Read all values in the file, and compare a model's number of trees with the declared number."""
     walk = _Walk(Reader(source), limits)
     walk.found.big_endian = True
     root = walk.value(walk.code(), "", 0)

@@ -1,4 +1,4 @@
-"""Read plain zip archives of results. Members' CRCs are checked up to a size limit; their content is not examined.
+"""Read plain zip archives of results. Member CRCs are checked up to a size limit; member content is not examined.
 
 If a member may contain weights, the archive's verdict is unknown. Formats that are zip archives with other extensions
 have their own modules.

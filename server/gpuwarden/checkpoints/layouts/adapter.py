@@ -1,4 +1,4 @@
-"""Check a PEFT adapter: the weights must contain all tensors that the config requires, and none may be empty."""
+"""Check that a PEFT adapter's weights contain all tensors that its config requires and that none of them is empty."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Layers = Dict[Tuple[str, str], Set[int]]  # noqa: UP006
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with this layout's files."""
+    """Return true for a folder that contains this layout's files."""
     return "adapter_config.json" in folder.files or any(n in folder.files for n in _WEIGHTS)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the config and the weights exist, and that the weights contain all tensors that the config needs."""
+    """Check that the config and the weights exist, and that the weights contain every tensor the config requires."""
     judgement = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -77,7 +77,7 @@ def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _names(value: Any) -> list[str]:
-    """Return the non-empty strings of a list in a config."""
+    """Return the non-empty strings in a config list."""
     return [v for v in value if isinstance(v, str) and v] if isinstance(value, list) else []
 
 
@@ -90,8 +90,8 @@ def _ends(module: str) -> list[str]:
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Map each adapted module to the names of its tensors, without the module's name.
 
-    `target_modules` lists the adapted modules. If it is a string, it is a regular expression. Because a malicious
-    expression could take forever to match, it is not evaluated, and only modules with LoRA matrices are found.
+    `target_modules` lists the adapted modules, or is a regular expression. An expression is not evaluated, because a
+    malicious one could take forever to match; in that case, only modules with LoRA matrices are found.
     """
     known = set(pairs(tensors))
     targets = set(_names(config.get("target_modules")))
@@ -111,7 +111,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], judgement: Judgem
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
-    lora = config.get("peft_type") == "LORA"  # in some other adapter types, all tensors are shared by several modules
+    lora = config.get("peft_type") == "LORA"  # in some other adapter types, modules share all tensors
     if lora and not modules and not config.get("trainable_token_indices"):
         judgement.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
@@ -119,7 +119,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], judgement: Judgem
 
 
 def _completeness(modules: dict[str, set[str]], judgement: Judgement) -> None:
-    """Report modules that lack a tensor which the same module has in another layer."""
+    """Report modules that lack a tensor that the same module has in another layer."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
@@ -135,7 +135,7 @@ def _halves(rest: set[str]) -> bool:
 
 
 def _layers(config: dict[str, Any], modules: Collection[str], judgement: Judgement) -> None:
-    """Report layers that lack a module which is adapted in the other layers."""
+    """Report layers that lack a module that is adapted in the other layers."""
     by_role: _Layers = defaultdict(set)
     for module in modules:
         match = _LAYER.fullmatch(module)
@@ -156,7 +156,7 @@ def _layers(config: dict[str, Any], modules: Collection[str], judgement: Judgeme
         lacking, ordered = sorted(every - layers), sorted(every)
         if not lacking:
             continue
-        # A model may mix layers that have different modules, such as attention or convolutions. The first layers of a
+        # A model may mix layers that have different modules, such as attention or convolutions. The first layers in a
         # model with experts are often dense.
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: missing in layer {some(lacking)}, but not in the other layers"
@@ -176,7 +176,7 @@ def _even(numbers: list[int]) -> bool:
 def _ranks(
     config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], judgement: Judgement
 ) -> None:
-    """Check the rank of each pair of matrices, and the additional tensors for DoRA and for a bias."""
+    """Check the rank of each pair of matrices, and the additional tensors for DoRA and biases."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:

@@ -13,7 +13,7 @@ NAME = "distributed checkpoint"
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with this layout's files."""
+    """Return true for a folder that contains this layout's files."""
     return ".metadata" in folder.files or any(n.endswith(".distcp") for n in folder.files)
 
 
@@ -45,7 +45,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the step that the checkpoint records, or else the optimizer's number of steps."""
+    """Return the step that the checkpoint records; if there is none, return the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

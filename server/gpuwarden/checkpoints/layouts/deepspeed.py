@@ -1,8 +1,8 @@
 """Check a DeepSpeed ZeRO checkpoint folder: `latest` names a subfolder in which every rank has saved its part.
 
-The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, the model states
+Every rank's model states record the number of ranks, the step and the model's shapes. In ZeRO-3, the model states
 contain no weights; instead, each rank's optimizer states contain the rank's share of the weights as 32-bit floats. The
-sizes of the shares are checked with the rules of DeepSpeed's own converter (zero_to_fp32.py).
+sizes of the shares are checked by the rules that DeepSpeed's converter (zero_to_fp32.py) uses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The ranks' files, by (kind, model-parallel rank) and then by rank, and the content of each model state file."""
+    """The ranks' files by (kind, model-parallel rank), then by rank, and the content of each model state file."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
@@ -40,7 +40,7 @@ class _Parts:
 
     @classmethod
     def of(cls, folder: Folder, found: Findings) -> _Parts:
-        """Assign the files of a folder to the ranks."""
+        """Assign the files in a folder to the ranks."""
         ranks: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         parts = cls(ranks, [])
         for name in sorted(folder.files):
@@ -71,7 +71,7 @@ class _Parts:
 
     @property
     def numels(self) -> list[list[list[int]]]:
-        """Return, for each model state, the sizes of the trained parameters by group; empty if not recorded."""
+        """Return the sizes of each model state's trained parameters by group; empty if not recorded."""
         made: list[list[list[int]]] = []
         for head in self.heads:
             groups = head.get("param_shapes")
@@ -84,7 +84,7 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true if the folder contains ranks' parts or `latest`."""
+    """Return true if the folder contains any rank's part or `latest`."""
     return "latest" in folder.files or _has_parts(folder)
 
 
@@ -93,7 +93,7 @@ def _has_parts(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that all ranks' parts exist and belong to one save, that the shares add up, and that `latest` is valid."""
+    """Check that all ranks' parts exist and belong to one save, the shares add up, and `latest` is valid."""
     judgement = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         _latest(folder, found, judgement)
@@ -109,7 +109,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if len(steps) == 1:
         judgement.step = steps[0]
         if named and int(named.group(1)) != steps[0]:
-            judgement.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
+            judgement.problems.append(f"the folder is named {folder.path.name}, but its parts are at step {steps[0]}")
     _complete(folder, parts, judgement)
     if not judgement.problems:
         for key, ranks in sorted(parts.ranks.items()):
@@ -161,7 +161,7 @@ def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     known = {m for _, m in parts.ranks} | set(parts.whole)
     absent, count = gaps(range(models[0] if len(models) == 1 and not _apart(folder) else 0), known)
     if absent:
-        judgement.problems.append(f"all files of the model-parallel parts {some(absent, count=count)} are missing")
+        judgement.problems.append(f"all files for the model-parallel parts {some(absent, count=count)} are missing")
     states = {m for kind, m in parts.ranks if kind == "model"} | set(parts.whole)
     lowest = next(m for m in range(len(states) + 1) if m not in states)
     if not absent and lowest <= max(known):
@@ -169,7 +169,7 @@ def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
     if parts.stage == 3 and bare:
-        judgement.problems.append("with ZeRO-3, the weights are in the ranks' optim states, which are missing")
+        judgement.problems.append("ZeRO-3 stores the weights in the ranks' optim states, which are missing")
     elif bare and (parts.stage or any(kind == "optim" for kind, _ in parts.ranks)):
         judgement.resume.append("the ranks' optim states are missing, so a resume would restart the optimizer")
     counts = {len(ranks) for ranks in parts.ranks.values()}
@@ -211,9 +211,7 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
         judgement.problems.append(f"the ranks' optimizers are at different steps: {some(made_steps)}")
     most = max(made_steps, default=0)
     if judgement.step is not None and most > judgement.step:
-        judgement.resume.append(
-            f"the optimizers have made {most:,} steps, but the checkpoint is at step {judgement.step:,}"
-        )
+        judgement.resume.append(f"the optimizers took {most:,} steps, but the checkpoint is at step {judgement.step:,}")
     numels = parts.numels
     if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
         _sum(flat, numels[0], parts.stage, judgement)
@@ -222,7 +220,7 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Return the size of a rank's share of the weights for each group; None for a group without a tensor."""
+    """Return the size of a rank's share of the weights in each group; None for a group without a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     numels: list[int | None] = []
     for group in groups if isinstance(groups, list) else ():

@@ -19,7 +19,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that no part is missing, and that the numbers in each model's parts match the file names."""
+    """Check that no part is missing, and that the numbers recorded in each model's parts match the file names."""
     judgement = Judgement(NAME, folder.rel)
     models: dict[tuple[str, int], dict[int, str]] = {}
     for name in folder.files:

@@ -1,7 +1,7 @@
-"""Check that the components in the list of a diffusers pipeline or a sentence-transformers model exist.
+"""Check that the components that a diffusers pipeline or sentence-transformers model lists exist.
 
-A list contains the folder and the class of each component, but no file. If the class has weights, the folder must have
-a weight file.
+The list names each component's folder and class, but no files. If the class has weights, the folder must contain a
+weight file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.checkpoints.tree import Folder
 NAME = "components"
 _FLAT = {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"}
 _CACHED = re.compile(r"(?:^|/)models--[^/]+/snapshots/")
-# The classes of diffusers and transformers that have weights. Schedulers, tokenizers and processors have none.
+# The diffusers and transformers classes that have weights. Schedulers, tokenizers and processors have none.
 _MODEL = re.compile(r"Model|UNet|Transformer|Autoencoder|VAE|For[A-Z]")
 _OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")  # pipelines also run without them
 _MODULES = frozenset({
@@ -34,7 +34,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that each component exists, and that the components of classes with weights have weights."""
+    """Check that each component exists, and that it has weights if its class requires them."""
     judgement = Judgement(NAME, folder.rel)
     for name, read in _LISTS.items():
         listed = {str(PurePosixPath(path)): needed for path, needed in read(found.parsed(folder.join(name)))}
@@ -42,7 +42,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         bare = [path for path, needed in listed.items() if needed and not held[path]]
         gone = [path for path, needed in listed.items() if not needed and held[path] is None]
         if bare:
-            # If no component has weights, the list is probably a copy without its model. A Hub cache lacks the
+            # If no component has weights, the list was probably copied without its model. A Hub cache lacks the
             # components that the program passed to the pipeline.
             lines = judgement.problems if any(held.values()) and not _CACHED.search(folder.rel) else judgement.doubts
             names = ("the folder itself" if path == "." else path for path in bare)
@@ -55,7 +55,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _held(folder: Folder, path: str, listed: dict[str, bool]) -> bool | None:
-    """Return whether a component has weights; None if its folder is missing or empty. A link counts as weights."""
+    """Return true if a component has weights; None if its folder is missing or empty. A link counts as weights."""
     for name in PurePosixPath(path).parts:
         if name in folder.odd or name in folder.links:
             return True
@@ -69,7 +69,7 @@ def _held(folder: Folder, path: str, listed: dict[str, bool]) -> bool | None:
 
 
 def _pipeline(content: Any) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each component of a pipeline, and whether it needs weights. A null component is left out."""
+    """Yield each pipeline component's name, and true if it needs weights. Null components are omitted."""
     for name, value in content.items() if isinstance(content, dict) else ():
         if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
             library, kind = value
@@ -78,7 +78,7 @@ def _pipeline(content: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _modules(content: Any) -> Iterator[tuple[str, bool]]:
-    """Yield the path of each module, and whether it needs weights. Older versions save no file for Normalize."""
+    """Yield each module's path, and true if it needs weights. Older versions save no file for Normalize."""
     types = content.get("types") if isinstance(content, dict) else None  # a router's modules
     rows = content if isinstance(content, list) else []
     pairs = [(row.get("path"), row.get("type")) for row in rows if isinstance(row, dict)]

@@ -20,7 +20,7 @@ _BESIDE = ("generation_config.json",)
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with weight files that have transformers' file names."""
+    """Return true for a folder that contains weight files named as transformers names them."""
     return bool(weights(folder)) and not temporary(folder.rel)
 
 
@@ -38,22 +38,22 @@ def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the config with the tensors, using the table of families, and the tokenizer with the embeddings."""
+    """Compare the config with the tensors, using the architecture table, and the tokenizer with the embeddings."""
     judgement = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         judgement.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
-        # A config is optional. It counts as missing only if a companion file exists or sibling models have a config.
+        # A config is optional. It counts as missing only if a companion file exists or sibling models have one.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
         have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
         if beside:
-            judgement.problems.append(f"has {beside[0]} but no {CONFIG}, so the model can't be built")
+            judgement.problems.append(f"has {beside[0]} but lacks {CONFIG}, so the model can't be built")
         elif have:
-            judgement.problems.append(f"has no {CONFIG}, unlike {some(have)}, so the model can't be built")
+            judgement.problems.append(f"lacks {CONFIG}, unlike {some(have)}, so the model can't be built")
     else:
         config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
@@ -96,4 +96,4 @@ def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], judg
             f"the tokenizer has {count:,} tokens, but the model has embeddings only for the first {rows:,}"
         )
     else:
-        judgement.proved.append(f"all {count:,} tokens of the tokenizer have embeddings")
+        judgement.proved.append(f"all {count:,} tokens in the tokenizer have embeddings")

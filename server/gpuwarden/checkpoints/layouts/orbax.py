@@ -12,19 +12,19 @@ _ARRAY_TYPES = ("np.ndarray", "jax.Array", "scalar")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with orbax's metadata files."""
+    """Return true for a folder that contains orbax's metadata files."""
     return (_TOP in folder.files or _ITEM in folder.files) and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Read the step from the folder's name. Check that there is a commit time, and that each array has data."""
+    """Read the step from the folder's name. Check that a commit time is recorded, and that each array has data."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     judgement = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
     if _TOP in folder.files:
         top = _content(folder, found, _TOP)
         if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
-            judgement.problems.append(f"{_TOP} has no commit time, so the save was not finished")
+            judgement.problems.append(f"{_TOP} records no commit time, so the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
             judgement.problems.append(f"has no item with {_ITEM}")
     item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
@@ -39,14 +39,14 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if item.get("use_ocdbt"):
         judgement.problems += _database(folder)
     elif absent := [name for name in arrays if not _stored(folder.folders.get(name))]:
-        judgement.problems.append(f"the data of {some(absent)} is missing")
+        judgement.problems.append(f"the data for {some(absent)} is missing")
     if not judgement.problems and not judgement.doubts:
         judgement.proved.append(f"{len(arrays):,} arrays are listed, and their data exists")
     return judgement
 
 
 def _arrays(tree: object) -> list[str]:
-    """Return the names of the arrays in the metadata. Without a database, the arrays' folders have the same names."""
+    """Return the array names in the metadata. Without a database, the arrays' folders have the same names."""
     found = []
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
@@ -57,7 +57,7 @@ def _arrays(tree: object) -> list[str]:
 
 
 def _database(folder: Folder) -> list[str]:
-    """Return the problems with the item's database and with the parts of it that each process wrote."""
+    """Return the problems with the item's database and with the parts that each process wrote."""
     if "manifest.ocdbt" not in folder.files:
         return [f"{_ITEM} refers to a database, but manifest.ocdbt is missing"]
     if "d" not in folder.folders or not folder.folders["d"].files:
@@ -68,7 +68,7 @@ def _database(folder: Folder) -> list[str]:
 
 
 def _stored(array: Folder | None) -> bool:
-    """Return true if the folder of an array has metadata and at least one chunk."""
+    """Return true if an array's folder has metadata and at least one chunk."""
     if array is None or not {".zarray", "zarr.json"} & set(array.files):
         return False
     return len(array.files) > 1 or bool(array.folders)

@@ -1,6 +1,6 @@
 """Check a distributed save with one file or folder per rank, such as FSDP and Megatron write.
 
-If the names do not contain the number of ranks, missing parts of the highest ranks go undetected.
+If the names do not contain the number of ranks, missing parts from the highest ranks go undetected.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FROM_0 = re.compile(r"fsdp|consolidated|[mt]p_rank")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with Megatron's tracker file or with ranks' parts."""
+    """Return true for a folder that contains Megatron's tracker file or any rank's part."""
     return _TRACKER in folder.files or any(map(_PART.fullmatch, (*folder.files, *folder.folders)))
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that no lower rank's part is missing, and that the iteration in the tracker file was saved."""
+    """Check that the parts of all lower ranks exist, and that the iteration in the tracker file was saved."""
     judgement = Judgement(NAME, folder.rel)
     if _TRACKER in folder.files:
         _tracked(folder, found, judgement)
@@ -46,7 +46,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         world = _WORLD.search(stem)
         total = math.prod(1 + max(axis) for axis in zip(*ranks))  # noqa: B905
         total = max(total, int(world.group(1)) if world else 0)
-        # In the name of a LoRA adapter, the rank is a size. Such numbers do not begin at 0.
+        # In a LoRA adapter's name, the rank is a matrix size. Such numbers do not begin at 0.
         spaced = math.gcd(*(n for rank in ranks for n in rank)) > 2  # such as one file per node
         if len(ranks) < total and (world or _FROM_0.search(stem) or (min(ranks)[0] == 0 and not spaced)):
             lacking.append(f"{total - len(ranks):,} of {total:,} {short(stem, 40)}")

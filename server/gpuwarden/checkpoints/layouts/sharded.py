@@ -1,4 +1,4 @@
-"""Check a sharded model. Its index maps tensors to files; the libraries that load the model do not check the index."""
+"""Check a sharded model. Its index maps tensors to files; the libraries that load models do not check the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with an index, or with numbered shards."""
+    """Return true for a folder that contains an index or numbered shards."""
     return any(n.endswith(_INDEX) for n in folder.files) or bool(_numbered(folder))
 
 
@@ -30,7 +30,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         table = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
             if entry and not entry.problems:
-                judgement.problems.append(f"{short(name)} has no valid weight_map")
+                judgement.problems.append(f"{short(name)} lacks a valid weight_map")
             continue
         shards = sorted(set(table.values()))
         listed.update(shards)
@@ -39,7 +39,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             judgement.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
             continue
         stems = {_stem(s) for s in shards} - {None}
-        # Include unlisted shards with the same stem, because the index may lack a shard.
+        # Include unlisted shards with the same stem, because the index may omit a shard.
         present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
         _both_ways(folder, name, table, present, found, judgement)
         _total(folder, name, content, present, found, judgement)
@@ -71,7 +71,7 @@ def _both_ways(
                 twice.append(t.name)
             held[t.name] = shard
     for what, names in (
-        ("lists tensors that no shard has", [t for t in table if t not in held]),
+        ("lists tensors that none of the shards has", [t for t in table if t not in held]),
         ("does not list tensors that the shards have", [t for t in held if t not in table]),
         ("assigns tensors to the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
         ("has shards that contain the same tensor", twice),

@@ -1,4 +1,4 @@
-"""Check a checkpoint folder: the step in its name and the step in its state file must be equal."""
+"""Check that the step in a checkpoint folder's name equals the step in its state file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
 _HELPER = "checkpoint.json"  # written by save_helper.py
-# accelerate's save_state writes these files; the number in the folder's name counts saves, not steps.
+# accelerate's save_state writes these files. It numbers folders by save, not by step.
 _ACCELERATE = re.compile(r"random_states_\d{1,6}\.pkl")
 _SAVES = re.compile(r"checkpoint_\d{1,9}")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in the name of a folder or file, such as checkpoint-10, step_500 or ckpt-000007."""
+    """Return the step in a folder or file name, such as checkpoint-10, step_500 or ckpt-000007."""
     match = _STEP.fullmatch(name.lower())
     return int(match.group(1)) if match else None
 
 
 def like_weights(path: str) -> bool:
-    """Return true for the name of a weight file, also with a temporary ending, and for the parts of an orbax save."""
+    """Return true for a weight file's name, even with a temporary suffix, and for parts of an orbax save."""
     name = path.rsplit("/", 1)[-1].lower().replace("~", "")
     named = any(f"{kind}." in f"{name}." for kind in WEIGHTS) and not name.startswith(_BESIDE)
     return named or ".orbax-checkpoint-tmp" in path
@@ -57,7 +57,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
     if below and judgement.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
-        # The folder contains checkpoints, and the final weights and log that save_model and save_state wrote.
+        # The folder contains checkpoints, and the final weights and log from save_model and save_state.
         judgement.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", judgement)
         return judgement
@@ -93,7 +93,7 @@ def _follows(folder: Folder, found: Findings, judgement: Judgement) -> None:
 
 
 def _accelerated(folder: Folder, inside: list[Entry], found: Findings, judgement: Judgement) -> None:
-    """Read the step from the optimizer, or else the scheduler, in a folder that accelerate's `save_state` wrote."""
+    """Read the step from the optimizer, or else the scheduler, in a folder written by accelerate's `save_state`."""
     saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
     made = optimizer.most_steps(saved, found)
     if made is None:
@@ -109,13 +109,13 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, judgement
         judgement.proved.append(f"is at step {made:,}")
     elif judgement.step != made:
         judgement.warnings.append(
-            f"the folder is named {short(folder.path.name, 60)}, but its optimizer has made {made:,} steps"
+            f"the folder is named {short(folder.path.name, 60)}, but its optimizer took {made:,} steps"
         )
 
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, judgement: Judgement) -> None:
     """Report a missing trainer state. The Trainer writes its state last, so the save may be unfinished."""
-    stopped = f"has no {_STATE}: the Trainer was stopped during this save"
+    stopped = f"lacks {_STATE}: the Trainer was stopped during this save"
     try:
         beside = list(islice(folder.path.parent.iterdir(), 10_000))
     except OSError:
@@ -146,7 +146,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, judgement: 
 
 def _agree(folder: Folder, state: Any, file: str, key: str, judgement: Judgement) -> None:
     if not isinstance(state, dict) or type(state.get(key)) is not int:
-        judgement.problems.append(f"{file} has no {key}")
+        judgement.problems.append(f"{file} lacks {key}")
         return
     step: int = state[key]
     if judgement.step is not None and judgement.step != step:

@@ -1,6 +1,6 @@
-"""Define the names that a pickle may use: values, functions with arguments of known types, classes of plain objects.
+"""Define the names that a pickle may use: values, functions with arguments of known types, and plain-object classes.
 
-Any other name is reported as a doubt. Full names are compared, and no list contains a name with a dot, which protocol 4
+Any other name is reported as a doubt. Full names are compared, and no list contains a dotted name, which protocol 4
 would resolve through attributes. A function that calls or imports its arguments is allowed only with arguments that
 can't be called or imported.
 """
@@ -67,7 +67,7 @@ _VALUES: _Names = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: Global) -> Key:
-    """Return the current module and name. Protocol 2 uses the names of Python 2, and numpy has renamed some modules."""
+    """Return the current module and name. Protocol 2 uses Python 2's names, and numpy has renamed some modules."""
     key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
     module, own = key or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
     return re.sub(r"^numpy\._core\b", "numpy.core", re.sub(r"^pathlib\._local$", "pathlib", module)), own
@@ -121,7 +121,7 @@ def _literal(args: tuple[Any, ...]) -> bool:
 
 
 def _moment(args: tuple[Any, ...]) -> bool:
-    """Accept numbers, bytes, and objects of the datetime module such as a time zone."""
+    """Accept numbers, bytes, and datetime objects such as a time zone."""
     funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
     return all(isinstance(f, Global) and f.module == "datetime" for f in funcs)
 
@@ -171,7 +171,7 @@ def is_dtype(value: Call) -> bool:
 
 
 def attributes(state: Any) -> bool:
-    """Return true for a dict of attributes. Special names are rejected, because the next opcode could call them."""
+    """Return true for an attribute dict. Special names are rejected, because the next opcode could call them."""
     if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
         state = state[0]
     return state is None or (isinstance(state, dict) and all(type(k) is str and not k.startswith("__") for k in state))
@@ -216,7 +216,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("numpy.core.numeric", "_frombuffer"): _numpy_values,
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
 }
-# Functions of the standard library that torch's safe loader does not accept.
+# Standard library functions that torch's safe loader does not accept.
 _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("builtins", n): _literal for n in ("dict", "list", "tuple", "frozenset")},
     **{("builtins", n): _numbers for n in ("slice", "range")},
@@ -241,7 +241,7 @@ class Names:
     """The names that one kind of file may use.
 
     Instances of `records` are created by `__new__` without arguments and then get attributes. `enums` are called with
-    one plain value. The state of an instance of `tuples` is a tuple. `values` are never called.
+    one plain value. Instances of `tuples` have a tuple as their state. `values` are never called.
     """
 
     records: re.Pattern[str]
@@ -377,11 +377,11 @@ TRAINING = Names(
 """The names that a file with a training library's settings may use."""
 
 DCP_METADATA = Names(re.compile("|".join((*_SIMPLE, *_DCP_METADATA))), _LAYOUTS, _PROPERTIES)
-"""The names that the `.metadata` of torch.distributed.checkpoint may use."""
+"""The names that torch.distributed.checkpoint's `.metadata` may use."""
 
 _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """Return the names that the pickle in a file with this name may use."""
+    """Return the names that the pickle in a file may use, given the file's name."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

@@ -1,4 +1,4 @@
-"""List the names with which a pickle can run code, access files or use the network. Such a name refutes the file.
+"""List names that let a pickle run code, access files or use the network. Such a name refutes the file.
 
 The list only affects how severely a name is reported: a name on neither this list nor the allow-list is recorded as a
 doubt.
@@ -60,7 +60,7 @@ _NAMES = {
     "zipfile": "ZipFile",
 }
 _LISTED = frozenset((module, name) for module, names in _NAMES.items() for name in names.split())
-# Attributes through which code can reach the interpreter's internals from any object.
+# Attributes that lead from any object to the interpreter's internals.
 _SPECIAL = """
 __builtins__ __call__ __class__ __closure__ __code__ __dict__ __getattribute__ __globals__ __import__ __loader__
 __mro__ __reduce__ __reduce_ex__ __self__ __setattr__ __setstate__ __spec__ __subclasses__ f_builtins f_globals

@@ -1,4 +1,4 @@
-"""The nodes of the tree that represents a pickle. Standard library only."""
+"""Define the nodes of the tree that represents a pickle. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Global:
 
 @dataclass(eq=False)
 class Call:
-    """A call of `func` with `args` that unpickling the file would make; `state` would be set on the result.
+    """A call to `func` with `args` that unpickling the file would make; `state` would be set on the result.
 
     `new` is true if the opcode creates an instance with `__new__` without calling `__init__`.
     """
@@ -53,8 +53,8 @@ class Persistent:
 class Tree:
     """The result of reading a pickle.
 
-    `named` lists the imported globals, `odd` the calls and changes that are not known to be harmless, and `opcodes` the
-    opcodes that torch never writes.
+    `named` contains the imported globals, `odd` the calls and changes that are not known to be harmless, and `opcodes`
+    the opcodes that torch never writes.
     """
 
     root: Any = None

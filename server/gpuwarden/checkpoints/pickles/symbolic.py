@@ -1,9 +1,9 @@
-"""Interpret the opcodes of a pickle symbolically: nothing is imported, called or changed.
+"""Interpret a pickle's opcodes symbolically: nothing is imported, called or changed.
 
 `pickle` builds objects by calling the functions that the file names. This module represents a call by a `Call` node and
-a class by a `Global` node, and stores an object's state in its node instead of setting it. All opcodes of all
-protocols are supported, so that every call in a hostile file can be reported, although torch itself uses only a few
-opcodes. Standard library only.
+a class by a `Global` node, and stores an object's state in its node instead of setting it. All opcodes in all protocols
+are supported, so that every call in a hostile file can be reported, although torch itself uses only a few opcodes.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Machine:
         return out
 
     def number(self, form: str) -> int:
-        """Return an integer that is encoded in a `struct` format."""
+        """Return an integer in a `struct` format."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
@@ -150,7 +150,7 @@ class Machine:
             self.tree.odd[odd] = None
 
     def set(self, pairs: list[Any]) -> None:
-        """Set items of a dict, or of a node that represents one."""
+        """Set items in a dict, or in a node that represents one."""
         if len(pairs) % 2:
             raise IndexError
         target = self.top()
@@ -191,7 +191,7 @@ class Machine:
             raise Broken("its pickle sets the state of a value that can't have one")
 
     def proto(self) -> None:
-        """Interpret PROTO: the protocol of the pickle."""
+        """Interpret PROTO: the pickle's protocol."""
         version = self.number("B")
         if version > 5:
             raise Broken(f"specifies the unknown pickle protocol {version}")
@@ -202,7 +202,7 @@ class Machine:
             raise Broken("its pickle specifies a frame that is longer than the pickle")
 
     def string(self) -> None:
-        """Interpret STRING: a quoted string of protocol 0, with escape sequences."""
+        """Interpret STRING: a quoted string in protocol 0, with escape sequences."""
         raw = self.line()
         if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
             raise Broken("its pickle has a string without quotes")
@@ -228,13 +228,13 @@ class Machine:
             self.stack.pop()
 
     def table(self) -> None:
-        """Interpret DICT: a dict of the keys and values in the group."""
+        """Interpret DICT: a dict from the keys and values in the group."""
         pairs = self.group()
         self.stack.append({})
         self.set(pairs)
 
     def setitem(self) -> None:
-        """Interpret SETITEM: set one item of a dict."""
+        """Interpret SETITEM: set one item in a dict."""
         value, key = self.pop(), self.pop()
         self.set([key, value])
 
@@ -244,7 +244,7 @@ class Machine:
         self.extend([value])
 
     def reduce(self) -> None:
-        """Interpret REDUCE: a call of the function on the stack with the arguments on the stack."""
+        """Interpret REDUCE: a call to the function on the stack with the arguments on the stack."""
         args, func = self.pop(), self.pop()
         self.call(func, args)
 
@@ -259,14 +259,14 @@ class Machine:
         self.call(func, (args, kwargs) if kwargs else args, new=True)
 
     def inst(self) -> None:
-        """Interpret INST: a call of a named class, with the values in the group as arguments."""
+        """Interpret INST: a call to a named class, with the values in the group as arguments."""
         module, name = _text(self.line()), _text(self.line())
         args = tuple(self.group())
         self.name(module, name)
         self.call(self.pop(), args)
 
     def obj(self) -> None:
-        """Interpret OBJ: a call of the class at the start of the group, with the other values as arguments."""
+        """Interpret OBJ: a call to the class at the start of the group, with the other values as arguments."""
         func, *args = self.group()
         self.call(func, tuple(args))
 
@@ -296,7 +296,7 @@ class Machine:
         self.marks.append(len(self.stack))
 
     def extension(self) -> None:
-        """Interpret EXT: a name from an extension registry, which exists only in the program that unpickles."""
+        """Interpret EXT: a name from an extension registry, which exists only in the unpickling program."""
         raise Doubtful(
             "its pickle refers to a function by a number in an extension registry, so the function is unknown"
         )

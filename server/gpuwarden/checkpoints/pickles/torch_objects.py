@@ -44,7 +44,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor in a pickle: the key of its storage, and its location in the storage, counted in elements."""
+    """A tensor in a pickle: its storage's key, and its location in the storage, in elements."""
 
     key: str
     dtype: str
@@ -63,7 +63,7 @@ def fill(
     name: str,
     limits: Limits,
 ) -> None:
-    """Add the tensors in `tree` to `found`. `stored` maps the key of a storage to its offset and size in bytes."""
+    """Add the tensors in `tree` to `found`. `stored` maps each storage key to its storage's byte offset and size."""
     judge(found, tree, allow_list.of_file(name))
     strange = [op for op in tree.opcodes if op not in PYTHON_OPS]
     if strange:
@@ -134,7 +134,7 @@ def storage(p: Persistent) -> tuple[str, str, int]:
     """Return (key, dtype, number of elements) for a storage reference. Raises Broken for any other reference."""
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise Broken("its pickle has a reference to something other than a storage", Cause.CONTRADICTION)
+        raise Broken("its pickle refers to something other than a storage", Cause.CONTRADICTION)
     dtype = STORAGES.get(pid[1].name)
     # torch calls startswith on the location, so it must be a string.
     texts = all(type(part) is str for part in pid[2:4])
@@ -169,7 +169,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        # For a tensor with attributes or a tensor of a subclass, the arguments are: function, class, arguments, state.
+        # For a tensor subclass or a tensor with attributes, the arguments are: function, class, arguments, state.
         inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
         plain = inside and value.args[0].module == "torch._utils"
         return tensor(Call(value.args[0], value.args[2])) if plain else None
@@ -183,7 +183,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(args, tuple) or len(args) < REBUILD[name]:
         raise Broken(f"its pickle calls {name} with too few arguments", Cause.CONTRADICTION)
     if not isinstance(args[0], Persistent):
-        raise Doubtful(f"its pickle calls {name} with an argument that is not a storage reference")
+        raise Doubtful(f"its pickle calls {name}, but an argument is not a storage reference")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]
@@ -210,7 +210,7 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class _Frame:
-    """A container on the current path: its remaining items, its key in its parent, and, once computed, its path."""
+    """A container on the current path: its remaining items, its key in its parent, and its path, once computed."""
 
     left: Iterator[tuple[Any, Any]]
     key: Any = ""
@@ -243,9 +243,9 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
 
 
 def _path(stack: list[_Frame], key: Any) -> str:
-    """Return the path of a value. Its length is limited, because a hostile file could fill the memory with names.
+    """Return a value's path. The path length is limited, because a hostile file could fill the memory with names.
 
-    The path of each container is computed only once, even if it contains many tensors.
+    Each container's path is computed only once, even if the container has many tensors.
     """
     path = ""
     for frame in stack:

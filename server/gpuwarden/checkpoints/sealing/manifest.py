@@ -24,17 +24,17 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""The digest of the digests of a large file's upload parts. It is compared with the headers of an object in an artifact
-store. A file that is uploaded in one part has no such digest."""
+"""The name of the digest over the digests of a large file's upload parts. It is compared with an object's headers in an
+artifact store. A file that is uploaded in one part has no such digest."""
 
 
 def beside(path: Path) -> Path:
-    """Return the path of the manifest of a file or a folder."""
+    """Return the path of a file's or folder's manifest."""
     return path / FILE if path.is_dir() else path.with_name(f"{path.name}.{FILE}")
 
 
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
-    """Create a manifest of a file, or of all files in a folder, with the fields of `core.models.Manifest`.
+    """Create a manifest of a file, or of all files in a folder, with the fields in `core.models.Manifest`.
 
     Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes while being
     read.
@@ -68,7 +68,7 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:
-    """Write the manifest of a file or folder atomically, and flush it to the disk. Return the manifest's path."""
+    """Write a file's or folder's manifest atomically, and flush it to the disk. Return the manifest's path."""
     target = beside(path)
     draft = target.with_name(f".tmp-{os.getpid()}-{target.name}")
     with draft.open("w", encoding="utf-8") as out:
@@ -80,7 +80,7 @@ def write(path: Path, manifest: dict[str, Any]) -> Path:
 
 
 def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = Source) -> dict[str, Expected]:
-    """Read the sizes and digests in a manifest. Raises Broken if the manifest is invalid."""
+    """Read the sizes and digests from a manifest. Raises Broken if the manifest is invalid."""
     try:
         with opened(place, "") as source:
             if source.size > limits.json:

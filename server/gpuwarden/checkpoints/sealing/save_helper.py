@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 MANIFEST = "gpuwarden-manifest.json"
 STATE = "checkpoint.json"
 _NAME = re.compile(r"checkpoint-(\d{1,15})")
-# The folders that this process has found intact, with the sizes and times of their files.
+# The folders that this process has found intact, with their files' sizes and times.
 _intact_before: dict[str, list[tuple[str, int, int]]] = {}
 
 
@@ -71,7 +71,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):
             info, name = path.stat(), path.relative_to(draft).as_posix()
             listed.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
-        # The order of the saves must survive a clock that was set back, such as that of another machine.
+        # The order of the saves must survive a clock that was set back or that belongs to another machine.
         taken_at = max(time.time(), *(at + 0.001 for at, _, _ in _folders(root)), 0.0)
         _write(draft / MANIFEST, {"taken_at": taken_at, "files": listed, "missing": []})
         for folder, _, files in os.walk(draft):
@@ -123,7 +123,7 @@ def load_latest(root: str | Path) -> Loaded | None:
 
 
 def damage(folder: Path) -> str:
-    """Return a description of the damage to a saved folder; "" if every file matches its recorded digest."""
+    """Describe the damage to a saved folder; "" if every file matches its recorded digest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for entry in manifest["files"]:
@@ -146,7 +146,7 @@ def _folders(root: Path) -> list[tuple[float, int, Path]]:
 
 
 def _saved_at(folder: Path) -> float:
-    """Return the time in the manifest; the folder's own time if the manifest is damaged, and 0 if there is none."""
+    """Return the time in the manifest; the folder's own time if the manifest is damaged, or 0 if it is missing."""
     try:
         at = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["taken_at"]
         if 0 < at < 1e11:

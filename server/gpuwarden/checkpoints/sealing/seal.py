@@ -4,8 +4,9 @@ A checkpoint is finished if it has not changed for `quiet_s` seconds and its str
 saved by an atomic rename is complete from the start. Standard library only, because the runner runs this module on the
 machine alongside the job (see `archive.py`), at the lowest CPU priority.
 
-With a log, the digests are written to the log, and no file is added to the outputs. An additional file could cause an
-error when a trainer deletes old checkpoints with `rmtree`. Without a log, each checkpoint gets a manifest.
+If a log is given, the digests are written to the log, and no file is added to the outputs, because an additional file
+could cause an error when a trainer deletes old checkpoints with `rmtree`. Without a log, each checkpoint gets a
+manifest.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from gpuwarden.checkpoints.tree import Folder, walk
 class Sealer:
     """Examine an output folder, or one file, repeatedly. Each call of `look` is one examination.
 
-    `digests` lists the names of the digests to record. With a `key`, each line of the log is signed. The states of
-    files are kept only in memory, so all unsealed files are examined again after a restart.
+    `digests` lists the names of the digests to record. If a `key` is given, each log line is signed. File states are
+    kept only in memory, so all unsealed files are examined again after a restart.
     """
 
     root: Path
@@ -50,7 +51,7 @@ class Sealer:
         for rel, path, state in self._candidates():
             if self.settled.get(rel) == state:
                 continue
-            # The age of a state is measured with this process's clock, because any process can set a file's times.
+            # A state's age is measured with this process's clock, because any process can set a file's times.
             now = self.now()
             if rel not in self.seen or self.seen[rel][0] != state:
                 self.seen[rel] = (state, now)

@@ -2,11 +2,11 @@
 
 A line is valid only while the file has the size and both times in the line: a write to the file updates its change
 time, which invalidates the line. Lines are only appended. If a path has several lines, the line with the latest sealing
-time counts, so appending an older line again has no effect. An incomplete line, left by a killed process, is skipped.
+time applies, so appending an older line again has no effect. An incomplete line, left by a killed process, is skipped.
 The runner reads the same file (`seals.jsonl`). Standard library only.
 
-The job runs as the same user, so it may write lines too. If there is a key, each line has a MAC, which only a process
-with the key can compute. The key is passed on stdin and is never stored on a disk of the machine.
+The job runs as the same user, so it may write lines too. If a key is given, each line has a MAC, which only a process
+with the key can compute. The key is passed on stdin and is never stored on the machine's disks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stamp(row: dict[str, Any]) -> tuple[int, ...]:
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:
-    """Return the current stamp of a file, or None if it does not exist."""
+    """Return a file's current stamp, or None if the file does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -44,7 +44,7 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """Return the MAC of a line. It covers the digests, the size and the times of the file, but not its name."""
+    """Return a line's MAC. It covers the file's digests, size and times, but not its name."""
     parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
     told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
@@ -56,7 +56,7 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
 
 
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
-    """Append the entries of a manifest of `base` to the log, signed if a key is given.
+    """Append the entries in `base`'s manifest to the log, signed if a key is given.
 
     If a file has been written to since the manifest was made, append nothing and return false; the next examination
     tries again.
@@ -115,7 +115,7 @@ def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return the sealed sizes and digests of files under a path. Omit files that have changed since their sealing."""
+    """Return the sealed sizes and digests of files under a path. Omit files that changed after they were sealed."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

@@ -1,7 +1,7 @@
 """Compute digests and CRC-32 checksums, and search bytes for NaN and infinity.
 
-With numpy, isal and xxhash, the memory bandwidth limits the speed. Without them, the computation is slower, and the
-XXH3 digest is omitted.
+If numpy, isal and xxhash are installed, only memory bandwidth limits the speed. Without them, the computation is
+slower, and the XXH3 digest is omitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def numpy_or_none() -> Any:
 
 
 def hashers() -> dict[str, Callable[[], Any]]:
-    """Return the constructors of the hashes that can be computed here, by the names that manifests use."""
+    """Return the constructors of the hashes that can be computed here, keyed by their names in manifests."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -45,8 +45,8 @@ def hashers() -> dict[str, Callable[[], Any]]:
 def digests() -> tuple[str, ...]:
     """Return the names of all digests that can be computed here, from the strongest to the fastest.
 
-    They include CRC-32, because the CRCs of a file's parts can be combined: several threads can process one file, and
-    CRCs that the format requires are reused.
+    They include CRC-32, because CRCs of a file's parts can be combined: several threads can process one file, and CRCs
+    that the format requires are reused.
     """
     hashes = tuple(hashers())
     return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
@@ -62,7 +62,7 @@ def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
 def crc32() -> Callable[..., int]:
     """Return a function of (bytes, CRC so far) that updates a CRC.
 
-    The function from isal is ten times as fast as the function from zlib.
+    isal's function is ten times as fast as zlib's.
     """
     try:
         from isal import isal_zlib
@@ -80,7 +80,7 @@ _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 def crc32_joined(first: int, second: int, length: int) -> int:
     """Return the CRC-32 of two joined pieces, given the CRC of each. `length` is the size of the second piece in bytes.
 
-    Appending n bytes multiplies the first CRC by x^(8n), modulo the polynomial of the CRC over GF(2).
+    Appending n bytes multiplies the first CRC by x^(8n), modulo the CRC polynomial over GF(2).
     """
     factor, bit = _ONE, 0
     while length >> bit:
@@ -110,9 +110,9 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return the test for a real floating-point type in `file_model.DTYPES`, or for the scales of a quantized type.
+    """Return the test for a real floating-point type in `file_model.DTYPES`, or for a quantized type's scales.
 
-    The argument of the test is one or more complete elements or blocks.
+    The test's argument contains one or more complete elements or blocks.
     """
     numpy = numpy_or_none()
     if dtype not in BLOCK_SCALES:

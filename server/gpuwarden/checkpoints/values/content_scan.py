@@ -2,8 +2,8 @@
 
 Each block is read into a buffer that stays in the processor's cache, and every watch processes the block before the
 next one is read. Memory use does not depend on the file size. Several threads may share a large file, which is then
-split into segments whose CRCs can be joined. Other digests can't be joined, so one thread reads the complete file for
-them.
+split into segments whose CRCs can be joined. Other digests can't be joined, so one thread computes them over the
+complete file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuwarden.checkpoints.values import checksums, pages
 CHUNK = 1 << 23  # fits in the last-level cache; smaller blocks would make threads wait for each other more often
 SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
-_JOIN = 1 << 22  # number of bytes whose CRC takes about as long to compute as joining two CRCs
+_JOIN = 1 << 22  # bytes; computing the CRC of this many takes about as long as joining two CRCs
 _LINE = 16  # bytes; the size of the largest element
 
 
@@ -123,8 +123,8 @@ class _Checked:
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
     """Return ranges whose joined CRCs are the CRC of the complete file: the format's spans and the gaps between them.
 
-    If the spans overlap, or are so small that joining the CRCs costs more than it saves, the only range is the complete
-    file.
+    If the spans overlap, or are so small that joining the CRCs costs more than it saves, return one range for the
+    complete file.
     """
     cover, at = [], 0
     for c in sorted(checks, key=lambda c: c.start):
@@ -222,7 +222,7 @@ def _read(
     hashes: dict[str, Any],
     note: Callable[[int], None],
 ) -> None:
-    """Pass the bytes [begin, end) to the watches, which must be sorted by their start.
+    """Pass the bytes [begin, end) to the watches, which must be sorted by start.
 
     Blocks end at element boundaries and are placed in the buffer so that the elements are aligned.
     """

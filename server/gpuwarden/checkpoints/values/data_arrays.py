@@ -1,4 +1,4 @@
-"""Distinguish numpy arrays of data from weights. In data, NaN means a missing value; in weights, it is an error."""
+"""Distinguish numpy data arrays from weights. In data, NaN means a missing value; in weights, it is an error."""
 
 from __future__ import annotations
 

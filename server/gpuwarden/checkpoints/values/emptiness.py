@@ -11,7 +11,7 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
 # DeepSpeed's own files contain empty placeholders, because the values are in its optimizer files. The shards of a
-# distributed checkpoint may be empty on some ranks, and an array of data may be empty.
+# distributed checkpoint may be empty on some ranks, and a data array may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
@@ -19,8 +19,8 @@ _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_a
 def judge(found: Findings) -> None:
     """Refute files without tensors, and files with an empty tensor if other tensors show that it needs elements.
 
-    Other empty tensors are recorded as doubts. All files of a folder are checked together, because a model may be in
-    several files.
+    Other empty tensors are recorded as doubts. All files in a folder are checked together, because a model may
+    be split across several files.
     """
     folders: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in found.entries.items():

@@ -45,12 +45,12 @@ def disguised(head: bytes, size: int) -> bool:
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true if a file has the name of an image, table or log, and its bytes and size do not suggest weights."""
+    """Return true if a file is named like an image, table or log, and its bytes and size do not suggest weights."""
     return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
-    """Return warnings about the large matrices in a file. `zero` is the list of tensors that contain only zeros."""
+    """Return warnings about the large matrices in a file. `zero` lists the tensors that contain only zeros."""
     blank = {id(t) for t in zero}
     dense = [t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.dtype in DTYPES]
     large = [t for t in dense if t.numel >= _LARGE and len(t.shape) > 1]

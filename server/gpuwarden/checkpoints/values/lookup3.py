@@ -1,4 +1,4 @@
-"""Compute Bob Jenkins' lookup3, the checksum of metadata in newer HDF5 files. Standard library only."""
+"""Compute Bob Jenkins' lookup3, the metadata checksum in newer HDF5 files. Standard library only."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _MASK = re.compile(r"mask|alibi|causal|attn_bias|attention_bias|position_bias|lo
 
 @dataclass
 class NonFinite:
-    """The counts of a tensor's non-finite elements. `positive` is the number of positive infinities."""
+    """The numbers of NaN, infinite and finite elements in a tensor. `positive` counts positive infinities."""
 
     tensor: Tensor
     nan: int = 0
@@ -50,7 +50,7 @@ class NonFinite:
     def masklike(self) -> bool:
         """Return true if the tensor looks like an attention mask or a single counter, in which infinity is intended.
 
-        A mask contains negative infinities and one other constant value, or has the name or the shape of a mask.
+        A mask contains negative infinities and one other constant value, or has a mask's name or shape.
         """
         name, lone = self.tensor.name, not self.finite and self.inf == 1
         constant = self.low == self.high and not PARAMETER.fullmatch(name)
@@ -68,7 +68,7 @@ class NonFinite:
 def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:
     """Count a tensor's NaN and infinite elements, using its strides. Return None if they can't be counted.
 
-    The scan of the file is less exact, because it includes the gaps of a strided tensor.
+    The file scan is less exact, because it includes the gaps in a strided tensor.
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)

@@ -19,11 +19,11 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
-# Keys of moments that have the same shape as their parameter.
+# Keys for moments that have the same shape as their parameter.
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
-# Suffixes of the names of tensors that contain sums of squares.
+# Name suffixes of tensors that contain sums of squares.
 _SQUARES = (".exp_avg_sq", ".max_exp_avg_sq", ".square_avg", ".exp_avg_sq_row", ".exp_avg_sq_col")
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _BELOW = re.compile(b"[\x81-\xff]")
@@ -43,8 +43,8 @@ class OptimizerFindings:
 def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> OptimizerFindings:
     """Check an optimizer's state dict.
 
-    `shapes` are the shapes of the model's tensors. `trained` are the shapes of tensors that are certainly trained, such
-    as an adapter's. Empty lists mean that the weights are unknown.
+    `shapes` lists the shapes of the model's tensors. `trained` lists the shapes of tensors that are certainly trained,
+    such as an adapter's. Empty lists mean that the weights are unknown.
     """
     findings = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
@@ -106,13 +106,13 @@ def _moments(
         return
     strange, left = Counter(first) - Counter(shapes), Counter(shapes) - Counter(first)
     elements = [sum(math.prod(shape) * n for shape, n in some_of.items()) for some_of in (strange, left)]
-    # transformers trains the experts of a layer as one tensor, but saves each expert separately.
+    # transformers trains a layer's experts as one tensor, but saves each expert separately.
     stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
     if strange and stacked:
         findings.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
         return
     if strange:
-        findings.resume.append(f"the optimizer has moments whose shapes do not occur in the model: {some(strange)}")
+        findings.resume.append(f"the optimizer has moments whose shapes the model lacks: {some(strange)}")
         return
     lost = Counter(trained) - Counter(first)
     if sum(lost.values()) > max(0, params - len(state)):
@@ -120,7 +120,7 @@ def _moments(
             f"{sum(lost.values()):,} trained tensors have no moments in {file}; their shapes are {some(lost)}"
         )
         return
-    findings.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
+    findings.proved.append(f"the shapes of the optimizer's {len(first):,} moments match the model's tensors")
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
@@ -162,9 +162,9 @@ def moved(source: Source, tensors: list[Tensor]) -> bool:
 
 
 def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) -> list[str]:
-    """Return the names of second moments with negative values, which a sum of squares can't have.
+    """Return the names of second moments that contain negative values, which a sum of squares can't contain.
 
-    In a large file, only some pieces of each moment are read.
+    In a large file, only samples of each moment are read.
     """
     squares = [t for t in tensors if t.name.endswith(_SQUARES) and t.dtype in _WIDTHS and t.start >= 0 and t.extent]
     each = max(_PIECE, _READ // max(1, len(squares)))

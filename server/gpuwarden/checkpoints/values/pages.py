@@ -2,8 +2,8 @@
 
 An interrupted download to a preallocated file, a crashed file system or a broken disk leaves such traces. A format
 without checksums can't detect them. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a row
-boundary of the tensor; damage ends at a page boundary. The findings are reported as doubts, except for a file that
-matches a digest recorded when it was saved.
+boundary; damage ends at a page boundary. The findings are reported as doubts, unless the file matches a digest that was
+recorded when it was saved.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PageMarks:
         return marks
 
     def part(self, start: int, end: int) -> PageMarks:
-        """Return empty marks for a part that begins and ends at page boundaries."""
+        """Return empty marks for a part of the file that begins and ends at page boundaries."""
         return PageMarks(self.numpy, max(start, self.start), min(end, self.end))
 
     def join(self, parts: Sequence[PageMarks]) -> None:
@@ -244,14 +244,14 @@ class _Look:
             size = min(2 * size, _PIECE)
 
     def blank_after(self, place: int) -> int:
-        """Return the offset at which the run of zeros that contains `place` ends."""
+        """Return the end offset of the run of zeros that contains `place`."""
         for at, piece in self.pieces(place):
             if piece.count(0) != len(piece):
                 return at + len(piece) - len(piece.lstrip(b"\0"))
         return self.source.size
 
     def blank_before(self, place: int) -> int:
-        """Return the offset at which a run of zeros begins. `place` is the offset of the run's first full page."""
+        """Return the start offset of a run of zeros. `place` is the offset of the run's first full page."""
         at = max(0, place - PAGE)
         piece = self.take(at, place - at)
         kept = len(piece.rstrip(b"\0"))

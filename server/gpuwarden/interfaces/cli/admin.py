@@ -21,7 +21,7 @@ MOST_OTHERS: Final = 3
 
 @cli.command()
 @click.option(
-    "--ledger", is_flag=True, help="Instead, check every event of the ledger, and show the first invalid event."
+    "--ledger", is_flag=True, help="Instead, check every event in the ledger, and show the first invalid event."
 )
 @JSON
 @runs_async
@@ -96,7 +96,7 @@ async def setup(names: tuple[str, ...], yes: bool, undo: bool, no_rehearsal: boo
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
-    """Install, uninstall or show the guard of an agent's shell.
+    """Install, uninstall or show the guard for agents' shells.
 
     The guard blocks the usual ways to bypass gpuwarden, such as `vastai destroy`, `sky down` or `rm -rf` of a live run.
     """

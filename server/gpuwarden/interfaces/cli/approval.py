@@ -59,7 +59,7 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Maximum seconds that the approval command waits for the confirmation that billing has stopped."""
+"""Maximum seconds that the approval command waits for confirmation that billing has stopped."""
 SHOWN = 20
 """Maximum number of files that the prompt lists, files without a copy first. The other files are only counted."""
 
@@ -130,14 +130,14 @@ NOTHING: Final = Decided()
 
 
 async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided: Decided = NOTHING) -> Result:
-    """Show the facts of a ticket and ask for approval. Raises NotFound, Conflict, or Refused if the answer is no."""
+    """Show a ticket's details and ask for approval. Raises NotFound, Conflict, or Refused if the answer is no."""
     _check_channel(ctx)
     with open_terminal() as terminal:
         return await ask(ctx, ticket, terminal, without_proof=without_proof, decided=decided)
 
 
 def _check_channel(ctx: Context) -> None:
-    """Raise Refused unless the policy in force allows approval at a terminal."""
+    """Raise Refused unless the active policy allows approval at a terminal."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused("the policy does not allow approval at a terminal", "See approval.channels in gpuwarden doctor.")
 
@@ -145,7 +145,7 @@ def _check_channel(ctx: Context) -> None:
 async def ask(
     ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: Decided = NOTHING
 ) -> Result:
-    """Show the facts of a ticket on a given terminal and ask for approval."""
+    """Show a ticket's details on a given terminal and ask for approval."""
     if ticket.startswith("s"):
         return await ask_script(ctx, ticket, terminal)
     if ticket.startswith("r"):
@@ -189,14 +189,14 @@ def warn(ctx: Context, terminal: Terminal) -> None:
 
 
 def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
-    """Show the facts of a teardown: the machine, the files that it deletes, their copies, and the findings."""
+    """Show a teardown's details: the machine, the files that it deletes, their copies, and the findings."""
     warn(ctx, terminal)
     for text in request_facts(view):
         terminal.say(text)
 
 
 def request_facts(view: TeardownView) -> list[str]:
-    """Return the facts of a teardown, one per line. The browser page shows the same facts."""
+    """Return a teardown's details, one per line. The browser page shows the same details."""
     lease = view.lease
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     found = [
@@ -223,13 +223,13 @@ def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
 
 
 def ordered_by(ctx: Context, receipt: str) -> Verb | None:
-    """Return the verb (stop or terminate) of the job's automatic teardown; None without automatic teardown."""
+    """Return the verb for the job's automatic teardown (stop or terminate); None without automatic teardown."""
     present = order_for(ctx, receipt)
     return present.verb if present else None
 
 
 def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
-    """Return the facts of a spending request, one per line. The browser page shows the same facts."""
+    """Return a spending request's details, one per line. The browser page shows the same details."""
     price = usd_per_hour(issued.price)
     limit = "no timeout" if issued.timeout_s is None else f"timeout {issued.timeout_s} s"
     what = f"{issued.fan_out or 'fan-out'} {issued.name}" if issued.cells else f"job {issued.name}"
@@ -242,7 +242,7 @@ def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
         found += [f"    {n}. {text}" for n, text in enumerate(each, 1)]
     if issued.cells:
         machines = counted(issued.machines, "machine")
-        found.append(f"  {counted(issued.cells, 'cell')} on at most {machines} at a time; the timeout is for each cell")
+        found.append(f"  {counted(issued.cells, 'cell')} on at most {machines} at a time; the timeout is per cell")
     if issued.worst_cost is not None:
         most = at_most(issued.worst_cost, order)
         found.append(f"  {most.replace('for the job', 'in all', 1) if issued.cells else most}")
@@ -414,7 +414,7 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Check a PIN, and limit wrong attempts so that the PIN can't be guessed.
 
     The locks serialize attempts, so that parallel processes can't exceed the limit. The time is the system's, because
-    a variable can shift the clock of a rehearsal.
+    a variable can shift a rehearsal's clock.
     """
     file = ctx.in_force.file
     async with ctx.lock("pin"):
@@ -435,7 +435,7 @@ def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
     """Yield the times of the wrong PINs for a policy under a lock, then store the changed list. Raises DiskError.
 
     The list is beside the policy file, which contains the PIN's hash, because a variable can select a new ledger. If
-    the user can't write there, for example because root has created the list, only the ledger counts.
+    the user can't write there, for example because root has created the list, only the wrong PINs in the ledger count.
     """
     lock = file.with_suffix(".lock") if file else None
     if file is None or lock is None or not all(os.access(p, os.W_OK) for p in (file.parent, file, lock) if p.exists()):
@@ -486,8 +486,8 @@ async def allow_local(ctx: Context) -> Result:
     config = load_config()
     with open_terminal() as asked:
         asked.say(f"No sandbox works on this machine: {found.why}.")
-        asked.say("Any job on `local` or in a rehearsal then runs with the rights of your account: it can read your")
-        asked.say("keys and files, change gpuwarden's policy, and approve in your name.")
+        asked.say("Any job on `local` or in a rehearsal then runs with your account's rights: it can read your")
+        asked.say("keys and files, change gpuwarden's policy, and approve on your behalf.")
         if asked.ask("Type yes to allow it: ") != "yes":
             raise Refused("not allowed; nothing was changed")
         await check_pin(ctx, asked)
@@ -507,7 +507,7 @@ def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:
-    """Return the text of a policy file with changed values (`table.key`); the rest, with its comments, is unchanged."""
+    """Return a policy file's text with changed values (`table.key`); the rest, including comments, is unchanged."""
     import tomlkit
 
     document = tomlkit.parse(text)

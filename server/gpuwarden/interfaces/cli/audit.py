@@ -61,7 +61,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @JSON
 def check(file: Path, as_json: bool) -> int:
-    """Check the hash chain of an export, without the ledger."""
+    """Check an export's hash chain, without the ledger."""
     from gpuwarden.interfaces.results import Result
     from gpuwarden.ledger.export import check_lines
 
@@ -82,5 +82,5 @@ def check(file: Path, as_json: bool) -> int:
         text += f"Events {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
         hint = "Prepend the earlier part of the export, then check both together."
         return answer(Result(ok=False, code="incomplete", message=text, hint=hint), as_json, "message")
-    text = f"{file} is intact up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
+    text = f"{file} is intact up to event {last.seq}, hash {last.hash}." if last else f"{file} contains no events."
     return answer(Result(message=text), as_json, "message")

@@ -117,7 +117,7 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def name_values(option: str, words: Iterable[str], fix: str) -> list[tuple[str, str]]:
-    """Split the NAME=VALUE words of an option. Raises BadRequest with the advice `fix` for any other word."""
+    """Split an option's NAME=VALUE words. Raises BadRequest with the advice `fix` for any other word."""
     from gpuwarden.core.errors import BadRequest
 
     found = [word.partition("=") for word in words]
@@ -149,7 +149,7 @@ _RUN = _Run()
 
 
 def begin() -> None:
-    """Reset the state of the previous run, for a process that runs several commands."""
+    """Reset the previous run's state, for a process that runs several commands."""
     _RUN.ctx, _RUN.named = None, False
 
 
@@ -177,7 +177,7 @@ def tell_what_waits() -> None:
 
 
 def warned(reply: R, ctx: Context) -> R:
-    """Add warnings to a reply: problems with the policy, and a watch that is needed but does not run."""
+    """Add warnings to a reply: problems with the policy, and a watch that is needed but not running."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.leases.auto_teardown import notices

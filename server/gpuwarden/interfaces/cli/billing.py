@@ -150,7 +150,7 @@ async def instances(as_json: bool) -> int:
 async def offers(
     gpu: str, count: int, interruptible: bool, durable_storage: bool, platforms: tuple[str, ...], as_json: bool
 ) -> int:
-    """Compare the price of a GPU on every configured platform.
+    """Compare a GPU's price on every configured platform.
 
     The list shows the price, the capacity and the storage that survives a stop, cheapest platform first. The capacity
     of a platform that does not answer is unknown. Nothing is rented or reserved.
@@ -174,7 +174,7 @@ async def offers(
     metavar="SECONDS",
     help="Interval between rounds.",
 )
-@click.option("--install", is_flag=True, help="Install the watch as a service of this account.")
+@click.option("--install", is_flag=True, help="Install the watch as a service for this account.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
 @click.option(
     "--keys",
@@ -191,7 +191,7 @@ async def watch(
     """Advance every job, and alert the user to problems.
 
     The watch raises an alert for an idle GPU, a stall, a failure, a finished job whose machine is still billed, and a
-    cap that has been reached. It copies and proves the outputs of jobs. It tears down a machine only by automatic
+    cap that has been reached. It copies and proves jobs' outputs. It tears down a machine only by automatic
     teardown, which the user has to allow in advance. Alerts are recorded in the ledger and sent to the channels in the
     policy's [watch] table.
     """

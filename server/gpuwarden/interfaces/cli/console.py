@@ -148,7 +148,7 @@ def submitted(reply: SubmitReply) -> None:
 
 
 def rehearsal(reply: RehearsalReply) -> None:
-    """Print the result of a rehearsal: the stages reached, the substitutes, and the failed line."""
+    """Print a rehearsal's result: the stages reached, the substitutes, and the failed line."""
     out.print(" ".join(["[dim]reached[/]", *(f"[green]{shown(stage)}[/]" for stage in reply.reached)]))
     for text in reply.substitutes:
         out.print(f"[dim]substitute[/] {shown(text)}")
@@ -399,7 +399,7 @@ _CAPACITY = {"available": "green", "unknown": "magenta", "none": "yellow", "not_
 
 
 def offered(reply: OffersReply) -> None:
-    """Print the offers, the cheapest first."""
+    """Print the offers, cheapest first."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("platform", "price", "capacity"):
         table.add_column(head, no_wrap=True)
@@ -429,7 +429,7 @@ def hooks(reply: HooksReply) -> None:
 
 
 def tokens(reply: TokensReply) -> None:
-    """Print the valid tokens of the HTTP server."""
+    """Print the HTTP server's valid tokens."""
     table = Table(box=None, pad_edge=False)
     for head in ("id", "name", "scopes", "until"):
         table.add_column(head, overflow="fold")
@@ -459,12 +459,12 @@ def setup(reply: SetupReply) -> None:
 
 
 def plain_line(text: str) -> None:
-    """Print one line of text as it is."""
+    """Print one line of text unchanged."""
     out.print(shown(text), soft_wrap=True)
 
 
 def watched(reply: WatchReply) -> None:
-    """Print the new alerts of a watch round."""
+    """Print a watch round's new alerts."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
         out.print(
@@ -515,7 +515,7 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
 
 
 def found(reply: SearchReply) -> None:
-    """Print the results of a search."""
+    """Print search results."""
     _skew(reply.skew)
     for hit in reply.hits:
         out.print(f"[bold]{shown(hit.id)}[/] {shown(hit.title)} [dim]({shown(hit.why)})[/]")
@@ -558,13 +558,13 @@ def issues(reply: IssuesReply) -> None:
 
 
 def draft(reply: DraftReply) -> None:
-    """Print the draft of an entry, formatted for its page."""
+    """Print a draft entry, formatted for its page."""
     out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
-    """Print the evidence from a failed job, the gaps in the evidence, and the draft of an entry."""
+    """Print the evidence from a failed job, the gaps in the evidence, and a draft entry."""
     out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
@@ -578,7 +578,7 @@ def lesson(reply: LessonReply) -> None:
 
 
 def platforms(titles: dict[str, str]) -> None:
-    """Print the names of the platforms."""
+    """Print the platforms' names."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, title in titles.items():
         if not name.startswith("rehearsal/"):
@@ -642,7 +642,7 @@ def doctor(reply: Any) -> None:
 
 
 def policy(reply: PolicyReply) -> None:
-    """Print the policy file in force and its values."""
+    """Print the active policy file and its values."""
     _settings(reply)
     since = f", unchanged since {when(reply.since)} {zone()}" if reply.since else ""
     out.print(f"[bold]{escape(reply.file)}[/] {reply.digest}{since}", soft_wrap=True)

@@ -59,7 +59,7 @@ PATIENCE_S = 180.0
 
 @dataclass
 class Stage:
-    """Prints the steps of the demo, or nothing if `quiet`."""
+    """Prints the demo's steps, or nothing if `quiet`."""
 
     console: Console
     quiet: bool
@@ -177,7 +177,7 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
 
 
 def demo_spec() -> JobSpec:
-    """Return the good job: a character model that trains on the shipped profile pages."""
+    """Return the good job: a character model that trains on the bundled profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
     script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
@@ -255,7 +255,7 @@ async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
     view = await request(ctx, job.id, "terminate")
     if view.record.state is not Teardown.BLOCKED:
         raise WardenError("the demo's early teardown was not refused")
-    stage.say("[red]refused[/]; the machine still runs and is still billed")
+    stage.say("[red]refused[/]; the machine is still running and still billed")
     for f in (f for f in view.findings if f.blocks):
         stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
     return sorted({f.rule for f in view.findings if f.blocks})

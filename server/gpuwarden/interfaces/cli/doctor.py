@@ -1,4 +1,4 @@
-"""Show the settings in force with their origins, and check that this machine meets their requirements."""
+"""Show the effective settings with their origins, and check that this machine meets their requirements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckedReply(BaseModel):
 
 
 class LedgerReply(Result):
-    """Result of a check of the full ledger. `first_broken` is the number of the first invalid event."""
+    """The result of checking the full ledger. `first_broken` is the number of the first invalid event."""
 
     path: str
     events: int
@@ -66,7 +66,7 @@ class DoctorReply(WarnedReply):
 async def examine_ledger() -> LedgerReply:
     """Verify the ledger's full hash chain and the tables derived from the events.
 
-    Raises LedgerError if there is no ledger.
+    Raises LedgerError if the ledger does not exist.
     """
     ctx = open_context("doctor")
     found = await to_thread.run_sync(audit, ctx.ledger)
@@ -168,17 +168,17 @@ def setting_rows(config: Config) -> list[SettingReply]:
 
 NO_POLICY = "No policy file exists, so all spending needs approval. docs/policy.md shows an example."
 PROGRAMS = (
-    ("uv", "starts the plugins of Claude Code, Codex and Gemini, and runs scripts whose packages are not installed"),
+    ("uv", "starts the plugins for Claude Code, Codex and Gemini, and runs scripts whose packages are not installed"),
     ("ssh", "connects to real machines"),
 )
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
-    """Format a value of the policy. The PIN's hash and a webhook's URL are shown only as set or not set.
+    """Format a policy value. The PIN's hash and a webhook's URL are shown only as set or not set.
 
     A weak approval channel is marked as such.
     """
-    if path.endswith(("pin_hash", "_url")):  # the URL of a webhook is a secret
+    if path.endswith(("pin_hash", "_url")):  # a webhook's URL is a secret
         return "set" if value else "not set"
     if isinstance(value, tuple):
         value = tuple(f"{name} (weak: a script can answer it)" if name in WEAK else name for name in value)

@@ -85,13 +85,13 @@ def progress_parts(line: JobLineReply) -> list[str]:
 
 
 def billing_now(reply: StatusReply) -> str:
-    """Return the current cost per hour. Machines at an unknown price are counted separately, never as free."""
+    """Return the current cost per hour. Machines with an unknown price are counted separately, never as free."""
     billing = [line for line in (*reply.running, *reply.ended) if line.billing]
     real = [line for line in billing if not line.pretend]
     if not real:
         return "only rehearsals are billed" if billing else "no instance is billed"
     unknown = sum(line.price_usd_per_hour is None for line in real)
-    more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
+    more = f" and {counted(unknown, 'machine')} with an unknown price" if unknown else ""
     return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
 
 

@@ -28,14 +28,14 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 @click.option(
     "--packed/--padded", "packed", default=None, help="Whether all rows have the maximum length, as with packing."
 )
-@click.option("--rank", type=click.IntRange(1), help="Rank of the adapters.")
+@click.option("--rank", type=click.IntRange(1), help="Adapter rank.")
 @click.option("--optim", "optimizer", metavar="NAME", help="Optimizer, such as adamw or paged_adamw_8bit.")
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage; 3 is the same as full sharding with FSDP.")
 @click.option("--steps", "max_steps", type=click.IntRange(1), help="Number of optimizer steps, to estimate the time.")
 @JSON
 @runs_async
 async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Estimate the memory and time of a run, without a GPU.
+    """Estimate a run's memory and time, without a GPU.
 
     WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Options before a
     script override the script's settings; options after the script are passed to it if it declares them. Exit code 1:

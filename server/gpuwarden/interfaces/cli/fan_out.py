@@ -56,14 +56,14 @@ FOLLOW_S: Final = 5.0
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="An output of each cell, in the cell's folder."
 )
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard time limit of one cell.")
-@click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time of one cell.")
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard time limit per cell.")
+@click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time per cell.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="GPUs per machine; each runs a cell.")
 @click.option("--interruptible", is_flag=True, help="Use cheaper, interruptible machines.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to tear down the machines.")
 @click.option("--dry-run", is_flag=True, help="Check the fan-out without launching it.")
-@click.option("--receipt", default=None, help="Receipt of a dry run, to launch exactly that plan.")
+@click.option("--receipt", default=None, help="Receipt from a dry run, to launch exactly that plan.")
 @click.option("--follow", is_flag=True, help="Advance the fan-out until it is done.")
 @click.option("--end", is_flag=True, help="With an id: launch no more cells. Running cells continue.")
 @click.option("--resume", is_flag=True, help="With an id: resume the fan-out, with new limits if given.")

@@ -29,7 +29,7 @@ async def status(offline: bool, as_json: bool) -> int:
 @cli.command()
 @click.option("--state", "states", multiple=True, type=STATES, help="Only jobs in this state; can be repeated.")
 @click.option("--platform", default="", metavar="NAME", help="Only jobs on this platform.")
-@click.option("--project", default="", metavar="TAG", help="Only jobs of this project.")
+@click.option("--project", default="", metavar="TAG", help="Only jobs in this project.")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs per page.")
 @click.option("--after", default="", metavar="JOB", help="Start after this job, the last job of the previous page.")
 @JSON
@@ -61,7 +61,7 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
 @JSON
 @runs_async
 async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
-    """Show the costs of machines, by day or another key."""
+    """Show machine costs, by day or another key."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.spending import charges, day_start
 
@@ -91,8 +91,8 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     """Wait for a job's end or other news, until a timeout.
 
-    A pause, a preemption or an alert does not end the wait for the job's end. Exit code 0: the job ended, or the news
-    came; 2: the wait timed out.
+    A pause, a preemption or an alert does not end the wait for the job's end. Exit code 0: the job ended or the awaited
+    event occurred; 2: the wait timed out.
     """
     from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.interfaces import results
@@ -104,6 +104,6 @@ async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     found = await check(ctx, job_id, limit=0)
     reply = results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets))
     if not came and found.job.state not in TERMINAL_JOBS:
-        message = f"The job has not ended in {seconds:g} s." if until == "end" else f"No news in {seconds:g} s."
+        message = f"The job did not end within {seconds:g} s." if until == "end" else f"No news within {seconds:g} s."
         reply = reply.model_copy(update={"ok": False, "code": "unknown", "message": message})
     return answer(warned(reply, ctx), as_json, "checked")

@@ -37,9 +37,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--name", default=None, help="Short name; default: the script's name.")
 @click.option("--project", default=None, help="Tag for `gpuwarden costs`.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
-@click.option(
-    "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
-)
+@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A shell variable to pass as a secret.")
 @click.option(
     "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload from the working directory."
 )
@@ -62,7 +60,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option(
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
-    help="Alternative if the platform has no capacity; can be repeated; tried in the given order.",
+    help="Alternative if the platform has no capacity; can be repeated, tried in the given order.",
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="Number of GPUs.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk size.")
@@ -81,7 +79,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--namespace", default=None, help="Hugging Face organization that the job runs in and is billed to.")
 @click.option("--dry-run", is_flag=True, help="Check the job without launching it.")
 @click.option("--rehearse", is_flag=True, help="Before launch, rehearse the first step on this machine.")
-@click.option("--receipt", default=None, help="Receipt of a dry run; without a script, launch the checked job.")
+@click.option("--receipt", default=None, help="Receipt from a dry run; without a script, launch the checked job.")
 @JSON
 @runs_async
 async def submit(
@@ -161,7 +159,7 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     type=click.IntRange(0, 1_000_000),
     default=2_000,
     show_default=True,
-    help="Maximum number of bytes of the log to show.",
+    help="Maximum number of log bytes to show.",
 )
 @click.option("--follow", is_flag=True, help="Poll every two seconds until the job ends.")
 @JSON
@@ -206,7 +204,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pause(job_id: str, as_json: bool) -> int:
-    """Let a job save its state and end, to resume it later.
+    """Let a job save and exit, so that it can be resumed later.
 
     Its files are kept for `gpuwarden resume`. Its machine keeps running and is billed: `gpuwarden teardown --verb stop`
     requests a stop, which the user approves.
@@ -223,7 +221,7 @@ async def pause(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def resume(job_id: str, as_json: bool) -> int:
-    """Launch a paused job again from its checkpoint.
+    """Relaunch a paused job from its checkpoint.
 
     The cost stays within the budget approved for the job, or within the caps. A stopped machine is started.
     """

@@ -39,14 +39,14 @@ def knowledge_check(months: int, as_json: bool) -> int:
 @knowledge.command()
 @click.option("--job", "job_id", help="A failed job; its log and a later job that succeeded are the evidence.")
 @click.option("--succeeded", help="The later job that succeeded; default: the next one with the same name or script.")
-@click.option("--page", help="Page of the entry, such as training/oom-memory.md; optional with --job.")
+@click.option("--page", help="Page for the entry, such as training/oom-memory.md; optional with --job.")
 @click.option("--title", default="", help="The failure in a few words.")
 @click.option("--symptom", default="", help="The visible symptom.")
 @click.option("--cause", default="", help="The cause that was found.")
 @click.option("--fix", default="", help="The change that fixed it.")
 @click.option("--scope", multiple=True, help="Library, such as torch; can be repeated.")
 @click.option("--source", multiple=True, help="https URL of a source; can be repeated.")
-@click.option("--line", "lines", multiple=True, help="A log line of the failure; can be repeated.")
+@click.option("--line", "lines", multiple=True, help="A log line from the failure; can be repeated.")
 @click.option("--root-caused", is_flag=True, help="The cause is proven, not guessed.")
 @click.option("--reproduced", is_flag=True, help="The failure was reproduced.")
 @click.option("--mechanistic", is_flag=True, help="Not reproduced, but a mechanism explains it.")
@@ -89,7 +89,7 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
 def notes(context: click.Context, as_json: bool) -> int:
     """Show and set notes about your own setup, without secrets.
 
-    Examples: the host and folder of your machines, the tracker, the location of a key.
+    Examples: your machines' hosts and folders, the tracker, and the location of a key.
     """
     from gpuwarden.interfaces.cli.notes_service import show
 
@@ -98,7 +98,7 @@ def notes(context: click.Context, as_json: bool) -> int:
 
 @notes.command(name="path")
 def notes_path() -> int:
-    """Print the path of the notes file."""
+    """Print the notes file's path."""
     from gpuwarden.config import load_config
 
     click.echo(load_config().notes_file)

@@ -92,7 +92,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _in_our_words(error: BaseException) -> WardenError:
-    """Convert any exception to a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unexpected exception."""
+    """Convert any exception to a WardenError. GPUWARDEN_DEBUG=1 prints an unexpected exception's traceback."""
     if isinstance(error, WardenError):
         return error
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The command that shows and exports the metrics of a job."""
+"""The command that shows and exports a job's metrics."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def check(
     """Check that a job can run on several nodes together.
 
     HOST is a host from your SSH configuration, or `local`; the first host is the rendezvous. The command checks the
-    fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command.
+    fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts in --command.
     Then it runs an all-reduce of a few megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2:
     a check was inconclusive.
     """

@@ -79,5 +79,5 @@ def summary(ctx: Context) -> tuple[bool, str]:
 
 def _file(ctx: Context) -> Path:
     if ctx.notes_file is None:
-        raise BadRequest("the path of the notes file is unknown", "Set GPUWARDEN_POLICY or a home folder.")
+        raise BadRequest("the notes file's path is unknown", "Set GPUWARDEN_POLICY or a home folder.")
     return ctx.notes_file

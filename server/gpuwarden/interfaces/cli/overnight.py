@@ -4,7 +4,7 @@ The job has automatic teardown, an artifact store and self-stop. A second job ha
 approve its teardown at 9:00, and the demo compares the two bills. The demo advances a simulated clock that all
 processes read from a file. The processes, uploads, files, proofs, notices and bills are real: the demo calls the same
 functions as the MCP tools and the watch. While the laptop is closed, it calls none of these functions and reads the
-state of the simulated machines directly, which is impossible on a real cloud.
+simulated machines' state directly, which is impossible on a real cloud.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Night:
     async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
         """Wait in real time until `true()` holds. If that takes too long, advance the clock by `again_s` seconds.
 
-        The clock is advanced at most once, so that the hours and the bill do not depend on the load of this computer.
+        The clock is advanced at most once, so that the hours and the bill do not depend on this computer's load.
         """
         for look in range(1, MOST_LOOKS):
             if true():
@@ -285,7 +285,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     for _ in range(MOST_LOOKS):
         raised = [alert for alert in (await watch.once()).news if alert.raised]
         for alert in raised:
-            if alert.kind == "self_stopped":  # print it before the outcome of the self-stop
+            if alert.kind == "self_stopped":  # print it before the self-stop's outcome
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
         for job in (ordered, second):
             if copy_state(ctx, job.id) is Copy.PROVEN:
@@ -366,7 +366,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
 
 
 def _bill(night: Night, job: JobRecord) -> dict[str, Any]:
-    """Return the cost of a job's machine, and the state of the machine and its files."""
+    """Return the cost of a job's machine, and the state of that machine and its files."""
     name, machine = job.spec.name, _machine(night, job)
     ended, off, gone = (night.seen[f"{name} {what}"] for what in ("succeeded", "off", "gone"))
     pulled = night.ctx.ledger.last(job.subject, ArtifactsPulled)

@@ -41,7 +41,7 @@ def takes_codes(ctx: Context) -> bool:
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
     """Ask the user at a terminal to approve a ticket, and show a code for one browser session there.
 
-    `session` is the id of the browser session; the page shows it. Raises NotFound, Conflict, or Refused.
+    `session` is the browser session's id; the page shows it. Raises NotFound, Conflict, or Refused.
     """
     if not takes_codes(ctx):
         raise Refused("the policy does not allow codes on the page", "See approval.channels in gpuwarden doctor.")
@@ -61,7 +61,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
 
 
 async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
-    """Return the facts of a ticket or receipt, one per line, and their digest.
+    """Return a ticket's or receipt's details, one per line, and their digest.
 
     Raises Conflict if the ticket is not waiting for approval, and Refused if a proof is missing.
     """

@@ -1,4 +1,4 @@
-"""Commands that show the policy in force, or put another policy file in force."""
+"""Commands that show the active policy or activate another policy file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show the policy in force, or put another file in force."""
+    """Show the active policy, or activate another policy file."""
 
 
 @policy.command(name="show")
 @JSON
 def show(as_json: bool) -> int:
-    """Show the policy file in force and every value with its origin."""
+    """Show the active policy file and every value with its origin."""
     from gpuwarden.interfaces.cli.policy_choice import show_policy
 
     return answer(show_policy(), as_json, "policy")
@@ -28,10 +28,10 @@ def show(as_json: bool) -> int:
 @JSON
 @runs_async
 async def use(file: Path, as_json: bool) -> int:
-    """Put FILE in force for this ledger.
+    """Activate the policy FILE for this ledger.
 
-    The command asks the user for confirmation at a terminal, and for the PIN of the policy that was in force. No flag
-    or variable replaces the answer.
+    The command asks the user for confirmation at a terminal, and for the currently active policy's PIN. No flag or
+    variable replaces the answer.
     """
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 

@@ -1,4 +1,4 @@
-"""Show the policy in force, or put another policy file in force. The latter requires the user at a terminal."""
+"""Show the active policy, or activate another policy file. Activation requires the user at a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
-    """The policy file in force and its values. `since` is the time when the file's current text was recorded."""
+    """The active policy file and its values. `since` is the time at which the file's current text was recorded."""
 
     file: str
     exists: bool
@@ -37,7 +37,7 @@ class PolicyReply(WarnedReply):
 
 
 def show_policy() -> PolicyReply:
-    """Return the policy in force. Raises BadRequest if it can't be read."""
+    """Return the active policy. Raises BadRequest if it can't be read."""
     config = load_config()
     known = config.recorded
     reply = PolicyReply(
@@ -51,28 +51,28 @@ def show_policy() -> PolicyReply:
 
 
 async def use_policy(ctx: Context, path: Path) -> Result:
-    """Ask the user at the terminal to put the policy file `path` in force. Raises Refused if the answer is no."""
+    """Ask the user at the terminal to activate the policy file `path`. Raises Refused if the answer is no."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused(
-            "the policy in force does not allow approval at a terminal, so no other file can be accepted",
-            "Edit the policy file in force; gpuwarden policy show prints its path.",
+            "the active policy does not allow approval at a terminal, so no other file can be accepted",
+            "Edit the active policy file; gpuwarden policy show prints its path.",
         )
     with open_terminal() as terminal:
         return await ask_use(ctx, path, terminal)
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal whether to put a file in force.
+    """Ask on a given terminal whether to activate a policy file.
 
-    The PIN comes from the policy in force, so that a new file can't supply its own PIN.
+    The PIN comes from the active policy, so that a new file can't supply its own PIN.
     """
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)
     terminal.say(f"policy file {line(str(file), 400)}")
-    terminal.say(f"  in force now: {line(str(before.policy_file), 400)}")
+    terminal.say(f"  active now: {line(str(before.policy_file), 400)}")
     terminal.say(f"  for the ledger in {line(str(absolute(ctx.home)), 400)}")
-    await confirm_change(ctx, before.policy, policy, terminal, "Type yes to put it in force: ")
+    await confirm_change(ctx, before.policy, policy, terminal, "Type yes to activate it: ")
     record_choice(ctx, before, file, digest)
     return Result(
         message=f"{file} is now the policy file of the ledger in {ctx.home}.",
@@ -93,12 +93,12 @@ async def confirm_change(ctx: Context, before: Policy, after: Policy, terminal: 
     if not changes:
         terminal.say("  nothing changes")
     if terminal.ask(prompt) != "yes":
-        raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the policy in force.")
+        raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the active policy.")
     await check_pin(ctx, terminal)
 
 
 def record_choice(ctx: Context, before: Config, file: Path, digest: str) -> None:
-    """Record in the ledger and beside it that the user put a policy file in force."""
+    """Record in the ledger and beside it that the user activated a policy file."""
     accepted = PolicyAccepted(
         path=str(file),
         digest=digest,

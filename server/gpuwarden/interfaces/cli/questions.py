@@ -1,7 +1,7 @@
 """Ask the user at a terminal for the caps, the platforms' keys and automatic teardown.
 
-The answers that differ from the policy file are shown, confirmed and recorded like another policy file. A key is read
-without echo and stored only in a file that only the user may read; no argument, variable or client's file contains it.
+Answers that differ from the policy file are shown, confirmed and recorded as for a new policy file. A key is read
+without echo and stored only in a file that only the user may read; no argument, variable or client file contains it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpuwarden.providers._account import read_key
 from gpuwarden.providers.base import PROVIDERS
 
 QUESTIONS: Final = {
-    "caps.per_job_usd": "Cost of a job that needs no approval, in USD",
-    "caps.per_day_usd": "Cost of a day that needs no approval, in USD",
-    "caps.per_instance_usd": "Cost of an instance that needs no approval, in USD",
+    "caps.per_job_usd": "Cost per job that needs no approval, in USD",
+    "caps.per_day_usd": "Cost per day that needs no approval, in USD",
+    "caps.per_instance_usd": "Cost per instance that needs no approval, in USD",
     "teardown.automatic": "Automatic teardown after a proven job: off, stop or terminate",
 }
 NOT_ASKED: Final = (
@@ -103,7 +103,7 @@ def _asked(terminal: Terminal, policy: Policy, path: str, question: str) -> Poli
 
 
 def ask_keys(env: Mapping[str, str], folder: Path, terminal: Terminal) -> None:
-    """Show which platforms have a key, and store further keys in files that only the user may read."""
+    """Show which platforms have a key, and store missing keys in files that only the user may read."""
     lacking: dict[str, str] = {}
     for name, module in PROVIDERS.usable():
         if not module.ACCOUNT_KEYS:
@@ -128,8 +128,8 @@ def ask_keys(env: Mapping[str, str], folder: Path, terminal: Terminal) -> None:
     wanted = terminal.ask("Platforms whose key to store in a file, separated by spaces (Enter: none): ")
     for name in wanted.replace(",", " ").split():
         if name not in lacking:
-            terminal.say(f"  {name} is not a platform without a key")
-        elif key := terminal.secret(f"Key of {name} (not shown): ").strip():
+            terminal.say(f"  skipped: {name} is unknown or needs no key file")
+        elif key := terminal.secret(f"Key for {name} (not shown): ").strip():
             variable = lacking[name]
             try:
                 read_key(variable, name, {variable: key})

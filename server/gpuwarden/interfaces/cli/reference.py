@@ -41,7 +41,7 @@ def history(subject: str | None, as_json: bool) -> int:
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look up the cause and fix of a failure.
 
-    QUERY is a symptom in your own words, a line of a log, or the id of an entry to show in full. If QUERY is `-`, or
+    QUERY is a symptom in your own words, a log line, or the id of an entry to show in full. If QUERY is `-`, or
     if it is omitted and input is piped, the query is read from standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
@@ -63,13 +63,11 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("file", type=click.File("rb"))
-@click.option(
-    "--exit-code", type=click.IntRange(-64, 255), help="Exit code of the run, if the log does not contain it."
-)
+@click.option("--exit-code", type=click.IntRange(-64, 255), help="The run's exit code, if the log does not contain it.")
 @click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="Maximum number of entries.")
 @JSON
 def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
-    """Diagnose a log: the failure, its location, known causes.
+    """Diagnose a log: the failure, its location and known causes.
 
     FILE is a log of any size, or - for standard input. The exit code is 0 for every diagnosis.
     """
@@ -127,7 +125,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Regenerate the generated blocks of the profiles.")
+@click.option("--write", is_flag=True, hidden=True, help="Regenerate the generated blocks in the profiles.")
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """List the platforms, or show one.

@@ -1,4 +1,4 @@
-"""Draw the overview to fit the width of the terminal: running jobs, open approvals, billing."""
+"""Draw the overview to fit the terminal's width: running jobs, open approvals and billing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = {
     "teardown": "to approve", "ordered": "ends", "unseen_end": "end not confirmed", "blocked": "blocked",
     "unasked": "ended, billed", "spending": "to approve", "price": "the price rose",
 }  # fmt: skip
-"""A short label for each kind of decision that waits for the user."""
+"""A short label for each kind of decision that is waiting for the user."""
 
 
 def status(reply: StatusReply) -> None:
@@ -99,7 +99,7 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 
 
 def _waiting(waiting: list[WaitingReply]) -> Table:
-    """Return one line for each decision: the job, the cost of its machine, and the commands for the decision.
+    """Return one line for each decision: the job, its machine's cost, and the commands for the decision.
 
     On a narrow terminal, only the names are shortened, not the commands.
     """
@@ -152,7 +152,7 @@ def _ending(found: EndingReply | None) -> str:
 
 
 def _money(reply: StatusReply) -> list[str]:
-    """Return the lines about costs and deadlines: spending, billing, machines not rented by gpuwarden, account
+    """Return the lines about costs and deadlines: spending, billing, machines that gpuwarden did not rent, and account
     deadlines.
     """
     spent = reply.spending
@@ -161,7 +161,7 @@ def _money(reply: StatusReply) -> list[str]:
         f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {billing_now(reply)}"
     ]
     if spent.rehearsed_today_usd:
-        lines.append(f"[dim]simulated costs of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
+        lines.append(f"[dim]simulated rehearsal costs today: {usd(spent.rehearsed_today_usd)}[/]")
     for other in reply.others:
         bills = "[yellow]billed[/]" if other.billing else "[magenta]may be billed[/]"
         named = f"{console.shown(other.platform)} {console.shown(other.instance_id or 'id unknown')}"
@@ -215,7 +215,7 @@ def costs(reply: CostsReply) -> None:
     table.add_row("[bold]total[/]", f"[bold]{usd(reply.total_usd)}[/]", "")
     console.out.print(table)
     console.out.print(
-        f"[dim]since {local(reply.since, '%Y-%m-%d %H:%M')} {zone()}, without the simulated costs of rehearsals[/]"
+        f"[dim]since {local(reply.since, '%Y-%m-%d %H:%M')} {zone()}, excluding simulated rehearsal costs[/]"
     )
     console.message(reply)
 
@@ -243,7 +243,7 @@ def pending(waiting: Sequence[Waiting]) -> list[str]:
     lines = []
     ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
     for found, text in (
-        (asked, f"{counted(len(asked), 'approval')} {'waits' if len(asked) == 1 else 'wait'} for you:"),
+        (asked, f"{counted(len(asked), 'approval')} {'is' if len(asked) == 1 else 'are'} waiting for you:"),
         (ordered, f"{counted(len(ordered), 'machine')} will be torn down automatically; to cancel:"),
     ):
         if found:

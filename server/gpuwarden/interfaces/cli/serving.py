@@ -47,7 +47,7 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 @click.option("--public", is_flag=True, help="Print a link to the address in --public-url, for a phone.")
 @JSON
 def dashboard(path: str, no_browser: bool, public: bool, as_json: bool) -> int:
-    """Open the web page of the running server, at PATH if given.
+    """Open the running server's web page, at PATH if given.
 
     The link can be used once, within two minutes, and gives a browser read access.
     """
@@ -98,7 +98,7 @@ def token() -> None:
     multiple=True,
     default=("read",),
     show_default=True,
-    help="Permissions of the token; submit includes spending within your caps. No token can approve.",
+    help="The token's permissions; submit includes spending within your caps. No token can approve.",
 )
 @click.option(
     "--days",

@@ -1,4 +1,4 @@
-"""Commands for the shipped training scripts: list, show and write them, and convert rows for them."""
+"""Commands for the bundled training scripts: list, show and write them, and convert rows for them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform in the printed command if the user names none: a rehearsal, which costs nothing."""
+"""The platform in the printed command if the user does not name one: a rehearsal, which costs nothing."""
 GUESS_S = 4 * 3600
 
 
 @cli.group()
 def template() -> None:
-    """Use a shipped training script, and convert rows for it."""
+    """Use a bundled training script, and convert rows for it."""
 
 
 @template.command(name="list")
@@ -74,7 +74,7 @@ def show(name: str, as_json: bool) -> int:
 @click.option("--platform", default="", help="Platform to run on; see `gpuwarden profiles`.")
 @click.option("--push", default="", metavar="OWNER/NAME", help="Hub repo for the results.")
 @click.option("--gpu", default=None, help="GPU name.")
-@click.option("--timeout", "timeout_s", type=int, default=None, metavar="SECONDS", help="Hard time limit of the job.")
+@click.option("--timeout", "timeout_s", type=int, default=None, metavar="SECONDS", help="Hard time limit for the job.")
 @click.option(
     "--out",
     "file",
@@ -133,11 +133,11 @@ async def write(
 
 
 def write_package(folder: Path) -> None:
-    """Write the package of the shipped scripts to a folder, unless it is already there, because the user may have
-    changed it.
+    """Write the bundled scripts' package to a folder, unless it is already there, because the user may have changed
+    it.
 
     Raises:
-        BadRequest: a file with the name of the package exists.
+        BadRequest: a file with the package's name exists.
 
     """
     from gpuwarden.static_analysis.bundle import PACKAGE, shipped_files
@@ -169,7 +169,7 @@ def print_filled(reply: FilledReply, *, bundle: bool) -> None:
     if reply.explained:
         out.print(f"[yellow]{shown(reply.explained)}[/]")
     package = "including its package" if bundle else "with its package in the folder gputrain next to it"
-    out.print(f"wrote [bold]{shown(reply.file)}[/], the shipped {reply.template}.py, {package}")
+    out.print(f"wrote [bold]{shown(reply.file)}[/], the bundled {reply.template}.py, {package}")
     for repo in filter(None, (reply.model, reply.dataset)):
         out.print(f"{shown(repo.id)}: {repo.access}, license {shown(repo.license)}")
     if reply.reads:
@@ -205,7 +205,7 @@ async def convert(
 ) -> int:
     """Convert rows into the form that the template NAME reads.
 
-    SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of images, or the id of a Hub dataset.
+    SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of images, or a Hub dataset's id.
     Recognized forms are ShareGPT, Alpaca, questions with answers, transcripts and preference pairs. Three rows are
     shown before and after the conversion. FILE is the new jsonl file; without FILE, nothing is written.
     """

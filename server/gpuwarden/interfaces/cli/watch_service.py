@@ -1,4 +1,4 @@
-"""Install the watch as a service of this account: a systemd user unit, or a launchd agent.
+"""Install the watch as a service for this account: a systemd user unit, or a launchd agent.
 
 A service does not inherit the shell's variables, so the watch reads its keys from a private file when it starts.
 """
@@ -27,7 +27,7 @@ LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
 """The file with the API keys, next to the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
-"""Variables with the paths of the ledger and the policy; the service must use the same paths."""
+"""Variables with the ledger and policy paths; the service must use the same paths."""
 WAIT_S: Final = 30.0
 
 
@@ -122,7 +122,7 @@ def install(keys: Path) -> Result:
         ok=not problem,
         code="not_started" if problem else "ok",
         message=f"The watch is installed as a service ({file}).{later}",
-        hint=f"Put the platforms' keys into {keys}; only you can read it. `loginctl enable-linger` keeps the watch "
+        hint=f"Put the platforms' keys in {keys}; only you can read it. `loginctl enable-linger` keeps the watch "
         "running while you are logged out.",
     )
 
@@ -143,7 +143,7 @@ def uninstall() -> Result:
 
 
 def _ask(*argv: str) -> str:
-    """Run a command of the service manager. Return the reason if it fails, or an empty string."""
+    """Run a service manager command. Return the reason if it fails, else an empty string."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, check=False
@@ -155,7 +155,7 @@ def _ask(*argv: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """State of the watch: whether a watch is running for the ledger, and whether the service is installed."""
+    """The watch's state: whether a watch is running for the ledger, and whether the service is installed."""
 
     leads: bool
     installed: bool

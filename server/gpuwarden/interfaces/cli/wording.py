@@ -44,9 +44,9 @@ OPTIONS: Final = {
     "outputs": "--output",
     "secrets": "--secret",
 }
-"""The options whose names differ from those of their arguments, by argument."""
+"""Options whose names differ from their arguments' names, keyed by argument."""
 _OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
-"""The commands for actions whose `job_id` is the id of a fan-out."""
+"""The commands for actions whose `job_id` is a fan-out's id."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
 _POSITIONAL: Final = {
     Action.VERIFY: ("path",),
@@ -71,7 +71,7 @@ def in_commands(steps: Sequence[NextStep]) -> str:
 
 
 def option(name: str) -> str:
-    """Return the option of `gpuwarden submit` that sets a field of the job spec or one of the platform's options."""
+    """Return the `gpuwarden submit` option that sets a job spec field or a platform option."""
     family, dot, own = name.partition(".")
     if dot:
         return f"{OPTIONS[family]} {own}="

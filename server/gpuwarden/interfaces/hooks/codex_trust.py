@@ -1,6 +1,6 @@
 """Ask Codex which hooks the user has trusted. Codex runs no other hooks.
 
-A hook loses the trust if its text changes or, for a plugin's hook, if any file of the plugin changes.
+A hook loses this trust if its text changes or, for a plugin's hook, if any file in the plugin changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUESTIONS: Final[tuple[dict[str, Any], ...]] = (
 
 
 def state_of(env: Mapping[str, str], ours: Callable[[Mapping[str, Any]], bool]) -> str:
-    """Return the state of the hooks before a tool call that are `ours`.
+    """Return the state of the pre-tool-call hooks that are `ours`.
 
     It is `installed` if Codex runs all of them, `untrusted` if not, and `unconfirmed` if Codex can't be asked.
     """
@@ -38,7 +38,7 @@ def state_of(env: Mapping[str, str], ours: Callable[[Mapping[str, Any]], bool]) 
 
 
 def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the hooks that Codex lists for the user. Raises OSError or ValueError if it gives no answer."""
+    """Return the hooks that Codex lists for the user. Raises OSError or ValueError if Codex does not answer."""
     program = shutil.which("codex", path=env.get("PATH"))
     if program is None:
         raise FileNotFoundError("codex")

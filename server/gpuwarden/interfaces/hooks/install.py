@@ -47,7 +47,7 @@ TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust t
 # Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
 GONE: Final = "the guard failed, so every call is blocked; run gpuwarden hooks install"
 NO_UV: Final = (
-    "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
+    "the plugin guard did not start, so every call is blocked: install uv, then restart the client while online"
 )
 TIMEOUT_S: Final = 60
 """The hook's timeout in seconds. The guard exits well before it, because clients allow a call if the hook times out."""
@@ -134,7 +134,7 @@ class HooksReply(Result):
 
 
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
-    """Install or uninstall the hooks of the named clients, or only report their state.
+    """Install or uninstall the named clients' hooks, or only report their state.
 
     Without names, use every client whose folder exists. Raises BadRequest, before any client's file is changed, if one
     of the files has an unknown format or the guard can't start.
@@ -164,7 +164,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
-    """Return the settings files of the user, the project and the plugins in which a hook answers forms."""
+    """Return the user, project and plugin settings files in which a hook answers forms."""
     folders = [*homes.values(), project / ".claude"]
     files = {
         f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
@@ -247,7 +247,7 @@ def _guard_facts(config: Config, settings: list[Path]) -> str:
     """Return the content of the file that the guard reads on each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
-    plugins = [  # the folders in which clients keep their copies of the plugin
+    plugins = [  # the folders in which clients keep copies of the plugin
         folder / name
         for home in {file.parent for file in settings}
         for folder in (home / "plugins" / "cache", home / "plugins" / "marketplaces", home / "extensions")
@@ -298,7 +298,7 @@ def _is_ours(entry: Any) -> bool:
 
 
 def _texts(entry: Any) -> list[str]:
-    """Return the commands of an entry, or of the hooks in a matcher group."""
+    """Return the commands in an entry, or in the hooks of a matcher group."""
     inner = entry.get("hooks", [entry]) if isinstance(entry, dict) else []
     return [str(h.get("command", "")) for h in inner if isinstance(h, dict)] if isinstance(inner, list) else []
 

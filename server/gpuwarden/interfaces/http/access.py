@@ -1,4 +1,4 @@
-"""Authenticate callers and check the scopes of each route. Every request needs a principal, even on loopback."""
+"""Authenticate callers and check each route's scopes. Every request needs a principal, even on loopback."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def challenge(serving: Serving) -> dict[str, str]:
 
 
 def cookie_name(serving: Serving) -> str:
-    """Return the name of a session's cookie. It includes the port, because all ports of a host share cookies."""
+    """Return the name of the session cookie. It includes the port, because all ports on a host share cookies."""
     return f"gpuwarden_session_{serving.settings.port}"
 
 
 def principal_of(connection: HTTPConnection) -> Principal:
-    """Return the principal of a request."""
+    """Return the principal for a request."""
     return cast("Principal", connection.scope["gpuwarden.principal"])
 
 
@@ -81,7 +81,7 @@ class Authenticate:
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):
             await refuse(
-                scope, receive, send, Refused("browser sessions can change data only from pages of this server"), 403
+                scope, receive, send, Refused("browser sessions can change data only from pages on this server"), 403
             )
             return
         scope["gpuwarden.principal"] = found
@@ -89,7 +89,7 @@ class Authenticate:
             await self.app(scope, receive, send)
 
     def _who(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request; None if its credentials are missing, invalid or ambiguous."""
+        """Return the principal for a request; None if its credentials are missing, invalid or ambiguous."""
         bearers = headers.getlist("authorization")
         keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
         if len(bearers) + len(keys) > 1:
@@ -105,13 +105,13 @@ class Authenticate:
         return found if found is not None and found.kind == "session" else None
 
     async def _from_issuer(self, scope: Asgi, headers: Headers) -> Principal | None:
-        """Return the principal of an OAuth access token. Raises Unreachable."""
+        """Return the principal for an OAuth access token. Raises Unreachable."""
         if self.serving.issuer is None or len(headers.getlist("authorization")) != 1 or "x-api-key" in headers:
             return None
         return await self.serving.issuer.principal(HTTPConnection(scope))
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
-        """Return whether a browser's request comes from a page of this server.
+        """Return whether a browser's request comes from a page on this server.
 
         The Guard has already refused every other Origin, so here the header only has to be present. A read request does
         not need the header.
@@ -131,7 +131,7 @@ def _session_in(headers: Headers, name: str) -> str:
 
 
 class _Needs:
-    """Requirements of a route: one of several scopes and, if given, one of several kinds of principal."""
+    """A route's requirements: one of the given scopes and, if kinds are given, a principal of one of these kinds."""
 
     def __init__(self, scopes: Scope | Collection[Scope], kinds: Collection[Kind]) -> None:
         self.scopes: frozenset[Scope] = frozenset([scopes] if isinstance(scopes, str) else scopes)
@@ -151,7 +151,7 @@ class _Needs:
 
 
 class Protected(Route):
-    """A route for principals with one of the given scopes and, if kinds are given, of one of these kinds."""
+    """A route for principals that have one of the given scopes and, if kinds are given, are of one of these kinds."""
 
     def __init__(
         self,
@@ -174,7 +174,9 @@ class Protected(Route):
 
 
 class ProtectedSocket(WebSocketRoute):
-    """A WebSocket for principals with one of the given scopes and, if kinds are given, of one of these kinds."""
+    """A WebSocket for principals that have one of the given scopes and, if kinds are given, are of one of these
+    kinds.
+    """
 
     def __init__(
         self,

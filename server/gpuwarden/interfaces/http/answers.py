@@ -1,4 +1,4 @@
-"""Responses in one format: JSON with `ok`, `code`, `message` and `hint`; for a browser a short page. No secrets."""
+"""Responses in one format, without secrets: JSON with `ok`, `code`, `message` and `hint`, or a page for browsers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def refuse(
 ) -> None:
     """Refuse a request, or a WebSocket before it is accepted.
 
-    The connection is closed, because a part of the body may be unread.
+    The connection is closed, because part of the body may be unread.
     """
     if scope["type"] == "websocket":
         await receive()

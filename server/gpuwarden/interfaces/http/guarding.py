@@ -1,5 +1,4 @@
-"""Check every request before routing (Host, Origin, size and transfer time of the body), and set the headers of every
-response.
+"""Check every request before routing (Host, Origin, body size and transfer time), and set every response's headers.
 
 The guard is pure ASGI middleware, so it covers routes, mounts, errors and WebSockets, and does not buffer anything.
 """
@@ -31,7 +30,7 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-"""Default headers of every response; a page sends its own content-security-policy."""
+"""Default headers for every response; a page sends its own content-security-policy."""
 MAX_HEADERS: Final = 100
 END: Final[dict[str, Message]] = {
     "http": {"type": "http.response.body", "body": b"", "more_body": False},
@@ -55,7 +54,7 @@ class _Unread(OSError):
 
 
 class Guard:
-    """ASGI middleware around the whole application. An unexpected exception is logged; the response has no details."""
+    """ASGI middleware around the whole application. Unexpected exceptions are logged; responses omit the details."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app = app
@@ -81,7 +80,7 @@ class Guard:
         try:
             with streaming:
                 await self.app(scope, body, answering)
-            if streaming.cancelled_caught:  # the server stops, or the token has expired or been revoked
+            if streaming.cancelled_caught:  # the server is stopping, or the token has expired or been revoked
                 await send(END[scope["type"]])
         except (_TooLarge, _TooSlow) as cut:
             if answering.started:
@@ -122,7 +121,7 @@ class Guard:
 
 
 class _Body:
-    """Count the bytes of a request's body, and limit the time until it is complete."""
+    """Count the bytes in a request body, and limit the time until it is complete."""
 
     def __init__(self, receive: Receive, settings: Settings) -> None:
         self._receive = receive
@@ -132,7 +131,7 @@ class _Body:
         self._whole = False
 
     async def __call__(self) -> Message:
-        """Return the next message of the request. Raises _TooSlow, _TooLarge."""
+        """Return the request's next message. Raises _TooSlow, _TooLarge."""
         if self._whole:
             return await self._receive()
         self._deadline = self._deadline or anyio.current_time() + self._settings.body_s

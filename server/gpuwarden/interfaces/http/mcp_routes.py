@@ -16,7 +16,7 @@ from gpuwarden.interfaces.http.serving import Serving
 
 PATH: Final = "/mcp"
 MAX_STREAMS_EACH: Final = 200
-"""Maximum number of a token's open streams, far below the maximum number of connections to the server."""
+"""Maximum number of open streams per token, far below the maximum number of connections to the server."""
 CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 
 

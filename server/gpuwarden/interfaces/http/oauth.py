@@ -1,6 +1,6 @@
-"""Accept access tokens of the user's own OAuth issuer: the server as an OAuth resource server.
+"""Accept access tokens from the user's own OAuth issuer: the server acts as an OAuth resource server.
 
-The SDK compares a token's resource and expiry, and serves the metadata by which clients find the issuer (RFC 9728).
+The SDK compares a token's resource and expiry, and serves the metadata that leads clients to the issuer (RFC 9728).
 This module verifies the token itself (RFC 9068): signature, issuer and audience.
 """
 
@@ -37,7 +37,7 @@ FRESH_S: Final = 600.0
 USABLE_S: Final = 3_600.0
 """Seconds for which known keys remain in use while the issuer does not respond."""
 PAUSE_S: Final = 30.0
-"""Least seconds between two attempts to read the keys, because anyone can send a token with an unknown key."""
+"""Minimum seconds between two attempts to read the keys, because anyone can send a token with an unknown key."""
 TIMEOUT_S: Final = 5.0
 """Seconds within which the issuer's metadata and keys must arrive."""
 MAX_BYTES: Final = 256 << 10
@@ -66,7 +66,7 @@ class Issuer:
         return str(build_resource_metadata_url(_URL.validate_python(self.resource)))
 
     def routes(self) -> list[BaseRoute]:
-        """Return the route of the metadata, which clients read before they have a token."""
+        """Return the route for the metadata, which clients read before they have a token."""
         url, issuer = _URL.validate_python(self.resource), _URL.validate_python(self.address)
         return list(create_protected_resource_routes(url, [issuer], sorted(GRANTED), "gpuwarden"))
 
@@ -77,7 +77,7 @@ class Issuer:
         return frozenset(self._expiries)
 
     async def principal(self, connection: HTTPConnection) -> Principal | None:
-        """Return the principal of a request's token; None if the token is invalid.
+        """Return the principal for a request's token; None if the token is invalid.
 
         Raises Unreachable if the issuer's keys are not available.
         """
@@ -197,6 +197,6 @@ def _is_name(subject: object) -> bool:
 
 
 def _words(scopes: object) -> frozenset[str]:
-    """Return the scopes in a claim, which is a list or a text with spaces between the scopes."""
+    """Return the scopes in a claim, which is a list or a space-separated string."""
     words = scopes.split() if isinstance(scopes, str) else scopes
     return frozenset(word for word in words if isinstance(word, str)) if isinstance(words, list) else frozenset()

@@ -1,4 +1,4 @@
-"""The senders of requests, and their scopes.
+"""Request senders and their scopes.
 
 A principal is a `token` that the user created for a client, a browser `session` that a one-time link opened, or a
 `job` that reports its own metrics and alerts. No scope permits an approval; only the user can approve.
@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 from gpuwarden.job_tokens import job_of
 
 Scope = Literal["read", "submit", "metrics", "alerts"]
-"""`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` are those of a job's two keys."""
+"""`read` and `submit` are scopes for users' tokens; `metrics` and `alerts` are the scopes of a job's two keys."""
 GRANTED: Final[frozenset[Scope]] = frozenset({"read", "submit"})
 """The scopes that the user, or the user's OAuth issuer, may grant to a client."""
 Kind = Literal["token", "session", "job"]
@@ -33,10 +33,10 @@ class Principal:
 
 
 class Authority(Protocol):
-    """Maps the secret of a request to a principal."""
+    """Maps a request's secret to a principal."""
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the principal of a secret; None if the secret is unknown, expired or revoked."""
+        """Return the principal for a secret; None if the secret is unknown, expired or revoked."""
         ...
 
 

@@ -25,7 +25,7 @@ LOOK_S: Final = 5.0
 
 
 class Record(Frozen):
-    """Address of the server that uses this state folder, for `gpuwarden dashboard` and `doctor`.
+    """The address of the server that uses this state folder, for `gpuwarden dashboard` and `doctor`.
 
     `public_url` is the address of the reverse proxy in front of it, if any.
     """

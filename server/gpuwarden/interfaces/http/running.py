@@ -37,14 +37,14 @@ WATCH_PAUSE_S: Final = 5.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on the time and the size of a request's headers, which uvicorn lacks."""
+    """uvicorn's protocol with limits on the time and size of request headers, which uvicorn lacks."""
 
     header_s: float = 10.0
     _timer: asyncio.TimerHandle | None = None
     _header_bytes: int = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the headers of the first request."""
+        """Start the timer for the first request's headers."""
         super().connection_made(transport)
         self._arm()
 
@@ -57,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("The headers are too large.")
 
     def on_message_begin(self) -> None:
-        """Start the timer for the headers of the next request."""
+        """Start the timer for the next request's headers."""
         super().on_message_begin()
         if self._timer is None:
             self._arm()
@@ -88,7 +88,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=512)
     except socket.gaierror as error:
-        raise BadRequest(f"{host} is not an address of this machine", "Omit --host.") from error
+        raise BadRequest(f"{host} is not one of this machine's addresses", "Omit --host.") from error
     except OSError as error:
         raise Conflict(
             f"port {port} on {host} can't be used: {error.strerror or error}", "Choose another port with --port."
@@ -116,7 +116,7 @@ def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
 async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) -> AsyncIterator[None]:
     """Run the watch in a separate process, so that a busy server can't delay it.
 
-    A watch that ends is restarted, at most every `pause_s` seconds, because it monitors billing.
+    A watch that ends is restarted, at most once every `pause_s` seconds, because it monitors billing.
     """
 
     def start() -> subprocess.Popen[bytes]:

@@ -26,7 +26,7 @@ NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PORT = 8741
 RECHECK_S = 5.0
-"""Seconds between two checks of the tokens of open streams and sessions."""
+"""Seconds between two checks of the tokens that open streams and sessions use."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Settings:
     header_s: float = 10.0
     """Seconds within which the headers must arrive."""
     send_s: float = 60.0
-    """Maximum time in seconds for which a client may leave a part of a response unread."""
+    """Maximum time in seconds for which a client may leave part of a response unread."""
 
     def __post_init__(self) -> None:
         try:
@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def endpoint(self) -> str:
-        """Return the URL of MCP, for which an OAuth issuer issues tokens."""
+        """Return the MCP URL, for which an OAuth issuer issues tokens."""
         return f"{self.public_url.rstrip('/') or self.local_url}/mcp"
 
     @property
@@ -92,19 +92,19 @@ def host_name(netloc: str) -> str:
 
 
 class Answer(Protocol):
-    """A response that is being sent, and the principal of its request."""
+    """A response that is being sent, and its request's principal."""
 
     started: bool
 
     @property
     def principal(self) -> Principal | None:
-        """Return the principal of the request; None if it has not been authenticated yet."""
+        """Return the request's principal; None if it has not been authenticated yet."""
         ...
 
 
 @dataclass
 class Serving:
-    """The dependencies of all routes. Features add to `lifespans` the tasks that run while the server runs."""
+    """The dependencies of all routes. `lifespans` contains the tasks that features run while the server runs."""
 
     ctx: Context
     tokens: TokenStore
@@ -119,7 +119,7 @@ class Serving:
 
     @classmethod
     def over(cls, ctx: Context, settings: Settings | None = None) -> Serving:
-        """Return the dependencies of a server for one context."""
+        """Return a server's dependencies for one context."""
         settings = settings or Settings()
         tokens = TokenStore(ctx.home, ctx.clock)
         mcp = McpEndpoint(ctx, settings.max_body)
@@ -132,11 +132,11 @@ class Serving:
 
     @property
     def clock(self) -> Clock:
-        """Return the clock of the use cases."""
+        """Return the use cases' clock."""
         return self.ctx.clock
 
     def end_streams(self, of: Callable[[Principal | None], bool] = lambda _: True) -> None:
-        """End the responses that have started, such as streams: all of them, or those whose principal `of` accepts."""
+        """End responses that have started, such as streams: all of them, or those whose principal satisfies `of`."""
         for scope, answer in list(self.streams.items()):
             if answer.started and of(answer.principal):
                 scope.cancel()

@@ -31,7 +31,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
             error = AuthFailed("this link has already been used or has expired", "Run gpuwarden dashboard again.")
             return answer_for(request.headers, error)
         # This is not a redirect: if the link was opened from another site or a file, a browser would not send a strict
-        # cookie after a redirect. A request from a page of this server counts as same-site.
+        # cookie after a redirect. A request from a page on this server counts as same-site.
         path = request.query_params.get("to", "/")
         response = HTMLResponse(ENTERED.format(path=path if PATH.fullmatch(path) else "/"))
         local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}

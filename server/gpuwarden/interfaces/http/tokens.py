@@ -125,7 +125,7 @@ class TokenStore:
             grants[:] = [g for g in grants if g.kind != "session" or g.id != session_id]
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the principal of a token's or session's secret; None if the secret is unknown, expired or revoked."""
+        """Return the principal for a token's or session's secret; None if the secret is unknown, expired or revoked."""
         found = self._find(secret, self._read())
         if found is None or found.kind == "link":
             return None
@@ -133,7 +133,7 @@ class TokenStore:
         return Principal(found.kind, found.id, found.name, frozenset(found.scopes), person=person)
 
     def _find(self, secret: str, grants: Sequence[Grant]) -> Grant | None:
-        """Return the grant of a secret. The time of the comparison does not depend on the position of the match."""
+        """Return the grant for a secret. The comparison time does not depend on the match's position."""
         if len(secret) > MAX_SECRET:
             return None
         digest, now = _digest(secret), self.clock.now()

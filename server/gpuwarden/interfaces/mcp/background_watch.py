@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 async def watch_in_background(ctx: Context, every_s: float = EVERY_S) -> None:
-    """Run the watch while the server runs. Without it, an idle machine is noticed only at an agent's next call."""
+    """Run the watch while the server runs. Without it, an idle machine is noticed only on the next tool call."""
     shown: dict[str, str] = {}
 
     def report(done: Round) -> None:

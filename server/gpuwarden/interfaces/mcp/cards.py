@@ -22,7 +22,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked
 
 CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
 VIEW: Final = "gpuwarden/card"
-"""Key of a card's data in the metadata of a result. Models do not read this metadata."""
+"""Key of a card's data in a result's metadata, which models do not read."""
 CLOSED: Final = ResourceCsp(connect_domains=[], resource_domains=[], frame_domains=[], base_uri_domains=[])
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
-Changes are read from the ledger, so changes made by any process are reported. Alerts are sent to the clients that
-requested log messages, and to a client with a channel as messages to its model. Notifications are sent at most once a
-second. A client that does not read its messages delays each notification by at most SEND_S seconds.
+Changes are read from the ledger, so changes made by any process are reported. Alerts are sent as log messages to the
+clients that requested them, and as messages to the model of a client that has a channel. Notifications are sent at most
+once a second. A client that does not read its messages delays each notification by at most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def job_text(ctx: Context, job_id: str) -> str:
 
 
 class LiveJobs:
-    """The server's subscription bus, for clients with either version of the protocol."""
+    """The server's subscription bus, for clients that use either protocol version."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -80,7 +80,7 @@ class LiveJobs:
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
-        """Deliver an event to every stream of `subscriptions/listen`."""
+        """Deliver an event to every `subscriptions/listen` stream."""
         for listener in list(self._listeners.values()):
             listener(event)
         await anyio.lowlevel.checkpoint()
@@ -112,7 +112,7 @@ class LiveJobs:
                 logger.warning("%s", line(error.message, 300))
 
     async def round(self, after: int) -> int:
-        """Notify clients of the events after the event number `after`. Return the number of the last event."""
+        """Notify clients of the events after event number `after`. Return the number of the last event."""
         events = self.ctx.ledger.events(after=after, limit=1_000)
         changed = self._changed | {job for event in events if (job := self._job_of(event.subject))}
         self._changed = set()
@@ -124,7 +124,7 @@ class LiveJobs:
         for event in events:
             if isinstance(event.data, AlertRaised) and (self._levels or self._channels):
                 alert = Alert.read(event)
-                # A job can post a part of the text, so all of it is marked as data.
+                # Part of the text may come from the job, so all of it is marked as data.
                 text = f"{alert.kind}: {quoted(alert.text)} {in_calls(alert.next_steps)}".strip()
                 data = line(scrubbed(text, self.ctx.hidden(text)), 600)
                 params = {"level": "warning", "logger": "gpuwarden.watch", "data": data}
@@ -164,7 +164,7 @@ class LiveJobs:
         return EmptyResult()
 
     def open_channel(self, ctx: ServerRequestContext[Any, Any]) -> None:
-        """Send alerts to the client of this request as messages to its model."""
+        """Send alerts to this request's client as messages to its model."""
         self._channels.add(self._connection(ctx))
 
     async def _set_level(self, ctx: ServerRequestContext[Any, Any], params: SetLevelRequestParams) -> EmptyResult:

@@ -25,15 +25,15 @@ from gpuwarden.lifecycle.context import Context
 IDLE_S: Final = 30 * 60.0
 MAX_SESSIONS: Final = 1_000
 MAX_SESSIONS_EACH: Final = 200
-"""Maximum number of sessions of one principal. Some clients open a session at each start and never close it."""
+"""Maximum number of sessions per principal. Some clients open a session each time they start and never close it."""
 Message: TypeAlias = MutableMapping[str, Any]
 
 
 class _Sessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, with a limit for each principal. They also end with the principal's token."""
+    """The SDK's sessions, with a per-principal limit. They also end when the principal's token ends."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
-        """Open a session, or return None at a limit. The principal's idlest session is closed to make room."""
+        """Open a session, or return None if a limit is reached. The principal's longest-idle session makes room."""
         scopes = [self._server_instances[key].idle_scope for key, owner in self._session_owners.items()
                   if owner == requestor]  # fmt: skip
         open_now = [scope for scope in scopes if scope is not None and not scope.cancel_called]
@@ -45,7 +45,7 @@ class _Sessions(StreamableHTTPSessionManager):
         return super()._admit_session(requestor)
 
     def end(self, of: Callable[[str], bool]) -> None:
-        """End the sessions of the principals whose id `of` accepts."""
+        """End the sessions of each principal whose id satisfies `of`."""
         for key, owner in self._session_owners.items():
             scope = self._server_instances[key].idle_scope
             if scope is not None and of(owner["client_id"]):
@@ -53,7 +53,7 @@ class _Sessions(StreamableHTTPSessionManager):
 
 
 class McpEndpoint:
-    """One MCP server for all clients of an application. Enter `running`, once, to serve requests."""
+    """One MCP server for all of an application's clients. Enter `running`, once, to serve requests."""
 
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
@@ -78,7 +78,7 @@ class McpEndpoint:
             self._manager = None
 
     def end_sessions(self, of: Callable[[str], bool]) -> None:
-        """End the sessions of the principals whose id, as in `holder`, `of` accepts."""
+        """End the sessions of each principal whose id, as in `holder`, satisfies `of`."""
         if self._manager is not None:
             self._manager.end(of)
 

@@ -1,4 +1,4 @@
-"""Ask the user to decide on the page of `gpuwarden serve`, through a client that can open URLs.
+"""Ask the user to decide on the `gpuwarden serve` page, through a client that can open URLs.
 
 The client's answer means only that the user opened the page. It neither approves nor declines anything: the page or a
 terminal does, and the ledger records the channel. Therefore a forged or replayed answer has no effect.
@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.records import read_teardown, receipt_used
 TOOLS: Final = frozenset({"submit_job", "teardown_request"})
 KEY: Final = "page"
 ROUNDS: Final = "2026-07-28"
-"""First revision in which a question is the result of a call, and the client repeats the call with the answer."""
+"""First protocol revision in which a call can return a question. The client repeats the call with the answer."""
 APPROVED: Final = "The user has approved the spending. This call launched nothing."
 MESSAGE: Final = (
     "{} Open gpuwarden's page to decide? Opening it approves nothing. If the page asks for a token, run gpuwarden "
@@ -54,7 +54,7 @@ Call: TypeAlias = Callable[[], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Question:
-    """A request that waits for approval: a ticket (t...) with the digest of its facts, or a receipt (r...)."""
+    """A request that waits for approval: a ticket (t...) with its facts' digest, or a receipt (r...)."""
 
     ticket: str
     digest: str = ""
@@ -73,19 +73,19 @@ class Question:
 
 
 class PageApprovals:
-    """The questions of one server. With `public`, clients may be on other machines, so they get the public address."""
+    """The questions asked by one server. If `public`, clients may be on other machines and get the public address."""
 
     def __init__(self, ctx: Context, *, public: bool) -> None:
         self._ctx, self._public = ctx, public
         self._asked: set[str] = set()
-        """Ids of the questions that were sent. A question about the same facts is sent once."""
+        """Ids of the questions that were sent. A question about the same facts is sent only once."""
 
     async def asking(
         self, client: ClientContext[Any, Any], arguments: Mapping[str, Any], call: Call, patience_s: float
     ) -> Outcome:
         """Return the result of a call. If it needs the user's approval, ask the client to open the page, and wait.
 
-        The result is the state in the ledger after a bounded wait, whatever the client answered.
+        The result is the state in the ledger after a bounded wait, regardless of the client's answer.
         """
         if (resumed := _resumed(client)) is not None:
             reply = (client.input_responses or {}).get(KEY)
@@ -104,7 +104,7 @@ class PageApprovals:
             request = ElicitRequest(params=ElicitRequestURLParams(message=message, url=url))
             state = {"ticket": asked.ticket, "digest": asked.digest, "result": first.model_dump(mode="json")}
             return InputRequiredResult(input_requests={KEY: request}, request_state=json.dumps(state))
-        action = "cancel"  # also the answer of a client that fails or does not answer in time
+        action = "cancel"  # also used if the client fails or does not answer in time
         with contextlib.suppress(MCPError, ValueError), anyio.move_on_after(patience_s):
             action = (await client.elicit_url(message, url, asked.id)).action
         outcome = await self._outcome(asked, first, action == "accept", arguments, call)
@@ -114,18 +114,18 @@ class PageApprovals:
         return outcome
 
     def _question(self, result: CallToolResult) -> Question | None:
-        """Return the question of a result that needs approval on the page; None for any other result."""
+        """Return the question if a result needs approval on the page, else None."""
         body = result.structured_content or {}
         steps = read_steps(body.get("next") or ())
         named = (str(step.parameters.get("ticket", "")) for step in steps if step.action is Action.APPROVE)
         ticket = str(body.get("ticket") or next(named, ""))
         if body.get("code") != "approval_required" or ticket[:1] not in {"t", "r"}:
-            return None  # the page does not show other questions, such as the consent to a rehearsal (s...)
+            return None  # the page does not show other questions, such as consent to a rehearsal (s...)
         found = Question(ticket, (read_teardown(self._ctx.ledger, ticket).digest or "") if ticket[0] == "t" else "")
         return found if found.waits(self._ctx) else None
 
     def _page(self) -> str:
-        """Return the address of the page that uses this ledger; empty if none runs or the policy does not allow it."""
+        """Return the address of this ledger's page; empty if no page is running or the policy does not allow it."""
         from gpuwarden.interfaces.http.record import running_server
 
         with contextlib.suppress(WardenError, OSError):
@@ -137,7 +137,7 @@ class PageApprovals:
     async def _outcome(
         self, asked: Question, result: CallToolResult, opened: bool, arguments: Mapping[str, Any], call: Call
     ) -> Outcome:
-        """Return the state of the request. If the user opened the page, first wait for a decision.
+        """Return the request's state. If the user opened the page, first wait for a decision.
 
         A call that ends a machine or launches a receipt is repeated, because the ledger executes each approval once.
         A check is not repeated, because that would issue another receipt.
@@ -161,7 +161,7 @@ def _opens_urls(client: ClientContext[Any, Any]) -> bool:
 
 
 def _resumed(client: ClientContext[Any, Any]) -> tuple[Question, CallToolResult] | None:
-    """Return the question that a repeated call answers, and its result then.
+    """Return the question that a repeated call answers, and the result that contained the question.
 
     The SDK has verified that this server issued the state, for this caller, tool and arguments.
     """

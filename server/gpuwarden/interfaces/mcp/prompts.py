@@ -20,8 +20,8 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
    guess a name.
 2. Use a matching template unchanged, such as gpuwarden://templates/sft; the skill's table lists them. Only if no
    template matches, write the script, with its outputs, its checkpoints and its resume path, and show it to me.
-3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst cost, the storage that the platform
-   deletes, and the storage that it keeps billing.
+3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst-case cost, the storage that the
+   platform deletes, and the storage that it keeps billing.
 4. After my approval, call submit_job with only its receipt.
 5. Call check_job within the first minute. The run has started only once check_job reports a first step.
 """
@@ -30,15 +30,15 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
 def debug_run(job_id: str) -> str:
     """Find out why a run failed or stalled."""
     return f"""\
-The job {line(job_id, 64)} failed, stalled or gave implausible numbers. Find out why.
+The job {line(job_id, 64)} failed, stalled or reported implausible numbers. Find out why.
 
 Read skill://training-debug/SKILL.md first. Then:
 
 1. Call check_job. Its diagnoses are possible causes with their log lines; check those lines in the log, and
-   read further back with log_cursor. The first error counts, not the last.
+   read further back with log_cursor. The first error matters, not the last.
 2. Search for each unexplained line with search_references; pass the raw line.
 3. State the cause, the evidence for it and how certain you are, before you change anything. If several causes fit,
-   name the observation that would decide between them.
+   name the observation that would distinguish between them.
 4. Change one thing and submit it as a new job. Memory, NaN, code and digest faults are not retried unchanged.
 
 The machine may still be billed: report this, with the cost so far. Do not tear down a machine because its run is

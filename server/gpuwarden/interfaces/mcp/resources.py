@@ -26,7 +26,7 @@ TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", "
 
 @dataclass(frozen=True)
 class Document:
-    """One file: its entry in the list of resources, and its content. `path` is relative to the folder for `kind`."""
+    """A file: its entry in the resource list and its content. `path` is relative to the folder for `kind`."""
 
     kind: Kind
     path: str
@@ -48,13 +48,13 @@ class Document:
 
 
 def page_uri(page: str) -> str:
-    """Return the URI of a page, given its path in the references folder."""
+    """Return a page's URI, given its path in the references folder."""
     return f"gpuwarden://references/{page}"
 
 
 def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
-    """Return every document, keyed by its URI. A profile in the user's folder replaces a shipped profile with the same
-    name.
+    """Return every document, keyed by its URI. A profile in the user's folder replaces a bundled profile
+    with the same name.
 
     The user's notes are included unless they are empty or invalid.
     """
@@ -68,14 +68,14 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
             notes = Notes()
         if notes != Notes():
             content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
-            about = "The user's notes on their setup: machines, folders, tracker and locations of keys."
+            about = "The user's notes on their setup: machines, folders, tracker and key locations."
             title, kind = "The user's notes", "application/json"
             found[NOTES_URI] = Document("notes", notes_file.name, NOTES_URI, title, about, kind, content)
     return found
 
 
 def entry_text(key: str) -> str:
-    """Return the section of a page that contains an entry. Raises NotFound."""
+    """Return the page section that contains an entry. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
@@ -87,13 +87,13 @@ def entry_text(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
-    """Return the shipped documents. They are read only once, so that a listing and later reads are consistent."""
+    """Return the bundled documents. They are read only once, so that a listing and later reads are consistent."""
     kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 
 
 def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
-    """Yield the documents of a folder, except hidden files, links, large files and files that are not text."""
+    """Yield the documents in a folder, except hidden files, links, large files and files that are not text."""
     for file in sorted(root.rglob("*")):
         parts = file.relative_to(root).parts
         known = kind == "skills" or file.suffix == ".md"
@@ -117,7 +117,7 @@ def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """Return the front matter of a page, or an empty dict if it is missing or invalid.
+    """Return a page's front matter, or an empty dict if it is missing or invalid.
 
     The page's own loader reports errors.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's result: a reply, or an error with only the required fields."""
+    """Return the schema for a tool's result: a reply, or an error with only the required fields."""
     return {**untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
 
 
@@ -31,7 +31,7 @@ def untitled(schema: Any) -> Any:
 
 
 def slim(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments without titles, and with x for `anyOf: [x, null]`."""
+    """Return the schema for a tool's arguments without titles, and with x for `anyOf: [x, null]`."""
     shown: dict[str, Any] = untitled(schema)
     for field in shown.get("properties", {}).values():
         options = [o for o in field.pop("anyOf", []) if o != {"type": "null"}]

@@ -1,4 +1,4 @@
-"""The MCP server, which provides the use cases as tools. Only modules of this package import the SDK.
+"""The MCP server, which provides the use cases as tools. Only modules in this package import the SDK.
 
 Descriptions and schemas are short, because they cost the model tokens on every turn. They do not ask an agent to follow
 the safety rules, because the use cases enforce the rules.
@@ -67,9 +67,9 @@ READS = frozenset({
     "completion/complete", "logging/setLevel", "resources/list", "resources/read", "resources/subscribe",
     "subscriptions/listen", *METHODS,
 })  # fmt: skip
-"""Methods whose results or notifications contain data of jobs."""
+"""Methods whose results or notifications contain job data."""
 MAX_LISTED = 100
-"""Maximum number of jobs among the resources. The jobs with the latest transitions are listed."""
+"""Maximum number of jobs listed as resources. The jobs with the most recent transitions are listed."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
 """The cache scope is private because the resources may include the user's own profiles."""
 
@@ -79,7 +79,7 @@ class WardenServer(MCPServer[Any]):
 
     def __init__(self, ctx: Context, *, scoped: bool = False, channel: bool = False) -> None:
         self.channel = channel
-        """Send alerts to the client's model as messages, to a client that has channels."""
+        """Send alerts as messages to the client's model, if the client has channels."""
         self.scoped = scoped
         """Whether the caller needs a scope for each call, as over HTTP. Over stdio, the client acts as the user."""
         super().__init__(
@@ -112,13 +112,13 @@ class WardenServer(MCPServer[Any]):
             )
 
     async def need_read(self, ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-        """Require the scope `read` for methods other than tool calls that return or send data of jobs."""
+        """Require the scope `read` for methods other than tool calls that return or send job data."""
         if ctx.method in READS:
             self.need_scope("read")
         return await call_next(ctx)
 
     async def offer_channel(self, ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-        """Declare the channel in the result of `initialize`; only clients of the older protocol have channels."""
+        """Declare the channel in the result of `initialize`; only clients that use the older protocol have channels."""
         result = await call_next(ctx)
         if self.channel and ctx.method == "initialize" and isinstance(result, dict):
             result.setdefault("capabilities", {}).setdefault("experimental", {})[CHANNEL] = {}
@@ -193,7 +193,7 @@ class WardenServer(MCPServer[Any]):
     async def get_prompt(
         self, name: str, arguments: dict[str, Any] | None = None, context: ClientContext[Any, Any] | None = None
     ) -> GetPromptResult | InputRequiredResult:
-        """Return a prompt. An unknown prompt, or unknown or missing arguments, are protocol errors."""
+        """Return a prompt. An unknown prompt and unknown or missing arguments are protocol errors."""
         prompt = self._prompt_manager.get_prompt(name)
         if prompt is None:
             raise MCPError(code=INVALID_PARAMS, message=f"unknown prompt {line(name, 80)!r}")
@@ -206,7 +206,7 @@ class WardenServer(MCPServer[Any]):
 
 
 async def explain_errors(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """Return gpuwarden's message and next steps in the error if a request other than a tool call fails."""
+    """If a request other than a tool call fails, return gpuwarden's message and next steps in the error."""
     try:
         return await call_next(ctx)
     except WardenError as error:

@@ -18,11 +18,11 @@ from gpuwarden.interfaces.mcp import skills
 from gpuwarden.interfaces.mcp.wording import in_calls
 
 SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
-"""Shipped documents change only when another version is installed."""
+"""Bundled documents change only when another version is installed."""
 
 
 class SkillsParams(RequestParams):
-    """Parameters for the methods of the skills extension."""
+    """Parameters for the skills extension's methods."""
 
     uri: str = ""
     cursor: str | None = None
@@ -66,7 +66,7 @@ def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
 
 
 async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """List the extensions in the result of `initialize`, where clients of the older protocol read them."""
+    """List the extensions in the result of `initialize`, where clients that use the older protocol expect them."""
     result = await call_next(ctx)
     if ctx.method == "initialize" and isinstance(result, dict):
         extensions = {skills.EXTENSION: Skills().settings(), APPS: {}}

@@ -1,7 +1,7 @@
 """The MCP server over standard input and output.
 
 A server that can't open its context, for example because the policy is invalid or the ledger is damaged, still accepts
-the session and tries again at each call. If this fails, the call's result contains the reason, because an agent reads
+the session and tries again on each call. If this fails, the call's result contains the reason, because an agent reads
 its client's messages but not the server's standard error.
 """
 
@@ -56,10 +56,10 @@ class LateContext:
 
 
 def serve_stdio(open_context: Callable[[], Context], *, channel: bool = False) -> None:
-    """Serve until the client disconnects. If the context could not be opened by then, raise the error that prevented
-    it.
+    """Serve until the client disconnects. If the context has not been opened by then, raise the error that
+    prevented it.
     """
-    gc.freeze()  # the loaded modules are never freed; scanning them would take the collector 70 ms each time
+    gc.freeze()  # the loaded modules are never freed; scanning them would add 70 ms to each garbage collection
     context = anyio.run(_serve, open_context, channel)
     _ = context.ledger
 
@@ -84,7 +84,7 @@ async def _run_beside(server: WardenServer, late: LateContext) -> None:
 
 
 def _load_watch() -> Callable[[Context], Any]:
-    """Import the watch, and with it most of the package, while the server already responds."""
+    """Import the watch, and with it most of the package, while the server is already responding."""
     from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 
     return watch_in_background

@@ -1,8 +1,8 @@
 """Let clients wait for a job without an open call, through the Tasks extension (io.modelcontextprotocol/tasks).
 
 `check_job` with `until` waits for a limited time. A client that declares the extension gets a task instead, and polls
-it. The server stores nothing: a task's id contains the state in which the wait began, so tasks survive a restart, and
-any server of the ledger can answer. No id gives access to anything, because every poll is a call of `check_job`.
+it. The server stores nothing: a task's id contains the state at the start of the wait, so tasks survive a restart, and
+any server that uses the ledger can answer. An id alone gives no access, because every poll is a `check_job` call.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from gpuwarden.lifecycle.context import Context
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 REVISION: Final = "2026-07-28"
-"""The revision whose tasks these are. The tasks of 2025-11-25 have other methods."""
+"""The protocol revision that defines these tasks. Tasks in revision 2025-11-25 have other methods."""
 METHODS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
 POLL_MS: Final = 5_000
 FINAL: Final = frozenset({"bad_request", "not_found", "refused"})
 """Codes of errors that end a task, because a later poll would return them too."""
 MAX_ID: Final = 4_096
-"""Maximum length of an id. A job with so many alerts that its id would be longer gets no task."""
+"""Maximum length of an id. A wait whose id would be longer, because its job has many alerts, gets no task."""
 
 Request: TypeAlias = ServerRequestContext[Any, Any]
 Check: TypeAlias = Callable[[Request, dict[str, Any]], Awaitable[CallToolResult | InputRequiredResult]]
 
 
 class TaskParams(RequestParams):
-    """Parameters for the methods of the extension."""
+    """Parameters for the extension's methods."""
 
     task_id: str = Field(alias="taskId", max_length=MAX_ID)
 
@@ -59,7 +59,7 @@ class Asked(BaseModel):
     @classmethod
     def _is_a_job(cls, value: str) -> str:
         if is_fan_out(value):
-            raise ValueError("a fan-out is not waited for")
+            raise ValueError("waiting for a fan-out is not supported")
         return value
 
 
@@ -74,7 +74,7 @@ class News(BaseModel):
 
 
 class Wait(BaseModel):
-    """A wait: its arguments, the news at its beginning, and when it began, in seconds since 1970."""
+    """A wait: its arguments, the news at its start, and its start time in seconds since 1970."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -89,14 +89,14 @@ class Wait(BaseModel):
 
     @classmethod
     def read(cls, task_id: str) -> Wait:
-        """Return the wait of an id. Raises MCPError."""
+        """Return the wait that an id contains. Raises MCPError."""
         try:
             return cls.model_validate_json(base64.urlsafe_b64decode(task_id + "=" * (-len(task_id) % 4)))
         except ValueError as error:
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
     def is_over(self, now: News, state: str) -> bool:
-        """Return whether the awaited event has happened. A new alert ends every wait: a stall brings no step."""
+        """Return whether the awaited event has happened. A new alert ends every wait: a stalled job makes no steps."""
         moved = self.asked.until != "end" and now.since != self.first.since
         stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
         return moved or stepped or state in TERMINAL_JOBS or bool({*now.alerts} - {*self.first.alerts})
@@ -121,7 +121,7 @@ class Tasks(Extension):
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: Request, call_next: CallNext
     ) -> HandlerResult:
-        """Return a task for a call of check_job that would wait, if the client's request declares the extension."""
+        """Return a task for a check_job call that would wait, if the client's request declares the extension."""
         arguments = params.arguments or {}
         capabilities = ctx.session.client_capabilities
         declared = ctx.protocol_version == REVISION and TASKS in ((capabilities and capabilities.extensions) or {})
@@ -140,7 +140,7 @@ class Tasks(Extension):
         return {"resultType": "task", **self._task(wait), **_working(body)}
 
     async def _get(self, ctx: Request, params: TaskParams) -> dict[str, Any]:
-        """Check the job. An error that may pass leaves the task as it is."""
+        """Check the job. A temporary error leaves the task unchanged."""
         require_client_extension(ctx, TASKS)
         wait = Wait.read(params.task_id)
         result, body = await self._checked(ctx, wait.asked)
@@ -159,7 +159,7 @@ class Tasks(Extension):
 
     async def _checked(self, ctx: Request, asked: Asked) -> tuple[CallToolResult, dict[str, Any]]:
         result = await self._check(ctx, asked.model_dump(exclude={"until"}, exclude_none=True))
-        assert isinstance(result, CallToolResult) and result.structured_content, "check_job asks the client nothing"
+        assert isinstance(result, CallToolResult) and result.structured_content, "check_job never asks the client"
         return result, result.structured_content
 
     def _news(self, body: dict[str, Any]) -> News:

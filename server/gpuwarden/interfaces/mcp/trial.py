@@ -34,16 +34,16 @@ POLICY: Final = """platforms = ["rehearsal/*"]
 unsandboxed = true  # the script is part of gpuwarden
 """
 PATIENCE_S: Final = 180.0
-"""Maximum seconds between the start of the server and the proven copy."""
+"""Maximum time in seconds from the server's start to the proven copy."""
 END_S: Final = 20.0
 TAIL: Final = 5
-"""Maximum number of lines of the server's standard error in an error message."""
+"""Maximum number of lines from the server's standard error in an error message."""
 
 Show = Callable[[str], None]
 
 
 async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], show: Show) -> None:
-    """Run a job through the entry `run` of the client `title`; `show` receives a line for each step.
+    """Run a job through the client `title`'s entry `run`; `show` receives a line for each step.
 
     Raises BadRequest with the client, the command and the end of the server's standard error.
     """
@@ -84,7 +84,7 @@ def _scratch(folder: Path) -> dict[str, str]:
 
 
 def _passed(run: Run, env: Mapping[str, str], scratch: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the client passes through this entry, without secrets and gpuwarden's settings."""
+    """Return the variables that the client passes through this entry, except secrets and gpuwarden's settings."""
     withheld = account_keys() | {v.name for v in variables() if v.secret}
     given = {
         name: value

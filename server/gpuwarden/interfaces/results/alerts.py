@@ -1,4 +1,4 @@
-"""Reply to one round of the watch."""
+"""Reply to one watch round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AlertReply(Guided):
 
 
 class WatchReply(WarnedReply):
-    """One round of the watch: new alerts, alerts that are still open, and the polls and messages that failed."""
+    """One watch round: new alerts, alerts that are still open, and the polls and messages that failed."""
 
     news: list[AlertReply] = Field(default_factory=list)
     standing: list[AlertReply] = Field(default_factory=list)
@@ -34,14 +34,14 @@ class WatchReply(WarnedReply):
 
 
 def watched(done: Round) -> WatchReply:
-    """Return the reply to one round of the watch. `ok` is false while an alert is open."""
+    """Return the reply to one watch round. `ok` is false while an alert is open."""
     unknown = {named(k, 80): quoted(v) for k, v in done.trouble.items()}
     calls = {alert.key for alert in (*done.news, *done.standing) if alert.raised}
     return WatchReply(
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
         message=f"{counted(len(calls), 'open alert').capitalize()}.",
-        next=steps("Follow the hint of each alert." if calls or unknown else ""),
+        next=steps("Follow each alert's hint." if calls or unknown else ""),
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],
         unknown=unknown,

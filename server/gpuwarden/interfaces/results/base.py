@@ -75,7 +75,7 @@ R = TypeVar("R", bound=Result)
 
 
 def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
-    """Add the policy's problems to a reply if the reply has a field for warnings."""
+    """Add policy problems to a reply that has a field for warnings."""
     if isinstance(reply, WarnedReply):
         reply.warnings = [f"{notice.text} {words(notice.next_steps)}".strip() for notice in notices]
     return reply
@@ -183,7 +183,7 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 
 
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
-    """Return the findings of a gate.
+    """Return a gate's findings.
 
     Each message is quoted as a whole, because it may contain names of files, columns and processes. The next steps are
     not quoted, because gpuwarden wrote them.

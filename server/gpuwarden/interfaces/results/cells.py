@@ -31,9 +31,9 @@ class CellReply(BaseModel):
 class FanOutReply(BaseModel):
     """The states, costs and results of a fan-out.
 
-    `states` counts the cells by state. `odd` lists the cells that are neither waiting, running nor verified, `jobs` the
-    running jobs, `duplicates` the cells that completed more than once, and `strangers` the cells that are not in their
-    queue or differ from the plan.
+    `states` counts the cells by state. `odd` lists the cells that are neither waiting, running nor verified, `jobs`
+    lists the running jobs, `duplicates` lists the cells that completed more than once, and `strangers` lists the cells
+    that are not in their queue or differ from the plan.
     """
 
     cells: int = 0

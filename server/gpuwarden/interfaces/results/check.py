@@ -1,4 +1,4 @@
-"""Reply to check_job and cancel_job: the current state of a job, with part of its log."""
+"""Reply to check_job and cancel_job: a job's current state, with part of its log."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpuwarden.lifecycle.posted import posted_text
 from gpuwarden.lifecycle.records import LeaseRecord
 
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
-"""Fields of an allocation that contain text from outside gpuwarden."""
+"""Allocation fields that contain text from outside gpuwarden."""
 LOG_LIMIT = 16_000
 """Maximum number of log characters in one reply."""
 
 
 class DiagnosisReply(BaseModel):
-    """A known failure that the log lines in `lines` indicate. `certainty` is likely or possible."""
+    """A known failure indicated by the log lines in `lines`. `certainty` is likely or possible."""
 
     id: str
     title: str
@@ -50,7 +50,7 @@ class ArtifactStoreReply(BaseModel):
 
 
 class CheckReply(WarnedReply):
-    """The current state of a job and its billing. `log_cursor` is the position at which the next log read starts."""
+    """A job's current state and billing. `log_cursor` is the position at which the next log read starts."""
 
     job_id: str
     state: str
@@ -76,7 +76,7 @@ class CheckReply(WarnedReply):
     usage: dict[str, float] = Field(default_factory=dict)
     """GPU, memory and disk usage in the machine's last report, in percent and bytes."""
     allocation: dict[str, str | float] = Field(default_factory=dict)
-    """Report of the engine that runs the job, such as Slurm: the engine's job id, queue, nodes and restarts."""
+    """Report from the engine that runs the job, such as Slurm: the engine's job id, queue, nodes and restarts."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
@@ -89,7 +89,7 @@ class CheckReply(WarnedReply):
     artifact_store: ArtifactStoreReply | None = None
     """The content of the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """Result of each step in the verification of the job's outputs: yes, no, not_yet or unknown."""
+    """Result of each step in verifying the job's outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None
     log: str = ""
     log_cursor: int | None = None

@@ -84,7 +84,7 @@ _NEXT: Final[dict[Cause, str]] = {
 
 
 def _following(report: Report) -> list[NextStep]:
-    """Return the next steps for the causes, the most severe first. If any cause refutes the copy, ignore the others."""
+    """Return the next steps for the causes, most severe first. If any cause refutes the copy, ignore the others."""
     refuting = [cause for cause in report.causes if cause.refutes]
     found: list[NextStep] = []
     for cause in (refuting or report.causes)[:3]:

@@ -39,7 +39,7 @@ class ExceptionReply(BaseModel):
 
 
 class FailureReply(BaseModel):
-    """The outcome of a run, according to its log.
+    """A run's outcome, according to its log.
 
     `chain` lists the exceptions that led to `exception`. The run continued after the errors in `recovered`.
     """
@@ -94,7 +94,7 @@ class DiagnoseReply(Result):
 def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> DiagnoseReply:
     """Read a log and return the entries that match its failure.
 
-    `exit_code` is the run's exit code, for a log that does not contain it.
+    `exit_code` is the run's exit code, if the log does not contain it.
     """
     reading = Reading(log, exit_code)
     failure = reading.failure
@@ -110,7 +110,9 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
     reply.decision = decision_reply(for_entries([row.id for row in rows[:1]]))
     if well and not rows:
         reply.code, reply.message = "nothing_failed", "The log contains no failure."
-        reply.next = steps("If the run hangs, loses quality or slows down, search for a description of that symptom.")
+        reply.next = steps(
+            "If the run hangs, slows down or produces worse results, search for a description of that symptom."
+        )
     elif not explained and not any(row.certainty == "likely" for row in rows):
         reply.collect = list(COLLECT)
         reply.query = line(failure.query, 300)

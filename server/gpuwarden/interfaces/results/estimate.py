@@ -14,7 +14,7 @@ GB = 1e9
 class CardReply(BaseModel):
     """One GPU, and whether the run fits: `fits`, `may_fit` or `will_not_fit`.
 
-    `seconds` has the shortest and the longest time; it is empty if the number of steps is unknown.
+    `seconds` contains the shortest and longest times; it is empty if the number of steps is unknown.
     """
 
     gpu: str
@@ -25,7 +25,7 @@ class CardReply(BaseModel):
 
 
 class EstimateReply(Result):
-    """Lowest and highest memory use of one GPU, in gigabytes (10^9 bytes), and how it was computed."""
+    """Lowest and highest memory use on one GPU, in gigabytes (10^9 bytes), and how it was computed."""
 
     model: str
     parameters: int
@@ -33,10 +33,10 @@ class EstimateReply(Result):
     low_gb: float
     high_gb: float
     level: str
-    """`traced`: from a trace of the model itself; `formula`: from a formula."""
+    """`traced`: from tracing the model itself; `formula`: from a formula."""
     how: str
     parts_gb: dict[str, float] = Field(default_factory=dict)
-    """Usual size in gigabytes of each component of the memory use."""
+    """Typical size of each memory component, in gigabytes."""
     cards: list[CardReply] = Field(default_factory=list)
 
 

@@ -51,7 +51,7 @@ def fanned_out(result: FanOutResult) -> SubmitReply:
 
 
 def _rising(reply: SubmitReply, rise: Rise) -> SubmitReply:
-    """Return the reply to a check of higher limits. The new limits are not in force yet."""
+    """Return the reply to a check of higher limits. The new limits are not active yet."""
     issued = rise.issued
     reply.ok, reply.code = True, "approval_required" if issued.ask else "checked"
     reply.receipt, reply.receipt_expires_at, reply.next = rise.receipt, issued.expires_at, rise.next_steps
@@ -91,7 +91,7 @@ def _message(result: FanOutResult, now: Standing) -> str:
 
 
 def _cells(result: FanOutResult) -> FanOutReply:
-    """Return the states of the cells, their cost, and their results."""
+    """Return the cells' states, cost and results."""
     reply, now = FanOutReply(cells=result.plan.size, held=_held(result.held)), result.now
     if now is None:
         return reply

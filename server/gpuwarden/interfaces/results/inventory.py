@@ -126,7 +126,7 @@ def instance_reply(row: Row) -> InstanceReply:
 
 
 def account_reply(funds: Funds) -> AccountReply:
-    """Return the balance and the rate of one account."""
+    """Return one account's balance and spending rate."""
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
         return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.text))

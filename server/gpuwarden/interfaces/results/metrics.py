@@ -28,7 +28,7 @@ class MetricReply(Frozen):
 
 
 class MetricsReply(Result):
-    """Metrics by name, and the alerts of the job and its runner, newest last."""
+    """Metrics by name, and alerts from the job and its runner, newest last."""
 
     job_id: str
     metrics: list[MetricReply] = Field(default_factory=list)

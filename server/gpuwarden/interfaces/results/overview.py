@@ -32,8 +32,8 @@ NOBODY: Final = Team()
 
 
 class WaitingReply(Guided):
-    """One decision that waits for the user. `hint` has the commands for it; `cost_usd` is the machine's cost so far or
-    the job's maximum cost.
+    """One decision that waits for the user. `hint` contains the commands for it; `cost_usd` is the machine's cost so
+    far or the job's maximum cost.
     """
 
     ticket: str
@@ -123,7 +123,7 @@ class CostReply(BaseModel):
     machines: int
     unknown: int = 0
     per_day_cap_usd: float | None = None
-    """Daily cap of a team member or a project, from the policy."""
+    """Daily cap for a team member or a project, from the policy."""
 
 
 class CostsReply(WarnedReply):
@@ -152,7 +152,7 @@ def status_of(seen: Overview) -> StatusReply:
         code="unknown" if unknown else "ok",
         message=""
         if seen.running or seen.ended or seen.waiting
-        else "No job is running, nothing waits for you, and no machine is billed.",
+        else "No job is running, nothing is waiting for you, and no machine is billed.",
         at=seen.at,
         running=[job_line(line) for line in seen.running[:SHOWN]],
         waiting=[waiting_reply(w) for w in seen.waiting],
@@ -223,7 +223,7 @@ def waits(found: Sequence[Waiting]) -> WaitsReply:
     asked = len(found) - ordered
     ends = f" {counted(ordered, 'machine').capitalize()} will be torn down automatically." if ordered else ""
     return WaitsReply(
-        message=f"{counted(asked, 'approval').capitalize()} {'waits' if asked < 2 else 'wait'} for you.{ends}",
+        message=f"{counted(asked, 'approval').capitalize()} {'is' if asked < 2 else 'are'} waiting for you.{ends}",
         waiting=[waiting_reply(w) for w in found],
     )
 

@@ -19,14 +19,14 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum number of lines in a symptom. A longer text counts as a log, and no decision list is chosen by its words."""
+"""Maximum number of lines in a symptom. A longer text counts as a log, and its words do not select a decision list."""
 LEAD = "A match is a hint, not a proof."
 
 
 class HitReply(BaseModel):
     """One search result in short form.
 
-    `why` is the reason for the match, and `uri` the address of the full page. A `likely` match is right in most cases.
+    `why` is the reason for the match, and `uri` is the full page's address. A `likely` match is right in most cases.
     """
 
     id: str
@@ -66,7 +66,7 @@ class SearchReply(Result):
 
 
 def entry(key: str) -> EntryReply | None:
-    """Return the entry with the given id or URI; None if there is no such entry."""
+    """Return the entry with the given id or URI; None if the entry does not exist."""
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:
@@ -83,7 +83,7 @@ def entry(key: str) -> EntryReply | None:
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references. If a text is very long, only its beginning and end are read.
+    """Search the bundled references. If a text is very long, only its beginning and end are read.
 
     Raises BadRequest for an empty query or a limit out of range.
     """

@@ -1,4 +1,4 @@
-"""Reply to a rehearsal: the result of a script's first step. Untrusted text is fenced and limited in length."""
+"""Reply to a rehearsal: the result of the script's first step. Untrusted text is fenced and limited in length."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RehearsalReply(Result):
     """The result of a script's first step.
 
     `outcome` is `passed`, `fault` (an error in the script, with its line) or `stopped` (the script could not be
-    rehearsed; the message has the reason). `substitutes` lists the replaced parts, such as models. The reply
-    comes from the process that runs the script, so no part of it is verified.
+    rehearsed; the message contains the reason). `substitutes` lists the replaced parts, such as models. The reply
+    comes from the process that runs the script, so none of it is verified.
     """
 
     outcome: Literal["passed", "fault", "stopped"]

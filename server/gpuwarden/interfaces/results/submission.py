@@ -41,14 +41,14 @@ class SubmitReply(WarnedReply):
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
-    """Names of the storage that remains billed after teardown."""
+    """Names of storage that is still billed after teardown."""
     storage_usd_per_hour: float | None = None
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="Result of the script's first step on this machine")
     choices: list[ChoiceReply] = Field(default_factory=list)
     """Platforms on which the job may run, in the order in which they are tried.
 
-    The price and the cost above are then the highest of all these platforms.
+    The price and the cost above are then the highest among these platforms.
     """
     findings: list[FindingReply] = Field(default_factory=list)
 

@@ -73,8 +73,8 @@ class RepoReply(BaseModel):
 class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform.
 
-    `submit` contains the arguments of submit_job. `file` is the path of the written script. `sha256` is the digest
-    of the script as it is submitted, with its package; the submit gate recognizes this digest.
+    `submit` contains the arguments for submit_job. `file` is the written script's path. `sha256` is the digest of
+    the script as it is submitted, with its package; the submit gate recognizes this digest.
     """
 
     template: str
@@ -103,7 +103,7 @@ class ConvertedReply(Result):
 
 
 def template_reply(found: Trainer) -> TemplateReply:
-    """Return the short form of one template."""
+    """Return a template's short form."""
     return TemplateReply(
         name=found.name,
         title=found.title,

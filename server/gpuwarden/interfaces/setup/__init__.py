@@ -1,1 +1,1 @@
-"""`gpuwarden setup`: add the server and the guard to the configuration of the installed clients."""
+"""`gpuwarden setup`: add the server and the guard to the installed clients' configuration."""

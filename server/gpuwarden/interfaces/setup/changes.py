@@ -28,10 +28,10 @@ NOTE: Final = "setup.json"
 
 
 class Written(Frozen):
-    """A change that has been written to one client's file: its offset, its text, and the resulting digest of the file.
+    """A change that has been written to one client's file: its offset, its text, and the file's resulting digest.
 
-    `made` is true if the file did not exist before. `folder_made` is true if its folder did not exist before; a folder
-    that stays makes a client look installed. `guard` is true if setup also installed the guard.
+    `made` is true if the file did not exist before. `folder_made` is true if its folder did not exist before; a
+    leftover folder makes a client look installed. `guard` is true if setup also installed the guard.
     """
 
     file: str = ""
@@ -60,7 +60,7 @@ class Change:
 
     @property
     def after(self) -> str:
-        """Return the text of the complete file after the change."""
+        """Return the complete file's text after the change."""
         before = self.before or ""
         return before[: self.at] + self.text + before[self.at :]
 

@@ -18,7 +18,7 @@ from gpuwarden.interfaces.setup import jsonc
 
 @dataclass(frozen=True)
 class ClientFile:
-    """One client: its name and title, its configuration file, and the key of the object in it that lists servers.
+    """One client: its name and title, its configuration file, and the key in it under which servers are listed.
 
     `folder` exists if the client is installed; `program` is its command.
     """
@@ -41,7 +41,7 @@ class ClientFile:
         return self.file.suffix == ".toml"
 
     def parsed(self, text: str) -> dict[str, Any]:
-        """Parse the text of the client's file. Raises ValueError if the text is not an object."""
+        """Parse the client file's text. Raises ValueError if the text is not an object."""
         table = tomllib.loads(text) if self.toml else jsonc.loads(text)
         if not isinstance(table, dict):
             raise ValueError("the file does not contain an object")

@@ -37,7 +37,7 @@ class Member:
 
 
 def loads(text: str) -> Any:
-    """Parse JSON with comments and trailing commas. A text without any value is parsed as an empty object."""
+    """Parse JSON with comments and trailing commas. Text without a value is parsed as an empty object."""
     words = [word for word, _ in _tokens(text)]
     kept = [w for w, following in zip(words, [*words[1:], ""], strict=False) if w != "," or following not in {"}", "]"}]
     return json.loads(" ".join(kept)) if kept else {}

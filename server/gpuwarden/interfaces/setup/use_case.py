@@ -41,7 +41,8 @@ class ChangeReply(BaseModel):
 class SetupReply(Result):
     """The state of each client's server, and of its guard if it supports one.
 
-    `paste` has lines to add by hand, `policy` the outcome of the questions, and `tried` the outcome of each rehearsal.
+    `paste` contains lines to add by hand, `policy` contains the outcome of the questions, and `tried` contains the
+    outcome of each rehearsal.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -63,7 +64,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Return whether the plan has no change to write."""
+        """Return whether the plan has no changes to write."""
         return not (self.changes or self.guards)
 
 
@@ -111,7 +112,7 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
 
 
 def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *, person: bool) -> None:
-    """Plan the guard of one client if it is missing. Only the user may replace the guard of another installation."""
+    """Plan to add a client's guard if it is missing. Only the user may replace another installation's guard."""
     states = plan.reply.guards
     if in_cache():
         states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
@@ -197,7 +198,7 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
         note = Note(clients={**rest, client.name: written} if written != Written() else rest)
         write_note(note)
     if not (reply.clients or reply.guards):
-        reply.message = "Nothing to undo: gpuwarden setup has changed nothing."
+        reply.message = "Nothing to undo: gpuwarden setup has made no changes."
     return reply
 
 
@@ -244,7 +245,7 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
 async def try_out(
     plan: Plan, reply: SetupReply, spec: JobSpec, env: Mapping[str, str], show: Callable[[str], None]
 ) -> None:
-    """Rehearse a job through the entry of each planned client, and add the results to the reply."""
+    """Rehearse a job through each planned client's entry, and add the results to the reply."""
     from gpuwarden.interfaces.mcp import trial
 
     problems: list[BadRequest] = []

@@ -1,6 +1,6 @@
 """All ledger events: frozen models, each with a version.
 
-`decode` reads a stored body. A body of an older version is first converted to the current version. An event of an
+`decode` reads a stored body. A body from an older version is first converted to the current version. An event of an
 unknown kind is `Unrecognized` and changes no record.
 """
 
@@ -23,7 +23,7 @@ from gpuwarden.ledger.events.watch import *
 
 
 def _stored(body: type[Body]) -> Iterator[type[Body]]:
-    """Yield the models below a class that are stored, which have a field `event`."""
+    """Yield a class's stored subclasses, which have a field `event`."""
     for model in body.__subclasses__():
         if "event" in model.model_fields:
             yield model

@@ -8,7 +8,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class ApprovalCodeMade(Body):
-    """A terminal showed the user a code, which is valid for the facts with this `digest` and for one browser `session`.
+    """A terminal showed the user a code that is valid for the facts with this `digest` and for one browser `session`.
 
     `code` is a slow, salted hash of the code. The code itself is not stored.
     """

@@ -1,4 +1,4 @@
-"""Define the base class of event bodies. A body has a kind, a version, and the state to which it moves its subject."""
+"""Define the base class for event bodies. A body has a kind, a version, and the state to which it moves its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A stored reason with its code and parameters. A code that a later version wrote may be unknown."""
+    """A stored reason with its code and parameters. A code written by a later version may be unknown."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,7 +20,7 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base class of all event bodies. `why` is a sentence for display. `reason` is the same reason as a code with
+    """Base class for all event bodies. `why` is a sentence for display. `reason` is the same reason as a code with
     parameters.
 
     A subclass sets `event`, its kind in the ledger, and `MOVES_TO`, the state to which it moves its subject.
@@ -43,7 +43,7 @@ class Body(BaseModel):
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason; None if no code was recorded or this version does not know the code."""
+        """Return the reason's code; None if no code was recorded or this version does not know it."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:

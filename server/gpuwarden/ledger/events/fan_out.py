@@ -26,7 +26,7 @@ class FanOutAccepted(Body):
 
 
 class FanOutAsked(Body):
-    """A search chose further cells. A resumed search reads its earlier choices from these events."""
+    """A search chose more cells. A resumed search reads its earlier choices from these events."""
 
     event: Literal["fanout.asked"] = "fanout.asked"
     cells: tuple[Cell, ...]
@@ -88,7 +88,7 @@ class CellProven(Body):
 
 
 class FanOutEnded(Body):
-    """The user or a tool ended a fan-out. No further cell is launched, but running jobs continue."""
+    """The user or a tool ended a fan-out. No more cells are launched, but running jobs continue."""
 
     event: Literal["fanout.ended"] = "fanout.ended"
     by: str = ""
@@ -103,7 +103,7 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """The limits of a fan-out were changed. If no limit was raised, no approval is needed, and `receipt` is empty.
+    """A fan-out's limits were changed. If no limit was raised, no approval is needed, and `receipt` is empty.
 
     With a receipt, `price` is the price for which it was issued, in USD per hour. It replaces the earlier price.
     """

@@ -18,7 +18,7 @@ class ReceiptIssued(Body):
 
     `cells` is the number of runs in a fan-out on at most `machines` machines. `fan_out` is the fan-out whose limits the
     receipt would change. If the job may run on several platforms, `choices` lists them in order of preference, and the
-    price and cost are the highest of all choices. `parts` are the digests of the policy, the profile and a fetched
+    price and cost are the highest of all choices. `parts` contains the digests of the policy, the profile and a fetched
     script. `storage` lists the storage that is billed after the teardown, at `storage_usd_per_hour`; None if unknown.
     A call with only the receipt launches `spec` or `plan`. `script_file` is the path of the script in the working
     directory.
@@ -72,7 +72,7 @@ class JobAccepted(Body):
 
 
 class JobRefused(Body):
-    """The submit gate refused a spec. Only the digest of the spec is stored, since the spec may contain a secret."""
+    """The submit gate refused a spec. Only its digest is stored, because the spec may contain a secret."""
 
     event: Literal["job.refused"] = "job.refused"
     MOVES_TO: ClassVar = Job.REFUSED
@@ -94,7 +94,7 @@ class JobProvisioning(Body):
 class JobMovedOn(Body):
     """A platform confirmed that it has no capacity, so the job's next choice is used.
 
-    `choice` is the index of the next choice, counted from 0. `lease` and `generation` are those of the abandoned
+    `choice` is the next choice's index, counted from 0. `lease` and `generation` are those of the abandoned
     request.
     """
 
@@ -137,13 +137,11 @@ class JobSubmitted(Body):
     handle: Handle
     attempt: int = 1
     running_since: float | None = None
-    """When the job's machine was last started, in seconds since the epoch; None if the platform does not report the
-    time.
-    """
+    """The last start time of the job's machine, in seconds since the epoch; None if the platform does not report it."""
 
 
 class JobObserved(Body):
-    """Base class for the transitions that an observation of the job causes.
+    """Base class for transitions caused by an observation of the job.
 
     `observation` may contain text that the job wrote. It is only for display, and no decision depends on it.
     """
@@ -152,21 +150,21 @@ class JobObserved(Body):
 
 
 class JobQueued(JobObserved):
-    """The job waits in its backend's queue."""
+    """The job is waiting in its backend's queue."""
 
     event: Literal["job.queued"] = "job.queued"
     MOVES_TO: ClassVar = Job.QUEUED
 
 
 class JobRunning(JobObserved):
-    """The job runs."""
+    """The job is running."""
 
     event: Literal["job.running"] = "job.running"
     MOVES_TO: ClassVar = Job.RUNNING
 
 
 class JobUnknown(JobObserved):
-    """The state of the job is unknown."""
+    """The job's state is unknown."""
 
     event: Literal["job.unknown"] = "job.unknown"
     MOVES_TO: ClassVar = Job.UNKNOWN
@@ -180,7 +178,7 @@ class JobPreempted(JobObserved):
 
 
 class JobRested(JobObserved):
-    """Base class for the transitions after which no process of the job can write files."""
+    """Base class for transitions after which none of the job's processes can write files."""
 
 
 class JobPaused(JobRested):
@@ -202,7 +200,7 @@ class JobSucceeded(JobEnded):
 
 
 class JobFailed(JobEnded):
-    """The job failed or could not be launched. `code` is the error code; `findings` are the problems with the machine.
+    """The job failed or could not be launched. `code` is the error code; `findings` lists problems with the machine.
 
     `following`, stored as `next`, lists the next steps that the error suggests.
     """
@@ -215,14 +213,14 @@ class JobFailed(JobEnded):
 
 
 class JobCanceled(JobEnded):
-    """The job was ended on request, or because it reached its cost cap."""
+    """The job was canceled on request, or because it reached its cost cap."""
 
     event: Literal["job.canceled"] = "job.canceled"
     MOVES_TO: ClassVar = Job.CANCELED
 
 
 class CancelRequested(Body):
-    """A cancel was requested while the job was in `from_state`."""
+    """Cancellation was requested while the job was in `from_state`."""
 
     event: Literal["cancel.requested"] = "cancel.requested"
     from_state: Job = Field(validation_alias="from", serialization_alias="from")
@@ -245,7 +243,7 @@ class ResumeRequested(Body):
 class RelaunchAllowed(Body):
     """The user allowed additional machines if a job is interrupted, for up to `budget_usd` US dollars in total.
 
-    The budget was set at a terminal, together with the approval of the receipt `receipt`. `policy` is the digest of the
+    The budget was set at a terminal, along with the approval of the receipt `receipt`. `policy` is the digest of the
     policy file.
     """
 
@@ -285,7 +283,7 @@ class FolderGone(Body):
 
 
 class ProcessGone(Body):
-    """The process of an attempt no longer exists. It is not yet known whether the platform reclaimed the machine."""
+    """An attempt's process no longer exists. It is not yet known whether the platform reclaimed the machine."""
 
     event: Literal["process.gone"] = "process.gone"
     attempt: int
@@ -301,14 +299,14 @@ class PriceAsk(Body):
 
 
 class PriceAccepted(Body):
-    """The higher price of a machine, in USD per hour, was accepted."""
+    """A machine's higher price, in USD per hour, was accepted."""
 
     event: Literal["price.accepted"] = "price.accepted"
     price: float
 
 
 class OutputsDeclared(Body):
-    """Further outputs were declared. `outputs` lists all outputs that have been declared since the submission."""
+    """Additional outputs were declared. `outputs` lists all outputs that have been declared since the submission."""
 
     event: Literal["outputs.declared"] = "outputs.declared"
     outputs: tuple[str, ...]
@@ -335,7 +333,7 @@ class ArtifactsPulled(Body):
 
 
 class ArtifactsVerified(Body):
-    """The files of a pull were verified. `seal` is the digest of their metadata; None if they changed meanwhile."""
+    """A pull's files were verified. `seal` is the digest of their metadata; None if they changed in the meantime."""
 
     event: Literal["artifacts.verified"] = "artifacts.verified"
     verdict: Verdict

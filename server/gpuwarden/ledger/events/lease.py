@@ -11,13 +11,13 @@ from gpuwarden.ledger.events.base import Body
 
 
 class LeaseBody(Body):
-    """Base class of events that may contain the provider's response about the machine."""
+    """Base class for events that may contain the provider's response about the machine."""
 
     instance: Instance | None = None
 
 
 class LeaseOpened(LeaseBody):
-    """Base class of the events that open a lease. From then on, a machine may be billed."""
+    """Base class for events that open a lease. From then on, a machine may be billed."""
 
     MOVES_TO: ClassVar = Lease.UNVERIFIED
     job: str
@@ -33,7 +33,7 @@ class CreateIntent(LeaseOpened):
 
 
 class LeaseExtra(LeaseOpened):
-    """A second machine was found with the token of a lease."""
+    """A second machine with a lease's token was found."""
 
     event: Literal["lease.extra"] = "lease.extra"
 
@@ -68,7 +68,7 @@ class CreateUnknown(Body):
 
 
 class CreateAbsent(Body):
-    """One poll found no machine with the token of the lease.
+    """One poll found no machine with the lease's token.
 
     The result of a poll at or after `settles_at` (seconds since the epoch) is final.
     """
@@ -92,7 +92,7 @@ class LeaseCreated(LeaseBody):
 
 
 class LeaseAdopted(LeaseBody):
-    """A machine with the token of the lease was found."""
+    """A machine with the lease's token was found."""
 
     event: Literal["lease.adopted"] = "lease.adopted"
     MOVES_TO: ClassVar = Lease.METERING
@@ -134,7 +134,7 @@ class LeaseLook(LeaseBody):
 
 
 class LeaseEnded(LeaseBody):
-    """Base class of the events that record a state that two polls have confirmed."""
+    """Base class for events that record a state confirmed by two polls."""
 
     saw: Literal["gone", "stopped"]
     cost_usd: float | None = None
@@ -191,7 +191,7 @@ class VerbSent(Body):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Split the field `answer` of version 1."""
+        """Split version 1's field `answer`."""
         answer = body["answer"]
         return {**body, "taken": answer == "taken", "why": "" if answer == "taken" else answer}
 
@@ -203,7 +203,7 @@ class ResumeIntent(Body):
 
 
 class SelfStopArmed(Body):
-    """Self-stop was enabled again on a restarted machine."""
+    """Self-stop was re-enabled on a restarted machine."""
 
     event: Literal["parking.armed"] = "parking.armed"
 
@@ -215,13 +215,13 @@ class StartRefused(Body):
 
 
 class HostWaiting(Body):
-    """A machine runs but does not accept connections yet."""
+    """A machine is running but does not accept connections yet."""
 
     event: Literal["host.waiting"] = "host.waiting"
 
 
 class HostTrusted(Body):
-    """The host key was recorded at the first connection. No other key is accepted afterwards."""
+    """The host key was recorded at the first connection. No other key is accepted afterward."""
 
     event: Literal["host.trusted"] = "host.trusted"
     host_key: str

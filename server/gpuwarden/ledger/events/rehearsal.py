@@ -25,7 +25,7 @@ class RehearsalAsked(Body):
 
 
 class RehearsalAllowed(Body):
-    """The user allowed the rehearsal that has this digest."""
+    """The user allowed the rehearsal with this digest."""
 
     event: Literal["rehearsal.allowed"] = "rehearsal.allowed"
     digest: str

@@ -21,7 +21,7 @@ class TeardownRequested(Body):
 
 
 class Judged(Body):
-    """Base class of events with the digest of the facts that the user approves."""
+    """Base class for events with the digest of the facts that the user approves."""
 
     digest: str | None = None
     findings: tuple[Finding, ...] = ()
@@ -37,7 +37,7 @@ class TeardownBlocked(Judged):
 
 
 class TeardownAwaitingHuman(Judged):
-    """The request waits for the user's approval, or the user has accepted the loss of unverified outputs."""
+    """The request is waiting for the user's approval, or the user has accepted the loss of unverified outputs."""
 
     event: Literal["teardown.awaiting_human"] = "teardown.awaiting_human"
     MOVES_TO: ClassVar = Teardown.AWAITING_HUMAN
@@ -58,11 +58,11 @@ class ApprovalGranted(Judged):
     auto_teardown: Verb | None = None
     """The verb of automatic teardown, if the user chose it for this job when approving the spending."""
     relaunch_budget_usd: float | None = None
-    """The budget for further machines if this job is interrupted."""
+    """The budget for additional machines if this job is interrupted."""
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Convert a body of version 1, in which automatic teardown was called a standing order."""
+        """Convert a version 1 body, in which automatic teardown was called a standing order."""
         named = {**body, "auto_teardown": body.get("end_when_proven")}
         named.pop("end_when_proven", None)
         return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
@@ -127,8 +127,8 @@ class TeardownNeedsHuman(Body):
 class EndingOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
-    `through` names where it was enabled: in the policy file with the digest `policy`, or in the
-    approval of the receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
+    `through` names the place where it was enabled: the policy file with the digest `policy`, or the approval of the
+    receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
     teardown, the event is valid only while the policy still enables it. `storage` lists the storage that is billed
     after a termination. This storage was shown at submission, and the user accepted it together with the job.
     """
@@ -166,7 +166,7 @@ class EndingAnnounced(Body):
 
 
 class EndingObjected(Body):
-    """A hold canceled automatic teardown for this job. Its teardown now needs the usual approval."""
+    """A hold canceled automatic teardown for this job. Its teardown now requires the usual approval."""
 
     event: Literal["ending.objected"] = "ending.objected"
     channel: str = ""
@@ -182,7 +182,7 @@ class PinWrong(Body):
 
 
 class PolicyAccepted(Body):
-    """The user put a policy file into effect."""
+    """The user activated a policy file."""
 
     event: Literal["policy.accepted"] = "policy.accepted"
     path: str

@@ -1,4 +1,4 @@
-"""Events of the watch: alerts that were raised, cleared, delivered or not delivered."""
+"""Events from the watch: alerts that were raised, cleared, delivered or not delivered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpuwarden.ledger.events.base import Body
 
 
 class AlertBody(Body):
-    """Base class of the events for raised and cleared alerts.
+    """Base class for events about raised and cleared alerts.
 
-    `condition` is stored as `kind`. `mark` identifies the event that the alert reports, if there is one. `following`,
+    `condition` is stored as `kind`. `mark` identifies the event that the alert reports, if any. `following`,
     stored as `next`, lists the next steps that the alert suggests.
     """
 

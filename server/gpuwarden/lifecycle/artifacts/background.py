@@ -1,4 +1,4 @@
-"""Copy and verify the outputs of jobs in the background, within the disk limit of the policy.
+"""Copy and verify job outputs in the background, within the policy's disk limit.
 
 A machine is billed until all outputs are verified, so the watch copies them without waiting for an agent or the user.
 """
@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
-"""Seconds between two copies of a running job that may be relaunched."""
+"""Seconds between copies of a running job that may be relaunched."""
 MOST_WAKES: Final = 2
 """Maximum number of times that the watch starts a machine that stopped itself. If the copy still fails, the user has to
 decide."""
@@ -54,7 +54,7 @@ class Keeper:
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
         self._snapshots: dict[str, float] = {}
-        """Time of the next copy of each running job.
+        """Time of each running job's next copy.
 
         Separate from `_next`, because this delay must not apply to a lost job.
         """
@@ -161,7 +161,7 @@ class Keeper:
         """Return the files on a job's machine, or in its artifact store if the machine does not respond."""
         try:
             if job.state is Job.PREEMPTED:
-                raise Unreachable(f"the machine of job {job.id} is gone", "Its files can no longer be read.")
+                raise Unreachable(f"job {job.id}'s machine is gone", "Its files can no longer be read.")
             return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
         except Unreachable:
             contents = await read_store(self.ctx, job) if job.spec.artifact_store else None
@@ -190,7 +190,7 @@ class Keeper:
         if job.state not in _RESTING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
             listed = await self._listed(job, job.handle)
-            # a large file that was written recently may be an incomplete checkpoint
+            # a recently written large file may be an incomplete checkpoint
             large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
             fresh = any(listed.taken_at - at < QUIET_S for at in large)
             if job.state is Job.RUNNING and (fresh or not listed.files):
@@ -200,7 +200,7 @@ class Keeper:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_store(self.ctx, job):
-                    raise  # otherwise, the store has no newer files than the local copy
+                    raise  # otherwise, the store has no files newer than the local copy
         # If an agent or the user is verifying the copy now, don't verify it here as well: this result would replace
         # theirs, and may be worse on a busy computer.
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED and not being_verified(self.ctx, job.id):

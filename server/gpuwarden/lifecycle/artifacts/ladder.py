@@ -41,7 +41,7 @@ class Held(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step with its evidence: the time when it was recorded, the numbers of files and bytes, and the problems."""
+    """One step with its evidence: the time when it was recorded, the number of files and bytes, and the problems."""
 
     rung: Rung
     held: Held
@@ -78,7 +78,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    # A verification proves nothing about files that have changed since then.
+    # A verification proves nothing about files that have changed since.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)

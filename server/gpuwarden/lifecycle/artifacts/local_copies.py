@@ -1,7 +1,7 @@
-"""Records of the pulled copies of a job's artifacts.
+"""Record the pulled copies of a job's artifacts.
 
 Each pull writes one record with the local path of each file and the machine's manifest. A *seal* is a digest of the
-files' metadata (size, times, inode). With a seal, a later check detects in milliseconds whether the copy has changed
+files' metadata (size, times, inode). A later check can use it to detect in milliseconds whether the copy has changed
 since it was verified. A change to any byte changes the seal, because ordinary programs can't set a file's status change
 time.
 """
@@ -46,7 +46,7 @@ class Standing(Frozen):
 class Pulled(Frozen):
     """One pull. `places` maps each path in the manifest to its path in `dest`.
 
-    `store` is the address of the artifact store from which the files were copied, empty if they came from the machine.
+    `store` is the address of the artifact store from which the files were copied; empty if they came from the machine.
     `disclosure` lists the other files on the machine, according to the store's final list; None if there is no such
     list.
     """
@@ -73,7 +73,7 @@ class Pulled(Frozen):
     def local_manifest(self) -> Manifest:
         """Return the machine's manifest with local file names; files with absolute paths are under `machine/`.
 
-        An output that the job never wrote is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
+        An output that the job never wrote is not a defect in the copy; the teardown gate reports it (TD-OUT-001).
         """
         files = tuple(
             f.model_copy(update={"path": Path(self.places[f.path]).relative_to(self.dest).as_posix()})
@@ -110,19 +110,19 @@ def save_pull(
 
 
 def write_record(ctx: Context, pulled: Pulled) -> str:
-    """Write the record file of a pull, and return the file's name."""
+    """Write a pull's record file, and return its name."""
     name = record_name(pulled.job, pulled.digest)
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     return name
 
 
 def record_name(job_id: str, digest: str) -> str:
-    """Return the name of the record file of the pull with this digest."""
+    """Return the record file name for the pull with this digest."""
     return f"{job_id}-{digest[7:23]}.json"
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
-    """Return a job's latest pull; None if there is no pull, or if its record has been changed or lost."""
+    """Return a job's latest pull; None if the job was never pulled, or if the record has been changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     return read_pull(ctx, event.data.record, event.data.digest) if event else None
 
@@ -137,9 +137,9 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def whole_from(ctx: Context, job_id: str) -> int | None:
-    """Return the number of the ledger event after which a pull has all outputs.
+    """Return the number of the ledger event after which a pull includes all outputs.
 
-    The event is the job's end, or a later declaration of outputs: an earlier pull did not ask for them. None means that
+    The event is the job's end, or a later declaration of outputs: an earlier pull did not request them. None means that
     the job may still have a process.
     """
     end, declared = at_rest(ctx.ledger, job_id), ctx.ledger.last(f"job/{job_id}", OutputsDeclared)
@@ -213,7 +213,7 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
 
 
 async def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
-    """Return a part of the pulled log; a negative `start` counts from the end. Return None if no log was pulled."""
+    """Return part of the pulled log; a negative `start` counts from the end. Return None if no log was pulled."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
 
@@ -232,14 +232,14 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
 
 
 def seal(pulled: Pulled) -> str | None:
-    """Return a digest of the metadata of all copied files; None if a file is missing or is not a plain file."""
+    """Return a digest of all copied files' metadata; None if a file is missing or is not a regular file."""
     found = [info_of(path) for path in pulled.places.values()]
     known = [info for info in found if info is not None]
     return digest(sorted(known)) if len(known) == len(found) else None
 
 
 def info_of(path: str) -> list[str | int] | None:
-    """Return a file's path, size, times and inode; None if it is missing or is not a plain file."""
+    """Return a file's path, size, times and inode; None if it is missing or is not a regular file."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -249,7 +249,7 @@ def info_of(path: str) -> list[str | int] | None:
 
 
 def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
-    """Record a verification. If the files changed while they were read, it is recorded without a seal and not used."""
+    """Record a verification. If the files changed while being read, it is recorded without a seal and not used."""
     sealed = before if before == seal(pulled) else None
     readable = report.readable is Verdict.PROVEN
     event = ArtifactsVerified(
@@ -268,13 +268,13 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def proof_of(ctx: Context, job_id: str, pulled: Pulled) -> ArtifactsVerified | None:
-    """Return the last verification of a pull."""
+    """Return a pull's last verification."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     return next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verification state of a local copy, without a verdict if the copy changed after its verification."""
+    """Return a local copy's verification state, with no verdict if the copy has changed since its verification."""
     proof = proof_of(ctx, job_id, pulled)
     if proof is None or proof.seal is None:
         return Standing()

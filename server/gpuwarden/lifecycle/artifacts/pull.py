@@ -37,7 +37,7 @@ from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 
 _LOG: Final = re.compile(r"(?:^|/)events\.out\.tfevents\.[^/]+$|\.(?:log|jsonl|csv|out|err|wandb)$")
-"""Paths of files that hold no part of a checkpoint, and that jobs append to while they run."""
+"""Paths of files that are not part of a checkpoint and that jobs append to while they run."""
 
 LOG_LIMIT = 64 << 20
 _CHUNK = 1 << 20
@@ -49,7 +49,7 @@ class PullResult:
 
     `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is the
     reason why the machine could not be read; `unsettled` is the reason why the store may lack some of the machine's
-    files. `log_lost` counts the bytes of the log that the machine no longer has, or that exceed `LOG_LIMIT`.
+    files. `log_lost` counts the log bytes that the machine no longer has, or that exceed `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -73,16 +73,16 @@ async def pull(
     also: Sequence[str] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> PullResult:
-    """Copy the declared outputs of a job to `dest` (default: gpuwarden's folder) and compare digests.
+    """Copy a job's declared outputs to `dest` (default: gpuwarden's folder) and compare digests.
 
-    `also` permanently declares further outputs: the teardown gate protects them like all other outputs. If the machine
-    is off, gone or unreachable, the files come from the job's artifact store, if any. A machine that stopped itself
-    is started only if the store's list is not final or the store refuses access.
+    `also` permanently declares additional outputs: the teardown gate protects them like all other outputs. If the
+    machine is off, gone or unreachable, the files come from the job's artifact store, if any. A machine that stopped
+    itself is started only if the store's list is not final or the store refuses access.
 
-    Raises Conflict for a job that was never launched, or if another call declared outputs meanwhile; BadRequest for a
-    destination that is on the machine, belongs to gpuwarden or contains other files; Unreachable if the machine does
-    not respond (the next pull keeps the files received so far); Refused if starting the machine costs more than the
-    user allowed.
+    Raises Conflict for a job that was never launched, or if another call declared outputs in the meantime; BadRequest
+    for a destination that is on the machine, belongs to gpuwarden or contains other files; Unreachable if the machine
+    does not respond (the next pull keeps the files received so far); Refused if starting the machine costs more than
+    the user allowed.
     """
     job = read_job(ctx.ledger, job_id)
     if not job.spec.artifact_store or also:
@@ -116,7 +116,7 @@ async def _pull_from_store(
     progress: Callable[[Progress], None] | None,
     lost: str = "",
 ) -> PullResult:
-    """Copy the files that an artifact store lists. `lost` is the error of a failed copy from the machine."""
+    """Copy the files that an artifact store lists. `lost` is the error that prevented a copy from the machine."""
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)
@@ -180,12 +180,12 @@ def _growing(received: Received) -> frozenset[str]:
 
 
 def _record(ctx: Context, job: JobRecord, pulled: Pulled, received: Received) -> None:
-    """Record a pull. Raises Conflict if another call declared outputs meanwhile, because the copy lacks them."""
+    """Record a pull. Raises Conflict if another call declared outputs in the meantime, which the copy lacks."""
     listed = {f.path for f in pulled.manifest.files}
     with ctx.ledger.transaction():
         if read_job(ctx.ledger, job.id).outputs != job.outputs:
             again = do(Action.PULL, "again; only missing files are sent", job_id=job.id)
-            raise Conflict(f"further outputs of job {job.id} were declared while the others were copied", again)
+            raise Conflict(f"more outputs of job {job.id} were declared while the others were being copied", again)
         save_pull(
             ctx,
             pulled,
@@ -217,7 +217,7 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
-    """Return the destination of the copies. Raises BadRequest if the destination is on the job's machine, inside
+    """Return the destination for the copies. Raises BadRequest if the destination is on the job's machine, inside
     gpuwarden's own folders, or unusable.
     """
     own = ctx.home / "artifacts" / job.id

@@ -1,4 +1,4 @@
-"""Authenticate a machine's seals, which are digests that gpuwarden's sealer computed on the machine right after a save.
+"""Authenticate a machine's seals, which are digests that gpuwarden's sealer computes on the machine right after a save.
 
 A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Therefore each line has a
 MAC that is computed with a job-specific key. The runner receives that key over stdin; the key is not stored on the
@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """Name of the key among the secrets that the runner receives; the runner removes it before the job starts."""
 CLOCK_S = 300.0
-"""Maximum difference in seconds between the clocks of a machine and of its disks. A network disk has its own clock."""
+"""Maximum difference in seconds between a machine's clock and its disks' clocks. Network disks have separate clocks."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:

@@ -2,7 +2,7 @@
 
 A pull replaces the files that the job has rewritten. If the machine is lost before the newer copy is proven, the job
 has to resume from the older one. Therefore a pull first moves the files that it will replace to a subfolder of the
-staging folder. The moved files and the unchanged files are together recorded as a copy with the same proof.
+staging folder. The moved files and the unchanged files are recorded together as a copy with the same proof.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpuwarden.remote.transfer.destination import Destination, bare
 from gpuwarden.remote.transfer.partial_file import sync_folder
 
 FOLDER: Final = "proven"
-"""The folder of the moved files in the staging folder."""
+"""Subfolder of the staging folder for the moved files."""
 
 
 def needed_copy(ctx: Context, job: JobRecord) -> Pulled | None:
-    """Return the proven copy that a job may be relaunched from; None if there is none, or if the job has ended."""
+    """Return the proven copy that a job may be relaunched from; None if none exists or the job has ended."""
     if job.state in TERMINAL_JOBS or not may_relaunch(ctx, job.id):
         return None
     found = proven_copy(ctx, job)
@@ -45,11 +45,11 @@ def bytes_replaced(ctx: Context, job: JobRecord, listed: Manifest) -> int:
 
 
 def set_aside(ctx: Context, job_id: str, dest: Path, listed: Manifest, digests: Mapping[str, str]) -> None:
-    """Move the files of a job's needed copy that a pull to `dest` replaces, and record the copy with its new paths.
+    """Move the files in a job's needed copy that a pull to `dest` will replace, and record the copy with its new paths.
 
-    The caller must hold the lock of `dest`. `digests` are the digests of the listed files, as far as they are known.
-    The proof is carried over only if the sealed copy did not change until now, and if the move changed no file except
-    its path and its status change time.
+    The caller must hold the lock on `dest`. `digests` contains the known digests of the listed files. The proof is
+    carried over only if the sealed copy is unchanged, and if the move changed only each file's path and status change
+    time.
     """
     kept = needed_copy(ctx, read_job(ctx.ledger, job_id))
     proof = proof_of(ctx, job_id, kept) if kept else None

@@ -44,7 +44,7 @@ VIEW_NAMES: Final = 8
 
 
 class _Lenient(BaseModel):
-    """A part of a runner's list; unknown fields are ignored, because a newer runner may write them."""
+    """Part of a runner's list; unknown fields are ignored, because a newer runner may write them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -77,7 +77,7 @@ class _Skip(_Lenient):
 
 
 class StoreEnd(_Lenient):
-    """The final report of a run. `look` identifies the last check before a self-stop; empty if there was none."""
+    """A run's final report. `look` identifies the last check before a self-stop; empty if there was none."""
 
     outputs: tuple[str, ...] = Field(max_length=1000)
     status: dict[str, Any]
@@ -89,7 +89,7 @@ class StoreEnd(_Lenient):
 
 
 class StoreList(_Lenient):
-    """A job's list of files, as its runner wrote it to the artifact store."""
+    """A job's file list, as its runner wrote it to the artifact store."""
 
     job: str
     taken_at: float = Field(default=0.0, ge=0, lt=1e11)
@@ -114,7 +114,7 @@ class StoreContents:
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """Return the full name of each object that the list contains, by the file's path."""
+        """Return the full name of each object in the list, keyed by file path."""
         return {row.path: self.address.key(self.listed.job, row.path, row.version) for row in self.listed.files}
 
     @property
@@ -170,8 +170,8 @@ async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 class StoreView:
     """A summary of the files in a job's artifact store.
 
-    `newest` lists the checkpoints and files that changed last, the latest first. `why` is the reason why the store
-    can't be read or may lack files.
+    `newest` lists the checkpoints and files that changed last, latest first. `why` is the reason why the store can't be
+    read or may lack files.
     """
 
     address: str

@@ -1,8 +1,8 @@
 """Compare a job's artifact store with the files on its machine, without downloading them.
 
-The runner computes the digests of the machine's files again; an authentic seal must match the new digest. For each
-file, three checks must pass: the store's manifest lists the same content, the object exists, and the store's checksum
-of the object matches that content. Otherwise the state of the file is unknown, with a reason.
+The runner recomputes the digests of the machine's files; an authentic seal must match the new digest. For each file,
+three checks must pass: the store's manifest lists the same content, the object exists, and the store's checksum of the
+object matches that content. Otherwise, the file's state is unknown, and a reason is given.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listed files with new digests, which the machine computes in this call.
+    """Return the listed files with new digests, which the machine computes during this call.
 
     A file gets no digest if its seal, times or size don't match. A seal alone is not enough: it applies to a size and
     times, and a job can move another file with the same size and times to the sealed path.

@@ -67,8 +67,8 @@ async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
     """Return a job's artifact store if the outputs should be copied from it, else None.
 
     The machine must be off or gone. A machine that stopped itself can be started again, so its store is used only if
-    the list is final (see `unsettled`) and no earlier copy from the store lacked files. Raises NotFound for an empty
-    store.
+    the list is final (see `unsettled`) and no earlier copy from the store lacked files. Raises NotFound if the store is
+    empty.
     """
     if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
@@ -90,7 +90,7 @@ async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that the current copy is the best possible copy."""
+    """If the machine is gone, record that the current copy is the best one possible."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)

@@ -148,7 +148,7 @@ async def verify_job(
 
 
 def being_verified(ctx: Context, job_id: str) -> bool:
-    """Return whether a call of `verify_job` for this job is running, in any process."""
+    """Return whether any process is running `verify_job` for this job."""
     held = ctx.ledger.lock(_lock(job_id))
     if held is None:
         return True
@@ -171,7 +171,7 @@ async def verify_file(
     manifest: Manifest | None = None,
     under: str = "",
 ) -> Report:
-    """Verify any local checkpoint file or folder. Nothing is recorded.
+    """Verify a local checkpoint file or folder. Nothing is recorded.
 
     `manifest` is the manifest that a pull recorded for its files; `under` is the path relative to the pulled folder.
     """

@@ -158,7 +158,7 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
         )
     try:
         return download(listing, config)
-    except Exception as error:  # huggingface_hub raises the errors of several libraries
+    except Exception as error:  # huggingface_hub raises errors from several libraries
         raise Unreachable(
             f"{listing.address.repo} could not be downloaded: {type(error).__name__}: {line(error, 160)}",
             "Try again: the download resumes.",

@@ -1,4 +1,4 @@
-"""Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
+"""Examine a job's outputs on the machine that wrote them, so that large outputs need not be downloaded.
 
 The result is only the machine's own report about its files. The teardown gate does not use it, because the files would
 still be lost with the machine.
@@ -52,7 +52,7 @@ class _File(_Said):
     unread: bool = False
 
     def entry(self, path: str) -> Entry:
-        """Return the file as an `Entry`, with every text from the machine truncated."""
+        """Return the file as an `Entry`, with all text from the machine truncated."""
         return Entry(
             path,
             line(self.format, 100),
@@ -75,7 +75,7 @@ class _Folder(_Said):
     resume: list[str] = Field(default=[], max_length=10)
 
     def judgement(self, path: str) -> Judgement:
-        """Return the folder as a `Judgement`, with every text from the machine truncated."""
+        """Return the folder as a `Judgement`, with all text from the machine truncated."""
         return Judgement(
             line(self.layout, 100),
             path,

@@ -22,7 +22,7 @@ MAX_STEPS: Final = 8
 
 
 async def advance(ctx: Context, job_id: str) -> JobRecord:
-    """Take the steps that are possible now, and return the job."""
+    """Perform the steps that are currently possible, and return the job."""
     read_job(ctx.ledger, job_id)
     async with ctx.lock(job_id):
         return await advance_locked(ctx, job_id)

@@ -1,8 +1,8 @@
 """Submit jobs to their engine as one array, exactly once, and record each job as submitted.
 
-One transaction records the acceptance of the jobs, the intent to submit each job, and the intent to submit the array.
-Any process that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost
-reply, the array is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the
+One transaction records the jobs' acceptance, the intent to submit each job, and the intent to submit the array. Any
+process that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost reply,
+the array is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the
 meantime, only the jobs that the backend already has are recorded as submitted.
 """
 
@@ -64,7 +64,7 @@ async def send_array(ctx: Context, token: str) -> bool:
 
 
 async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
-    """Return the backend's handle for a job that may have been submitted; Known(None) if there is no such job."""
+    """Return the backend's handle for a job that may have been submitted; Known(None) if no such job exists."""
     assert job.place is not None
     try:
         return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
@@ -75,8 +75,8 @@ async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
 async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: int, *, repeated: bool) -> bool:
     """Fail a job whose launch was refused, unless this call or an earlier one has launched the attempt.
 
-    `repeated` is true if there may have been an earlier call. If the backend then can't report whether a job without
-    a rented machine exists, the job is not failed, because nothing else would observe it.
+    `repeated` is true if an earlier call may have been made. If the backend then can't report whether a job without a
+    rented machine exists, the job is not marked failed, because nothing else would observe it.
     """
     found = await sent_before(ctx, job)
     if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts
@@ -90,7 +90,7 @@ async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: i
 
 
 def submitted(ctx: Context, job: JobRecord, handle: Handle, attempt: int) -> bool:
-    """Record that the backend has an attempt, and since when its rented machine has been running."""
+    """Record that the backend has an attempt, and the time at which its rented machine started running."""
     instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
     since = instance.running_since if instance else None
     return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))

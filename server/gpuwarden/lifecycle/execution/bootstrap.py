@@ -83,7 +83,7 @@ async def pin_host_key(ctx: Context, place: Place) -> Place:
         if trusted is not None and key.first_contact:
             changed = HostKeyChanged(str(place.host), trusted.data.fingerprint, key.fingerprint)
             changed.next_steps = steps(
-                "Another machine has that address or intercepts the connection. If you reinstalled your machine, "
+                "Another machine has that address or is intercepting the connection. If you reinstalled your machine, "
                 f"compare the fingerprint on it, then run ssh once to add it to your known_hosts: ssh {place.host}"
             )
             raise changed

@@ -16,8 +16,8 @@ from gpuwarden.lifecycle.records import JobRecord
 def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
     """Return the secrets for a job.
 
-    Raises NotFound for a secret without a value in this process. `seals` is true if gpuwarden's sealer runs alongside
-    the job; the secrets then include the sealer's key, which the runner removes before the job starts.
+    Raises NotFound if a secret has no value in this process. `seals` is true if gpuwarden's sealer runs alongside the
+    job; the secrets then include the sealer's key, which the runner removes before the job starts.
     """
     store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]

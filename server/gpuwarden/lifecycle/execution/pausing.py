@@ -1,8 +1,8 @@
 """Resume a paused job: launch its command again in the folder in which its process saved a checkpoint and ended.
 
 A pause does not count as a restart. Every user who may submit jobs may pause and resume them; the cost of a resume
-stays within the amount approved for the job, or within the caps. The machine is billed until the user approves its
-stop.
+stays within the amount approved for the job, or within the caps. The machine is billed until the user approves stopping
+it.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instance) -> bool:
-    """Return whether a machine is running. If not, request its start; the next call polls it again."""
+    """Return whether a machine is running. If not, ask the platform to start it; the next call polls it again."""
     if machine.state is InstanceState.INTERRUPTED:
         await restart(ctx, lease, machine)
     if machine.state is InstanceState.STOPPED and lease.state is not Lease.STOPPING and _start_due(ctx, job, lease):
-        allowed_attempt(ctx, job)  # raises Refused if a start would cost too much
+        allowed_attempt(ctx, job)  # raises Refused if starting it would cost too much
         ctx.ledger.add(lease.subject, ResumeIntent(why="its paused job resumes"))
         try:
             started = await Bound(ctx, lease).start(machine.id)
@@ -99,14 +99,14 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
 
 
 def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Return whether a start may be requested now: the first at once, each further start after an increasing delay."""
+    """Return whether a start may be requested now: the first at once, each later one after an increasing delay."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
     return not tries or ctx.clock.now() - tries[-1].at >= doubled(START_AGAIN_S, len(tries), LONGEST_START_S)
 
 
 def stop_keeps(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a stop of a job's machine ends its billing and keeps the files that the job resumes from."""
+    """Return whether stopping a job's machine ends its billing and keeps the files that the job resumes from."""
     profile = ctx.profile(job.spec.platform)
     sold = profile.verbs.stop is not None and "stop" in profile.meter.stops_on
     return sold and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))

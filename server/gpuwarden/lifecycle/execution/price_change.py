@@ -63,7 +63,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
 
 @dataclass(frozen=True)
 class PriceQuestion:
-    """A question to the user about the price of a job's machine, and the next steps."""
+    """A question for the user about the price of a job's machine, and the next steps."""
 
     text: str
     next_steps: tuple[NextStep, ...]

@@ -52,8 +52,7 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
-"""Seconds before the first retry on a platform without capacity for an interrupted job. The wait doubles each time.
-"""
+"""Seconds before the first retry on a platform without capacity for an interrupted job. The wait doubles each time."""
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
 """Seconds before a retry on a platform that rate-limits orders: the first delay, which doubles, and its maximum."""
@@ -90,7 +89,7 @@ def _in_hurry(ctx: Context, job: JobRecord) -> bool:
 async def rent(ctx: Context, job: JobRecord) -> bool:
     """Record the account and the intent to rent an instance, then rent the instance.
 
-    The job fails if the policy has forbidden the platform since the job was accepted.
+    The job fails if the policy no longer allows the platform.
     """
     platform = job.spec.platform
     if not ctx.policy.allows(platform):
@@ -139,8 +138,8 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     A platform may refuse a request and still carry it out, and its list may be outdated. Therefore the job keeps
     waiting for its machine, which counts as billed, until a second poll `settle_s` seconds later: if a machine is
     found, it is adopted as if the request had succeeded; otherwise the job fails with the refusal. If the same work is
-    submitted elsewhere meanwhile, the user must approve it (`spending_question`). If the platform refuses before
-    anything was ordered, such as for an empty search result, the job fails at once and can be submitted elsewhere.
+    submitted elsewhere in the meantime, the user must approve it (`spending_question`). If the platform refuses before
+    anything was ordered, such as after an empty search, the job fails at once and can be submitted elsewhere.
     """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
@@ -179,7 +178,7 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     if doubted is None or _rate_limited(ctx, lease.subject) or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
-        return False  # after an interruption of many machines, capacity may be free again later
+        return False  # if many machines were interrupted, capacity may become available again
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
@@ -192,7 +191,7 @@ def _rate_limited(ctx: Context, lease: str) -> bool:
 
 
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Record that a job continues with its next choice of platform. The next step sends the request to that platform.
+    """Record that a job continues with its next platform choice. The next step sends the request to that platform.
 
     The event also records that no machine was rented under the abandoned lease; otherwise the job would keep waiting
     for one.
@@ -247,7 +246,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
             return False
         begun = max(again.data.generation if again else 0, job.given_up_generation)
         limited = [_rate_limited(ctx, f"lease/{job.id}-i{n}") for n in range(begun + 1, job.generation + 1)]
-        tries = limited.count(False)  # a rate limit says nothing about the platform's capacity
+        tries = limited.count(False)  # a rate limit does not reflect the platform's capacity
         if limited and limited[-1]:
             wait_s = doubled(HURRIED_WAIT_S, len(limited), MOST_HURRIED_S)
         elif tries >= MAX_GENERATIONS:
@@ -263,7 +262,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
 
 
 async def refresh_lease(ctx: Context, lease_id: str) -> None:
-    """Poll a lease's instance, whatever the state of its job. The caller holds the job's lock."""
+    """Poll a lease's instance, regardless of its job's state. The caller holds the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
         await look(ctx, lease_id)
@@ -314,7 +313,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
 
 
 def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
-    """Record a second instance with a lease's token as another lease, because it is billed although no job uses it."""
+    """Record a second instance with a lease's token as a separate lease, because it is billed but no job uses it."""
     n = 1
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
@@ -404,7 +403,7 @@ def intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
-    """Request the termination of an abandoned instance in every call, because an earlier request may have been lost."""
+    """Ask the platform to terminate an abandoned instance. Every call asks again, in case a request was lost."""
     subject = f"lease/{lease_id}"
     intent, state = ctx.ledger.last(subject, AbandonIntent), ctx.ledger.state(subject)
     if intent is None or state in {Lease.STOPPED, Lease.NONE}:

@@ -52,7 +52,7 @@ class Relaunch:
 
 
 def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
-    """Return the relaunch budget that the user approved with this receipt; None if there is no such approval."""
+    """Return the relaunch budget that the user approved with this receipt; None without such an approval."""
     order = carried(ctx, receipt)
     if order is None or order.relaunch_budget_usd is None:
         return None
@@ -65,7 +65,7 @@ def may_relaunch(ctx: Context, job_id: str) -> bool:
 
 
 def taken(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job ran on its machine and gpuwarden did not request a stop or a termination of that machine."""
+    """Return whether a job ran on its machine and gpuwarden did not ask to stop or terminate that machine."""
     if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
         return False
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
@@ -103,7 +103,7 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     if allowed is None:
         return "the user has not allowed it"
     if not taken(ctx, job):
-        return "a stop or a termination of its machine was requested"
+        return "a request to stop or terminate its machine was made"
     worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
     if worst is None or job.price is None:
         return "its maximum cost is unknown"
@@ -138,7 +138,7 @@ def generation_of(lease: str) -> int:
 
 
 def resumed_from(ctx: Context, job: JobRecord) -> dict[str, Path]:
-    """Return the files of the proven copy that a relaunched job resumes from, by path in the working folder.
+    """Return the files in the proven copy that a relaunched job resumes from, by path in the working folder.
 
     Raises BadRequest if the copy is no longer proven.
     """

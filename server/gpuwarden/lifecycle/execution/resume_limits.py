@@ -1,6 +1,4 @@
-"""Limit the time and cost of an attempt after a pause: by the job's approved amount if there is one, otherwise by the
-caps.
-"""
+"""Limit the time and cost of an attempt after a pause: by the job's approved amount, if any, otherwise by the caps."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
 """Minimum time limit of an attempt in seconds, so that the job can save again. No attempt is started after the job has
-used up its own time limit.
+used up its time limit.
 """
 WORTH_S: Final = 300.0
 """An attempt is started only if the approved amount pays for at least this many seconds."""
@@ -82,7 +80,7 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 async def launch_within_limits(ctx: Context, job: JobRecord, place: Place, why: Code) -> bool:
     """Move a job that has been paused to its next attempt.
 
-    Raises Refused as `allowed_attempt` does, and Conflict if another process holds the lock of the caps.
+    Raises Refused as `allowed_attempt` does, and Conflict if another process holds the CAPS lock.
     """
     async with ctx.lock(CAPS, CAPS_PATIENCE_S):  # so that two attempts can't use the same budget
         left = allowed_attempt(ctx, job)
@@ -115,7 +113,7 @@ def _refused(job: JobRecord, why: str) -> Refused:
 
 
 def ran_s(ctx: Context, job: JobRecord) -> float:
-    """Return the total duration in seconds of the attempts, since the last interruption, that ended in a pause.
+    """Return the total duration in seconds of the attempts that ended in a pause since the last interruption.
 
     Each relaunch after an interruption gets the full time limit and counts as a restart.
     """

@@ -176,7 +176,7 @@ async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
     """Return the reason why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
 
-    `rests` is true if the job's machine stopped itself; the cap does not apply then.
+    `rests` is true if the job's machine stopped itself; the cap then does not apply.
     """
     if job.cancel_requested:
         return because(Code.CANCELED)
@@ -204,13 +204,13 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
 
 
 async def _end_in_store(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return how a job ended according to its artifact store; None if the store has no final report."""
+    """Return the artifact store's report of how a job ended; None if the store has no final report."""
     if not job.spec.artifact_store:
         return None
     from gpuwarden.lifecycle.artifacts.store_contents import read_store, reported_end, unsettled
 
     try:
-        with anyio.fail_after(STEP_S):  # the job is locked meanwhile
+        with anyio.fail_after(STEP_S):  # the job is locked in the meantime
             contents = await read_store(ctx, job)
     except (WardenError, TimeoutError):
         return None
@@ -389,7 +389,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _launch_again(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
-    """Start the next attempt on the job's machine once it is running; request the start of an interrupted machine."""
+    """Start the next attempt on the job's machine once it is running. If it was interrupted, restart it."""
     try:
         if job.resumed:  # the cost of the pause counts against the limits
             allowed_attempt(ctx, job)

@@ -1,4 +1,4 @@
-"""Compute the remaining steps of a job from the states of the job and its machine."""
+"""Compute a job's remaining steps from its state and its machine's state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
 def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the remaining steps of a job in order, including the steps to resume the job if its machine is gone."""
+    """Return a job's remaining steps in order, including the steps to resume the job if its machine is gone."""
     now = situation(ctx, job)
     if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_store(ctx, job):
         store = job.spec.artifact_store
@@ -47,7 +47,7 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
-    """Return the remaining steps of the job with this id; empty if no such job has been accepted."""
+    """Return the remaining steps for the job with this id; empty if no such job has been accepted."""
     known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
     return following(ctx, read_job(ctx.ledger, what)) if known else ()
 
@@ -136,11 +136,11 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The user's advance decision about the teardown of a job's machine. Times are in seconds since the epoch.
+    """The user's advance decision about tearing down a job's machine. Times are in seconds since the epoch.
 
-    `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the channel and
-    the author of the order. `ends_at` is set once the notice has been delivered, and `objected_at` once a hold has
-    canceled the order. `self_stop_after_s` is the time in seconds between the job's end and the self-stop; None without
+    `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the order's
+    channel and author. `ends_at` is set once the notice has been delivered, and `objected_at` once a hold has canceled
+    the order. `self_stop_after_s` is the time in seconds between the job's end and the self-stop; None without
     self-stop.
     """
 
@@ -155,7 +155,7 @@ class Arranged:
 
 
 def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
-    """Return the advance decision about the teardown of a job's machine; None if the user will be asked."""
+    """Return the advance decision about tearing down a job's machine; None if the user will be asked."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
     order = in_force(ctx, ordered.data) if ordered is not None else None

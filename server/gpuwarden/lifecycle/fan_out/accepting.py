@@ -38,7 +38,7 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, to get a new one
 async def fan_out(
     ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a plan, and launch it if it is allowed. On a metered platform, the launch needs a receipt, as for a job.
+    """Check a plan, and launch it if it is allowed. On a metered platform, a launch needs a receipt, as for a job.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
     and BadRequest for a plan whose cost has no upper bound.
@@ -90,7 +90,7 @@ def _issue(
     worst = _worst(plan, checked[0])
     if facts.metered and worst is None:
         raise BadRequest(
-            "the price or the time limit of a cell is unknown, so its cost has no upper bound; nothing was launched",
+            "a cell's price or time limit is unknown, so its cost has no upper bound; nothing was launched",
             "Specify --timeout, and choose a platform with a known price.",
         )
     ask, expires = _question(ctx, plan, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s

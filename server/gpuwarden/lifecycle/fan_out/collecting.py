@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
-"""Maximum size in bytes of a `cell.json` or a `result.json`. The size is limited because the job writes these files."""
+"""Maximum size in bytes of a `cell.json` or `result.json` file, which is limited because the job writes these files."""
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
@@ -79,7 +79,7 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return the result in a cell's folder; None without a readable `cell.json`, because the cell then did not end."""
+    """Return the result in a cell's folder; None if `cell.json` can't be read, because the cell then did not end."""
     prefix = f"{CELLS}/{index:05d}/"
     content = _read(pulled.places.get(f"{prefix}cell.json"))
     if content is None:
@@ -131,7 +131,7 @@ def _unproven(prefix: str, outputs: tuple[str, ...], report: Report) -> str:
     for part in parts:
         if part.verdict is not Verdict.PROVEN and part.path not in passing:
             return next(iter((*part.problems, *part.doubts)), "not proven")
-    return "" if own else "none of its files was verified"
+    return "" if own else "none of its files were verified"
 
 
 def _read(path: str | None) -> dict[str, Any] | None:

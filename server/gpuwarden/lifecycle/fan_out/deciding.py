@@ -1,4 +1,4 @@
-"""Carry out the decision of the user or an agent to end, cancel or resume a fan-out."""
+"""Carry out a user's or an agent's decision to end, cancel or resume a fan-out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TERMINAL: Final = "cli"
 
 
 def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
-    """Stop further launches of a fan-out. Running jobs continue, and their outputs are collected.
+    """Stop a fan-out from launching more cells. Running jobs continue, and their outputs are collected.
 
-    Jobs that are recorded but not yet submitted are withdrawn when they are next advanced (`recalled`).
+    Jobs that are recorded but not yet submitted are canceled when they are next advanced (`recalled`).
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if not fan.ended:
@@ -30,7 +30,7 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
-    """Allow further attempts for the unverified cells: those in `cells`, or all of them.
+    """Allow more attempts for the unverified cells: those in `cells`, or all of them.
 
     The receipt, the budget and the configurations stay the same. Raises BadRequest for an index that is not in the plan
     or whose cell is verified or running, and Refused if the user ended the fan-out at a terminal and the call comes
@@ -55,9 +55,9 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
 
 
 async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Stop further launches of a fan-out and cancel its running jobs. Its machines keep running and are billed.
+    """Stop a fan-out from launching more cells, and cancel its running jobs. Its machines keep running and are billed.
 
-    Raises the first error only after it has tried to cancel every job.
+    Raises the first error, but only after trying to cancel every job.
     """
     failed = []
     for job in end_fan_out(ctx, fan_id, by).live:

@@ -1,4 +1,4 @@
-"""Advance every open fan-out in a ledger for the watch: prove the outputs of ended queues, and launch further cells."""
+"""Advance every open fan-out in a ledger for the watch: prove the outputs of ended queues, and launch more cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Advances the fan-outs of one ledger. The interval between attempts doubles after each hold or failure.
+    """Advances the fan-outs in one ledger. The interval between attempts doubles after each hold or failure.
 
     A finished fan-out is checked again only after it is resumed or its limits change.
     """
@@ -58,7 +58,7 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + doubled(FIRST_WAIT_S, n, MOST_WAIT_S)
 
     def conditions(self) -> list[Condition]:
-        """Return the alert conditions of fan-outs that are open or that finished in the last day."""
+        """Return the alert conditions for fan-outs that are open or that finished in the last day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]

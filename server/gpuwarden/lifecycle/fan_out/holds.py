@@ -1,4 +1,4 @@
-"""Describe why a fan-out launches no further cells, and compute its alert conditions. No machine is queried."""
+"""Describe why a fan-out launches no more cells, and compute its alert conditions. No machine is queried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
 class Hold(StrEnum):
-    """The reason why no further cell is launched although cells are waiting. Running jobs continue."""
+    """The reason why no more cells are launched although some are waiting. Running jobs continue."""
 
     BUDGET = "budget"
     CAPS = "caps"
@@ -43,30 +43,30 @@ class Held:
     needs: float | None = None
 
     def text(self, detail: str) -> str:
-        """Return a sentence about the hold, which contains `detail`: the hold's detail as the interface displays it."""
+        """Return a sentence about the hold. `detail` is the hold's detail as the interface displays it."""
         return {
             Hold.BUDGET: f"The budget is too small for another machine: {detail} is spent or reserved.",
             Hold.CAPS: f"Your caps block further launches: {detail}.",
             Hold.MACHINES: f"Machines of ended jobs are still billed, so no other machine may be rented: {detail}.",
             Hold.PRICE: f"The price is now {detail} an hour, above the checked price.",
             Hold.REFUSED: f"The submit gate blocks further launches: {detail}.",
-            Hold.ENDED: "The fan-out was ended, so no further cells are launched.",
+            Hold.ENDED: "The fan-out was ended, so no more cells are launched.",
         }[self.by]
 
 
 def fan_out_conditions(
     ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
-    """Yield the alert conditions of a fan-out: it is waiting for the user, has given up cells, or has finished.
+    """Yield the alert conditions for a fan-out: it is waiting for the user, has given up cells, or has finished.
 
-    The end of a running job may free budget, caps or machines, so these holds are reported only when no job runs.
+    The end of a running job may free budget, caps or machines, so these holds are reported only if no job is running.
     """
     fan, steps = now.fan, tuple(next_steps)
     who = f"fan-out {fan.id} ({line(fan.plan.base.name, 60)})"
     proven = f"{now.cells.count(CellState.VERIFIED)} of {counted(fan.plan.size, 'cell')} verified"
     lost = [index for index, state in now.cells.states.items() if state in {CellState.GIVEN_UP, CellState.UNPROVEN}]
     if held is not None and held.by is not Hold.ENDED and not (held.by in _PASSING and now.live):
-        text = f"{who} launches no further cells, with {proven}. {held.text(line(held.detail, 300))}"
+        text = f"{who} launches no more cells; {proven}. {held.text(line(held.detail, 300))}"
         hold_s = ctx.policy.watch.finished_minutes * 60 if held.by in _PASSING and now.idle else 0
         yield Condition(fan.subject, f"fan_out_{held.by}", text, hold_s, next_steps=steps)
     if lost:

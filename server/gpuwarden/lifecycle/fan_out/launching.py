@@ -1,7 +1,7 @@
-"""Launch the queues of a fan-out: one machine each, within the budget and the caps, until every cell is proven.
+"""Launch a fan-out's queues, one machine each, within the budget and the caps, until every cell is proven.
 
 A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
-reply, `advance` adopts the job, so no cell runs on two machines. If an engine has arrays, all waiting cells are
+reply, `advance` adopts the job, so no cell runs on two machines. If the engine supports arrays, all waiting cells are
 submitted as one array, and all its jobs are recorded in one transaction. The engine then runs as many jobs at a time as
 there are free machines.
 """
@@ -63,7 +63,7 @@ class FanOutResult:
 
 
 async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
-    """Advance a fan-out as far as possible: advance open jobs, copy outputs of ended jobs, and launch further cells.
+    """Advance a fan-out as far as possible: advance open jobs, copy outputs of ended jobs, and launch more cells.
 
     If `jobs` is false, the open jobs are not advanced, because the caller advances them.
     """
@@ -101,7 +101,7 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
     """Advance open jobs, with one poll for all jobs at the same place.
 
-    Return each job with its error, or with an empty string if there was none.
+    Return each job with its error; the error is empty if the job was advanced.
     """
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]

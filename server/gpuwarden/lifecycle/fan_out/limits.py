@@ -125,7 +125,7 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
 
 
 def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
-    """Return the digest of a limit change: of the fan-out's id, its number of decisions, and the requested plan."""
+    """Return the digest of a limit change: the fan-out's id, its number of decisions, and the requested plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
@@ -142,7 +142,7 @@ def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Chec
 
 
 def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
-    """Record that higher limits passed the gate, with the question to the user, and return the limits."""
+    """Record that higher limits passed the gate, with the question for the user, and return the limits."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
         spec_digest=_asked(fan, wanted),

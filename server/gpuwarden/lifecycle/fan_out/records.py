@@ -60,7 +60,7 @@ class FanOutRecord:
     proven: dict[int, CellProven]
     ended: bool
     arrays: dict[str, int]
-    """The number of jobs that the engine runs at a time, keyed by the token of their array."""
+    """The number of jobs that the engine runs at a time, keyed by their array's token."""
     resumed: dict[int, int]
     """The number of queues that existed when a cell was last resumed, keyed by cell index."""
     decisions: int
@@ -160,7 +160,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Return whether no cell is running, and no further cell can be launched or requested from a search."""
+        """Return whether no cell is running, and no more cells can be launched or requested from a search."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
         asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size
@@ -168,14 +168,14 @@ class Standing:
 
 
 def standing(ctx: Context, fan: FanOutRecord) -> Standing:
-    """Return the current state of a fan-out, computed from its plan, its jobs and their copies without any query."""
+    """Return the current state of a fan-out, computed from its plan, its jobs and their copies, without any queries."""
     jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
     queues = [
         QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
         for job, queue in zip(jobs, fan.queues, strict=True)
     ]
     seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
-    # `proven` has only the first proof of each cell, so a job that proved a cell again is not in it.
+    # `proven` contains only the first proof of each cell, so a job that proved a cell again is not in it.
     assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
     leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
     cost = sum(committed(ctx, job, leases[job.id]) for job in jobs)

@@ -25,7 +25,7 @@ def chosen(
         import optuna
     except ImportError as missing:
         raise NotSupported(
-            "a search with Optuna needs the package optuna, which is not installed",
+            "a search with Optuna requires the package optuna, which is not installed",
             f"Install it: {install_command('optuna', 'tune')}. Or use --random or --grid, which do not need it.",
         ) from missing
     search = plan.search
@@ -55,7 +55,7 @@ def chosen(
 
 
 def _unused(plan: FanOutPlan, search: Search, known: Container[str], index: int) -> Cell:
-    """Return a cell that is not in `known`: the next combination of choices, or a random draw if there are ranges."""
+    """Return a cell that is not in `known`: the next combination of choices, or a random draw for ranges."""
     if any(bounds(text) for text in search.space.values()):
         settings = (each for seed in count(index) for each in drawn(search.space, 1, seed))
     else:

@@ -1,4 +1,4 @@
-"""Summarize a fan-out: the spread of each configuration over its seeds, as rows and as a plot."""
+"""Summarize a fan-out: each configuration's spread over its seeds, as rows and as a plot."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean objective; None if there are no values."""
+        """Return the mean objective; None if no objective is known."""
         return fmean(self.values) if self.values else None
 
     @property
     def median(self) -> float | None:
-        """Return the median objective; None if there are no values."""
+        """Return the median objective; None if no objective is known."""
         return median(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Return the sample standard deviation; None if there are fewer than two values."""
+        """Return the sample standard deviation; None for fewer than two values."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
 def spreads(fan: FanOutRecord) -> list[Spread]:
-    """Return one row for each configuration, regardless of the seed, in the order of the plan."""
+    """Return one row for each configuration, regardless of the seed, in plan order."""
     rows: dict[tuple[tuple[str, str], ...], tuple[int, list[float], str]] = {}
     for cell in fan.cells:
         key = tuple((name, value) for name, value in cell.settings.items() if name != SEED)

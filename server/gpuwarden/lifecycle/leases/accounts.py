@@ -3,7 +3,7 @@
 The ledger stores salted digests (`Account`), never the key. If the key is unchanged, the account is the same and the
 platform is not queried. If the key is different, the platform is queried for the key's account. If the account can't be
 determined, for example because a key was replaced on a platform without account ids or an older version wrote the
-ledger, the lease is bound to the key only after the platform has reported the instance to a query with that key.
+ledger, the lease is bound to the key only after a query with that key has returned the instance.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Match(StrEnum):
 
 
 WHY: Final = {
-    Match.OTHER: "the {platform} key belongs to another account; set the key of the account that rented the machine",
+    Match.OTHER: "the {platform} key belongs to another account; set the key for the account that rented the machine",
     Match.UNPROVEN: "the {platform} key may belong to another account, because the account does not list the machine",
 }
 
 
 async def account_in_use(ctx: Context, platform: str) -> Account:
-    """Return the account of the current key. Raises AuthFailed if there is no key."""
+    """Return the current key's account. Raises AuthFailed if no key is set."""
     provider, salt = ctx.provider(platform), random.token_hex(8)
     key, name = provider.key_digest(salt), await _name(provider, platform)
     return Account(salt=salt, key=key, id=_id_digest(salt, platform, name) if name else None)
 
 
 async def match(ctx: Context, lease: LeaseRecord) -> Match:
-    """Compare the current key with the account of a lease. Raises AuthFailed if there is no key."""
+    """Compare the current key with a lease's account. Raises AuthFailed if no key is set."""
     provider, account = ctx.provider(lease.platform), lease.account
     if account is None:
         return Match.UNPROVEN
@@ -74,14 +74,14 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """The provider of one lease. With the key of another account, it sends no requests and every answer is Unknown."""
+    """The provider for one lease. If the key belongs to another account, no requests are sent; answers are Unknown."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
         self.provider = ctx.provider(lease.platform)
 
     async def get(self, ident: str) -> Answer[Instance | None]:
-        """Query the state of an instance."""
+        """Query an instance's state."""
 
         def shows(seen: Instance | None) -> bool:
             return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
@@ -106,11 +106,11 @@ class Bound:
         return await self._act(lambda outbid: bidder.raise_bid(outbid, most), ident)
 
     async def stop(self, ident: str) -> Answer[None]:
-        """Request a stop of the instance."""
+        """Ask the platform to stop the instance."""
         return await self._act(self.provider.stop, ident)
 
     async def terminate(self, ident: str) -> Answer[None]:
-        """Request the termination of the instance."""
+        """Ask the platform to terminate the instance."""
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:

@@ -51,7 +51,7 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
 def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
     """Return the automatic-teardown order that applies to a job; None after a hold.
 
-    An order from the policy is valid only as long as the policy in force contains it.
+    An order from the policy is valid only as long as the active policy contains it.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -59,7 +59,7 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as it applies now, with the longer of its own and the current policy's grace periods.
+    """Return an order as it applies now, with its grace period or the current policy's, whichever is longer.
 
     A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't
     be read.
@@ -74,7 +74,7 @@ def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
 
 
 def rounds(ctx: Context) -> tuple[float, float]:
-    """Return the time since which the watch has run without a long gap, and the time of its last round.
+    """Return the time at which the watch's current run without a long gap began, and the time of its last round.
 
     Both are in seconds since the epoch, or 0 if no watch has run.
     """
@@ -91,7 +91,10 @@ def watched(ctx: Context) -> bool:
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return the notices for a reply about costs. If automatic teardown has no running watch, the first one says so."""
+    """Return the notices for a reply about costs.
+
+    If automatic teardown is on but no watch is running, the first notice reports this.
+    """
     ordered = False
     with contextlib.suppress(WardenError):  # the warnings already report an invalid policy
         ordered = ctx.policy.teardown.automatic != "off"

@@ -1,4 +1,4 @@
-"""Compare the past and possible future cost of jobs with the user's caps."""
+"""Compare the past and possible future costs of jobs with the user's caps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
-"""Assumed number of billed hours between a job's end and the teardown of its machine."""
+"""Assumed number of billed hours between a job's end and its machine's teardown."""
 
 
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
@@ -73,7 +73,7 @@ def caps_on(
     machine: float | None = None,
     of: tuple[str, ...] = (),
 ) -> Iterator[Cap]:
-    """Yield every cap on a job: the general caps, then the caps of its user and its project.
+    """Yield every cap on a job: the general caps, then the caps for its user and its project.
 
     `worst` is the maximum cost of the entire job, `machine` that of one of its machines, in US dollars. `of` lists
     the job if it is already accepted, or all jobs of its fan-out.
@@ -91,9 +91,9 @@ def caps_on(
 
 
 def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
-    """Return a description of the first cap that a cost would exceed; empty if there is none. For `of`, see `caps_on`.
+    """Return a description of the first cap that a cost would exceed; empty if none. For `of`, see `caps_on`.
 
-    If the ledger has lost events, the past cost is unknown, so every cost counts as above the caps.
+    If the ledger has lost events, the past cost is unknown, so every cost counts as exceeding the caps.
     """
     doubt = ctx.ledger.trouble()
     if doubt is not None and doubt.incomplete:
@@ -111,12 +111,12 @@ def spent_today(
 ) -> float:
     """Return the cost of the last 24 hours in US dollars.
 
-    A job accepted in that time counts with its past and maximum further cost. An older job counts with its cost in that
-    time and the further cost of a resume. `pretend` selects rehearsals instead of real jobs. Jobs are omitted if they
-    are in `without`, or if `counts` returns false for them.
+    For a job accepted in that time, the result includes its past and maximum additional cost; for an older job, its
+    cost in that time and the additional cost of a resume. `pretend` selects rehearsals instead of real jobs. Jobs are
+    omitted if they are in `without`, or if `counts` returns false for them.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
-    # Only open jobs, and jobs whose machines are billed or were billed in the last day, can have costs.
+    # Only open jobs, and jobs whose machines are billed or were billed in the last day, can incur costs.
     billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
     costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
     for job in filter(counts, (read_job(ctx.ledger, job_id) for job_id in costing if job_id not in without)):
@@ -131,7 +131,7 @@ def spent_today(
 
 
 def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return the maximum further cost of a job that has been resumed or relaunched, in US dollars; 0 for other jobs."""
+    """Return the maximum additional cost of a resumed or relaunched job, in US dollars; 0 for other jobs."""
     if job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested):
         return 0.0
     kinds = (ResumeRequested, RelaunchIntent, JobSubmitting)
@@ -140,14 +140,14 @@ def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     if last is None:
         return 0.0
     worst: float = last.data.worst_cost
-    # The cost of a relaunch is that of a machine that may not have been requested yet.
+    # A relaunch's cost is for a machine that may not have been requested yet.
     before = isinstance(last.data, RelaunchIntent) and job.generation <= last.data.generation
     here = sum(lease.cost or 0.0 for lease in leases if lease.id == job.lease and not before)
     return max(0.0, worst - here)
 
 
 def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return the sum of a job's past cost and its maximum further cost, in US dollars."""
+    """Return the sum of a job's past cost and its maximum additional cost, in US dollars."""
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     cost = sum(lease.cost or 0.0 for lease in leases)
     before = sum(lease.cost or 0.0 for lease in leases if lease not in live)
@@ -168,7 +168,7 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
     """Return a machine's cost in US dollars since a time, computed from its price; 0 if the price is unknown.
 
-    The price is the last price that the provider reported, or else the checked price.
+    The price is the last one that the provider reported, or else the checked price.
     """
     price = lease.price or job.price
     until = ctx.clock.now() if lease.state in LIVE_LEASES else lease.since
@@ -178,7 +178,7 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Channels through which the approval of a job's spending may also contain other decisions about the job."""
+"""Channels whose approval of a job's spending may also contain other decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:

@@ -34,7 +34,7 @@ def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """Return a rented machine's danger clocks with known dates, the earliest first.
+    """Return a rented machine's danger clocks with known dates, earliest first.
 
     If the platform's profile can't be read, only the end date reported by the platform is known.
     """
@@ -44,7 +44,7 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
     off = stopped_at(ctx, lease)
     try:
         profile = ctx.profile(lease.platform)
-    except WardenError:  # one platform must not hide the machines of the others
+    except WardenError:  # one platform's error must not hide the others' machines
         profile = None
     found = [
         Deadline(at, clock.trigger, clock.effect)

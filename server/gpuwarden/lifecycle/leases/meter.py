@@ -133,7 +133,7 @@ def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     """Return whether an instance is being terminated because it did not become usable for a job.
 
-    A stop of such an instance is not enough, because its disk may still be billed.
+    Stopping such an instance is not enough, because its disk may still be billed.
     """
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
@@ -141,7 +141,7 @@ def given_back(ctx: Context, lease: LeaseRecord) -> bool:
 def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
     """Return whether an instance that is not billed stays off.
 
-    An interrupted instance may run again, unless its stop was requested; a platform may report both cases as the same
+    An interrupted instance may run again, unless a stop was requested; a platform may report both cases as the same
     state.
     """
     if instance.state is not InstanceState.INTERRUPTED:
@@ -152,7 +152,7 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
-    """Return the evidence in the bill that a machine has run after it was recorded as off; empty if there is none.
+    """Return the billing evidence that a machine has run after it was recorded as off; empty if none.
 
     The user may start and stop the machine in the console between two polls. Files that are written in that time exist
     only on the machine's disk.
@@ -177,7 +177,7 @@ def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
     """Record that a poll reported the machine as gone or stopped; confirm the state if two polls agree.
 
-    A machine whose bill grows by more than its disk costs counts as running, whatever state is reported.
+    A machine whose bill grows by more than its disk costs counts as running, regardless of the reported state.
     """
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
         if saw == "stopped" and instance is not None and (why := _ran_unseen(ctx, lease, instance)):

@@ -1,7 +1,7 @@
 """Self-stop: a machine stops itself after its job has ended, if the outputs survive a stop and are not pulled in time.
 
 The user allows this in the policy file. A job keeps the setting that applied when it was accepted. The runner gets the
-setting at the launch, but only if the profile states that the machine can stop itself with its own key and that every
+setting at launch, but only if the profile states that the machine can stop itself with its own key and that every
 declared output survives a stop. A self-stopped machine is started again for a pull, within the caps.
 """
 
@@ -36,17 +36,17 @@ MARGIN_S: Final = 300.0
 OVERRUN_S: Final = 600.0
 """Seconds that the supervisor needs to end the job after its timeout. Only then does the machine count as idle."""
 STATUS: Final = "status.json"
-"""The file that records how the job ended. Like the paths of outputs, this path is relative to the run root."""
+"""The file that records how the job ended. Like output paths, this path is relative to the run root."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""Assumed number of billed hours between the restart of a machine and the end of the pull."""
+"""Assumed number of billed hours between a machine's restart and the end of the pull."""
 
 
 def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:
     """Return the self-stop order for a job that is being accepted; None if the policy does not allow self-stop.
 
-    A machine stops itself only after the grace period of automatic teardown has passed.
+    A machine stops itself only after automatic teardown's grace period has passed.
     """
     in_force = ctx.in_force
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
@@ -58,7 +58,7 @@ def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered 
 def self_stop_allowed(ctx: Context, job_id: str) -> SelfStopOrdered | None:
     """Return the self-stop order that applies to a job's machine.
 
-    Return None after a hold, or if the policy in force does not allow self-stop or can't be read.
+    Return None after a hold, or if the active policy does not allow self-stop or can't be read.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", SelfStopOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -92,7 +92,7 @@ def self_stop_order(ctx: Context, job: JobRecord, place: Place) -> SelfStopOrder
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
-    """Return whether a file on a job's machine survives a stop of the machine."""
+    """Return whether a file on a job's machine survives stopping the machine."""
     profile = ctx.profile(spec.platform)
     return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
 
@@ -126,23 +126,23 @@ async def wake(ctx: Context, job_id: str) -> None:
 
 
 async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
-    """Request a start, unless the machine is already starting, and wait until it runs, for at most `WAKE_S` seconds.
+    """Ask the platform to start the machine unless it is already starting. Wait up to `WAKE_S` seconds for it to run.
 
-    Raises the errors of `wake`.
+    Raises the same errors as `wake`.
     """
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if machine.state is InstanceState.STOPPED:
         if why := _too_dear(ctx, job):
             console = "Start it in the platform's console, or raise the caps in the policy."
-            raise Refused(f"the machine of job {job.id} stopped itself and can't be started again: {why}", console)
+            raise Refused(f"job {job.id}'s machine stopped itself and can't be started again: {why}", console)
         ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs were requested"))
         try:
             started = await Bound(ctx, lease).start(machine.id)
         except WardenError as refusal:
             ctx.ledger.add(lease.subject, StartRefused(why=refusal.message))
             raise Unreachable(
-                f"{lease.platform} could not start the machine of job {job.id}: {refusal.message}",
+                f"{lease.platform} could not start job {job.id}'s machine: {refusal.message}",
                 ("Its outputs remain on its disk.", do(Action.RETRY, "later")),
             ) from refusal
         if isinstance(started, Unknown):
@@ -156,12 +156,12 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
         if ctx.clock.now() >= until:
             state = instance.state if instance else "not listed"
             again = do(Action.PULL, "again in a few minutes", job_id=job.id)
-            raise Unreachable(f"the machine of job {job.id} was started and is still {state}", again)
+            raise Unreachable(f"job {job.id}'s machine was started and is still {state}", again)
         await ctx.clock.sleep(LOOK_S)
 
 
 def _too_dear(ctx: Context, job: JobRecord) -> str:
-    """Return the reason why a start needs approval; empty if the approved amount or the caps cover its cost."""
+    """Return the reason why a restart needs approval; empty if the approved amount or the caps cover its cost."""
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if lease.price is None or lease.cost is None:
@@ -173,7 +173,7 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
 
 
 async def hold(ctx: Context, job_id: str) -> bool:
-    """Cancel the self-stop of a job's machine.
+    """Cancel self-stop for a job's machine.
 
     Return False if the machine has no self-stop. Raises an error if the machine can't be reached.
     """

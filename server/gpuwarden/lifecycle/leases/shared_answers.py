@@ -112,9 +112,7 @@ class SharedAnswers:
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
-        """Return the backend's observation of a job, from one poll of all jobs at its place. Raises the error of that
-        poll.
-        """
+        """Return the backend's observation of a job from one poll of all jobs at its place. Raises the poll's error."""
         where = _where(handle)
         there = self._jobs.get(where, {})
         known = self._polls.get(where)

@@ -1,4 +1,4 @@
-"""Request a machine's stop or termination. Only an observation ends a lease; an accepted request does not."""
+"""Ask the platform to stop or terminate a machine. Only an observation ends a lease; an accepted request does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASK_AGAIN_S: Final = 30.0
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""The longest wait in seconds that a platform can impose, limited because the machine is billed meanwhile."""
+"""The longest wait in seconds that a platform can impose, limited because the machine is billed in the meantime."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
@@ -49,8 +49,8 @@ def call_sent(ctx: Context, record: TeardownRecord) -> bool:
 
 
 async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecord | None = None) -> None:
-    """Send the provider's next call for stopping or terminating a machine. A stop comes first if the platform requires
-    it.
+    """Send the next provider call to stop or terminate a machine. If the platform requires it, the machine is stopped
+    first.
 
     No call is sent if the machine is already terminating or reported gone, if its platform accepted the same call less
     than `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the
@@ -80,7 +80,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         why = answer.why if isinstance(answer, Unknown) else None
         sent = VerbSent(verb=step, taken=True) if why is None else VerbSent(verb=step, taken=False, why=why)
     except RateLimited as busy:
-        # Wait as long as the platform requests, but at least for a backoff that doubles with each consecutive refusal.
+        # Wait as long as the platform requests, but at least for a delay that doubles with each consecutive refusal.
         earlier = reversed(ctx.ledger.events(lease.subject, kind=VerbSent))
         refused = sum(1 for _ in takewhile(lambda event: event.data.not_before is not None, earlier))
         backoff_s = doubled(FIRST_WAIT_S, refused + 1, MOST_WAIT_S)

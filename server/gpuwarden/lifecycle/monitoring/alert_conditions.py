@@ -49,22 +49,22 @@ OVERLAP_S: Final = 600.0
 """Maximum difference between the clocks of two processes that write to the same ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""Seconds before the first repetition of the alert about an unanswered question."""
+"""Seconds before an alert about an unanswered question is first repeated."""
 ORDER_LATE_S: Final = 120.0
 """Seconds by which automatic teardown may be late before the alert about the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds of conditions that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
-"""Kinds of conditions that are not shown if a question about the teardown of the job's machine is shown."""
+"""Kinds of conditions that are not shown if a question about tearing down the job's machine is shown."""
 UPLOAD: Final = "upload_failed"
 """Kind of the condition for a failed upload to an artifact store. An upload can fail even after the job has ended."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to the job's output."),
     "timeout": ("time_limit", "its time limit is near; unsaved work will be lost."),
 }
-"""Maps the kind of each runner alert that is forwarded to the user to the kind and the text of its condition."""
+"""Maps each kind of runner alert that is forwarded to the user to its condition's kind and text."""
 BALANCE: Final = "watch/balance-"
-"""Prefix of the subject of alerts about an account's balance; the platform's name follows."""
+"""Subject prefix of alerts about an account's balance, followed by the platform's name."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
         if lease.id == job.lease and self_stopped(ctx, job):
             rate = lease.instance.stopped_usd_per_hour if lease.instance else None
             disk = f" ({usd_per_hour(rate)})" if rate else ""
-            text = f"the idle machine of {job.id} on {lease.platform} stopped itself. Its disk may be billed{disk}."
+            text = f"{job.id}'s idle machine on {lease.platform} stopped itself. Its disk may be billed{disk}."
             text += f" Its artifact store is {job.spec.artifact_store}." if job.spec.artifact_store else ""
             found.append(Condition(lease.subject, "self_stopped", text, next_steps=following(ctx, job)))
             found += [ending for ending in _ending(ctx, job) if ending not in found]
@@ -199,7 +199,7 @@ def _recent(ctx: Context, at: float) -> bool:
 
 
 def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iterator[Condition]:
-    """Yield the conditions of a job: failure, interruption, open questions, and those from its last observation."""
+    """Yield a job's conditions: failure, interruption, open questions, and those from its last observation."""
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
         text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
@@ -273,7 +273,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
-    """Yield the conditions that an observation of a job shows: an idle GPU, a stall, a disk that is nearly full."""
+    """Yield the conditions shown by an observation of a job: an idle GPU, a stall, or a nearly full disk."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
@@ -307,9 +307,9 @@ def _observed_conditions(
 
 
 def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
-    """Yield the conditions of a machine: idle but billed, unreachable, at a cap, running again, or ending soon."""
+    """Yield a machine's conditions: idle but billed, unreachable, at a cap, running again, or ending soon."""
     watch, cost = ctx.policy.watch, lease.cost
-    machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
+    machine, seen = f"{job.id}'s machine on {lease.platform}", lease.instance
     rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
     if job.state in AT_REST and lease.state is not Lease.STOPPING:
         yield finished_billing(ctx, job, lease)
@@ -334,7 +334,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     if silent(ctx, lease):
         why = f" ({line(unseen, 200)})" if unseen else ""
         text = (
-            f"{lease.platform} has not reported the machine of {job.id} since {utc(since)}{why}. "
+            f"{lease.platform} has not reported {job.id}'s machine since {utc(since)}{why}. "
             f"The machine counts as billed, {usd(cost, lease.estimated)} so far. Check the platform's console."
         )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
@@ -349,7 +349,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     if cost is None and job.spec.max_cost_usd is not None and job.state not in AT_REST:
         text = (
-            f"{lease.platform} reports no price for the machine of {job.id}, so its cost cap of "
+            f"{lease.platform} reports no price for {job.id}'s machine, so its cost cap of "
             f"{usd(job.spec.max_cost_usd)} can't be enforced. May the job continue?"
         )
         yield Condition(
@@ -419,12 +419,12 @@ def raise_overdue(ctx: Context) -> None:
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
-    """Yield a condition for each deadline that is near."""
+    """Yield a condition for each approaching deadline."""
     for clock in clocks_of(ctx, lease, job):
         left = clock.at - ctx.clock.now()
         if left < ctx.policy.watch.danger_hours * 3600 and not clock.after_job:
             when = f"in about {left / 3600:.0f} h" if left > 0 else "any moment now"
-            text = f"{lease.platform} will act on the machine of {job.id} {when} ({clock.trigger}): {clock.effect}."
+            text = f"{lease.platform} will act on {job.id}'s machine {when} ({clock.trigger}): {clock.effect}."
             yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")
 
 

@@ -1,4 +1,4 @@
-"""Estimate how long an account's balance lasts at the hourly cost of its machines."""
+"""Estimate how long an account's balance will last at the hourly cost of its machines."""
 
 from __future__ import annotations
 

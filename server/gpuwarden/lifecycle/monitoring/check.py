@@ -43,7 +43,7 @@ PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMP
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its lease and a part of its log. `note` explains missing information; `explained` explains failures."""
+    """A job, its lease and part of its log. `note` explains missing information; `explained` explains failures."""
 
     job: JobRecord
     observation: Observation | None
@@ -56,7 +56,7 @@ class Checked:
     artifact_store: StoreView | None = None
     """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
-    """The completed and remaining steps in the verification of the job's outputs."""
+    """The completed and remaining steps in verifying the job's outputs."""
     posted: tuple[StoredAlert, ...] = ()
     """Problems that the job posted as alerts, the newest of each type."""
     remaining: Remaining | None = None
@@ -69,7 +69,7 @@ class Checked:
 
     @property
     def skew(self) -> Skew | None:
-        """Return the package releases that contain a name that is missing from the job's environment."""
+        """Return the package releases that contain a name missing from the job's environment."""
         return self.explained.skew
 
     @property
@@ -132,7 +132,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
-    """Return the user's advance decision about the machine's teardown; None if there is no decision or no machine."""
+    """Return the user's advance decision about the machine's teardown; None if no decision or machine exists."""
     return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
 
 
@@ -147,7 +147,7 @@ class Signaled:
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
-    """Add the step and the metrics from a part of the log to an observation that has neither.
+    """Add the step and the metrics from part of the log to an observation that has neither.
 
     This applies to serverless platforms, where no runner reads the log. Other observations are returned unchanged.
     """
@@ -198,7 +198,7 @@ async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
 async def pause(ctx: Context, job_id: str) -> Signaled:
     """End a job's process so that it can resume later: send a signal, allow time to save, and do not relaunch it.
 
-    The machine is kept and billed. Raises Conflict for a job without a process, and NotSupported if the job's files are
+    The machine is kept and billed. Raises Conflict if the job has no process, and NotSupported if the job's files are
     deleted when the process ends.
     """
     job = read_job(ctx.ledger, job_id)
@@ -230,7 +230,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
         ticket = open_ticket(ctx, lease_now(ctx, job.lease)) if job.lease else None
         if ticket is not None and ticket.state in UNDER_WAY:
             raise Conflict(
-                f"a {ticket.verb} request for the machine of job {job_id} is in progress",
+                f"a {ticket.verb} request for job {job_id}'s machine is in progress",
                 do(Action.TEARDOWN, "to follow the request; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:

@@ -1,4 +1,4 @@
-"""Run the read-only checks from decision lists on the machine of a job with problems."""
+"""Run the read-only checks from decision lists on the machine of a job that has problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnose a job from the end of its log and from its observation, using the reference entries.
+"""Diagnose a job from the end of its log and its last observation, using the reference entries.
 
 A healthy job is never diagnosed. A job that succeeded is diagnosed only if its last metrics are not finite.
 """
@@ -33,9 +33,9 @@ FULL_INODES = 4
 
 @dataclass(frozen=True)
 class Explained:
-    """Possible explanations of a job's problem, each of which may be missing.
+    """Possible explanations for a job's problem; any of them may be missing.
 
-    They are the best matching reference entries, the package releases that contain a missing name, and the outcomes of
+    They are the best-matching reference entries, the package releases that contain a missing name, and the outcomes of
     checks on the job's machine.
     """
 
@@ -48,7 +48,7 @@ NOTHING = Explained()
 
 
 async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> Explained:
-    """Return possible explanations for a job that failed, stalls or reports abnormal metrics."""
+    """Return possible explanations for a job that failed, stalled or reports abnormal metrics."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
     if not failed and not signs:
@@ -110,7 +110,7 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
 
 
 async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
-    """Return the end of the log, from the machine or else from the pulled copy."""
+    """Return the end of the log, from the machine if possible, else from the pulled copy."""
     if job.handle is not None and reachable:
         try:
             return _whole_lines(await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL))
@@ -121,7 +121,7 @@ async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
 
 
 def _whole_lines(chunk: LogChunk) -> str:
-    """Return a chunk without its first line if that may be cut, because it may contain a part of a secret.
+    """Return a chunk without its first line if the line may be cut off, because it may contain part of a secret.
 
     If the chunk has no other line, only its first word is removed.
     """

@@ -49,7 +49,7 @@ class Row:
     """One machine. `lease` is None if gpuwarden did not rent it. `billing` is None if it is unknown; the machine then
     counts as billed.
 
-    `since` is the time of the rental, `stopped_at` is the time when the machine was first observed off, and
+    `since` is the rental time, `stopped_at` is the time when the machine was first observed off, and
     `stopped_usd_per_hour` is its price while it is off.
     """
 
@@ -74,7 +74,7 @@ class Row:
 
     @classmethod
     def of_lease(cls, ctx: Context, lease: LeaseRecord) -> Row:
-        """Return the row of a lease whose machine may be billed or is stopped."""
+        """Return the row for a lease whose machine may be billed or is stopped."""
         job = read_job(ctx.ledger, lease.job_id)
         lease = lease_now(ctx, lease.id)
         seen = lease.instance
@@ -106,7 +106,7 @@ class Row:
 
     @classmethod
     def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
-        """Return the row of a listed machine that gpuwarden did not rent, or that the ledger records as gone."""
+        """Return the row for a listed machine that gpuwarden did not rent, or that the ledger records as gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
         # If a listed item is not a machine, such as a schedule, the provider describes it in `why`.
@@ -130,7 +130,7 @@ class Row:
 class Inventory:
     """All rows, the running jobs without a lease, and the failed queries (`unknown`).
 
-    If `ledger` is set, the ledger has this problem, and machines may be missing from it.
+    If `ledger` is set, it describes a problem with the ledger, and machines may be missing.
     """
 
     rows: tuple[Row, ...]

@@ -1,4 +1,4 @@
-"""Read a part of a job's log without secrets, for every interface that shows a log."""
+"""Read part of a job's log, without secrets, for every interface that shows a log."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
 MARGIN: Final = 8_192
-"""Bytes around a part of a log that are searched too. A secret of at most this length can't be split by a cursor."""
+"""Bytes around a log part that are also searched, so that no cursor splits a secret of at most this length."""
 
 
 @dataclass(frozen=True)
 class LogPart:
-    """The plain text, without secrets, of the bytes `start` to `next` of a log that has `size` bytes."""
+    """The plain text, without secrets, of bytes `start` to `next` in a log of `size` bytes."""
 
     text: str
     start: int

@@ -1,4 +1,4 @@
-"""Collect jobs, decisions that wait for the user, billed machines, alerts and spending for one screen."""
+"""Collect jobs, decisions waiting for the user, billed machines, alerts and spending for one screen."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobLine:
 
 @dataclass(frozen=True)
 class Spending:
-    """Spending in US dollars on the current local day and in the current month, and the daily cap. Rehearsals are
+    """Spending in US dollars for the current local day and for the current month, and the daily cap. Rehearsals are
     counted separately.
     """
 
@@ -63,7 +63,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """Jobs, decisions that wait for the user, billed machines and spending. `unknown` contains the reasons for failed
+    """Jobs, decisions waiting for the user, billed machines and spending. `unknown` contains the reasons for failed
     checks.
     """
 
@@ -76,7 +76,7 @@ class Overview:
     alerts: tuple[Alert, ...]
     unknown: dict[str, str]
     others: tuple[Machine, ...] = ()
-    """Machines that the platforms list and that do not belong to a job in this ledger."""
+    """Machines listed by the platforms that do not belong to a job in this ledger."""
 
 
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
@@ -90,7 +90,7 @@ async def overview(ctx: Context, *, offline: bool = False) -> Overview:
 
 
 def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
-    """Return the overview from the ledger and this process's last observations, without any query."""
+    """Return the overview from the ledger and this process's last observations, without any queries."""
     raise_overdue(ctx)
     now = ctx.clock.now()
     lines = {job_id: line_of(ctx, read_job(ctx.ledger, job_id)) for job_id in job_ids(ctx.ledger, *OPEN_JOBS)}
@@ -152,7 +152,7 @@ def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
 
 @dataclass(frozen=True)
 class JobPage:
-    """A page of jobs, the latest change first. `after` is the id of the page's last job; None if no page follows."""
+    """A page of jobs, most recently changed first. `after` is the id of the page's last job; None on the last page."""
 
     lines: tuple[JobLine, ...]
     after: str | None
@@ -168,7 +168,7 @@ def job_page(
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, including ended ones. `name` is a part of their names, in any case.
+    """Return a page of jobs, including ended ones. `name` matches any part of a job's name, ignoring case.
 
     `after` is the id of the previous page's last job.
     """

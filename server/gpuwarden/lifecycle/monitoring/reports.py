@@ -1,4 +1,4 @@
-"""Fetch the metrics and alerts of jobs from spool files on their machines, over the connection that observes the jobs.
+"""Fetch jobs' metrics and alerts from spool files on their machines, over the connection used to observe the jobs.
 
 This works even for machines that can't connect to this computer. Points that the runner has already sent to the server
 are recognized by job, step and time. A job can write any line to its spool, so all lines are stored under the job that
@@ -30,7 +30,7 @@ FILES: Final = ("job", "runner")
 LATELY_S: Final = 86_400.0
 """Seconds after a job's end during which its metrics are fetched automatically."""
 MAX_PIECES: Final = 16
-"""Maximum number of parts of a spool that one round reads for one job. The next round continues from there."""
+"""Maximum number of spool parts that one round reads for one job. The next round continues from there."""
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:

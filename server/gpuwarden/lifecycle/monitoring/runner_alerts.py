@@ -8,12 +8,12 @@ from gpuwarden.core.models import Observation, RunnerAlert
 
 
 def stall_of(seen: Observation) -> str:
-    """Return the text of the runner's open alert about a stall; empty if there is none."""
+    """Return the text of the runner's open stall alert; empty if none is open."""
     return next((text_of(alert) for alert in open_alerts(seen) if alert.kind == "stall"), "")
 
 
 def divergence_of(seen: Observation) -> str:
-    """Return the text of the runner's open alert about a non-finite loss or gradient; empty if there is none."""
+    """Return the text of the runner's open alert about a non-finite loss or gradient; empty if none is open."""
     odd = (alert for alert in open_alerts(seen) if alert.kind == "nonfinite")
     return next((text_of(alert) for alert in odd if "loss" in alert.subject or "grad" in alert.subject), "")
 

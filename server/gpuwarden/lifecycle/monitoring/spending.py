@@ -21,7 +21,7 @@ MAX_DAYS = 400
 
 @dataclass(frozen=True)
 class Charge:
-    """The part of one machine's cost that belongs to one local day. `usd` is None if it is unknown."""
+    """The part of one machine's cost that falls on one local day. `usd` is None if it is unknown."""
 
     day: str
     platform: str
@@ -59,7 +59,7 @@ def charges(ctx: Context, since: float) -> list[Charge]:
 
 
 def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
-    """Return the sum of the known costs without rehearsals; if `pretend` is true, the sum for rehearsals only."""
+    """Return the sum of the known costs, excluding rehearsals; if `pretend` is true, the sum for rehearsals only."""
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 

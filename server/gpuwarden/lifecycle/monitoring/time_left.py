@@ -16,9 +16,9 @@ MOST_EARLIER: Final = 8
 
 
 def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaining | None:
-    """Return the minimum and maximum time until the last step in seconds.
+    """Return the minimum and maximum time in seconds until the last step.
 
-    Return None if the job is not running or the total number of its steps is unknown.
+    Return None if the job is not running or its total number of steps is unknown.
     """
     if seen is None or seen.state is not Job.RUNNING:
         return None

@@ -22,8 +22,8 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
     """Poll a job until it ends or, with `until`, its state, step or alerts change. Return whether that happened.
 
-    A change of its state ends every wait except that for its end. The time limit is `seconds`. The intervals between
-    polls become longer.
+    A state change ends the wait unless `until` is `end`. The wait lasts at most `seconds` seconds, and the intervals
+    between polls grow.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)

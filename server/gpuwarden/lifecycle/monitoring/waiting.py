@@ -1,4 +1,4 @@
-"""List the decisions that wait for the user: about teardowns, spending and prices.
+"""List the decisions waiting for the user, about teardowns, spending and prices.
 
 The list is read from the ledger, so it reflects the last time that a process advanced the jobs.
 """
@@ -32,7 +32,7 @@ Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spend
 
 @dataclass(frozen=True)
 class Waiting:
-    """One question to the user. `cost_usd` is the machine's cost so far or the job's maximum cost; None if unknown.
+    """One question for the user. `cost_usd` is the machine's cost so far or the job's maximum cost; None if unknown.
 
     `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (a teardown is
     not confirmed), blocked (only the user can accept losing unverified outputs), unasked (the machine is no longer
@@ -55,7 +55,7 @@ class Waiting:
 
 
 def what_waits(ctx: Context) -> list[Waiting]:
-    """Return every question that waits for the user's answer, the oldest first."""
+    """Return every question that waits for the user's answer, oldest first."""
     tickets = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN, Teardown.NEEDS_HUMAN)
     found = [_teardown(ctx, name.removeprefix("teardown/")) for name in tickets]
     found += _left_billing(ctx, {waiting.job_id for waiting in found})
@@ -65,7 +65,7 @@ def what_waits(ctx: Context) -> list[Waiting]:
 
 
 def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waiting]:
-    """Yield a question for each billed machine of an ended job whose next step is a decision by the user."""
+    """Yield a question for each billed machine of an ended job whose next step requires a user decision."""
     for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
         job = read_job(ctx.ledger, job_id)
         if job_id in asked or job.state not in TERMINAL_JOBS:
@@ -87,7 +87,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     found = replace(_of_machine(ctx, job, lease, record.verb, ticket), since=record.since)
     if record.state is not Teardown.AWAITING_HUMAN:
-        text = f"the teardown of the machine of {job.spec.name} is not confirmed; check {lease.platform}'s console"
+        text = f"the teardown of {job.spec.name}'s machine is not confirmed; check {lease.platform}'s console"
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
     announced = ctx.ledger.last(job.subject, EndingAnnounced)
@@ -101,7 +101,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
 
 
 def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ticket: str) -> Waiting:
-    """Return the question whether a machine may be torn down, with the machine's costs."""
+    """Return the question of whether a machine may be torn down, with the machine's costs."""
     off = believed(ctx, lease.id) == "stopped"
     price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
@@ -111,7 +111,7 @@ def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ti
         f"teardown/{ticket}" if ticket else lease.subject,
         ticket,
         "teardown",
-        f"{verb} the machine of {job.spec.name} on {lease.platform}: {meter}, {cost} so far",
+        f"{verb} {job.spec.name}'s machine on {lease.platform}: {meter}, {cost} so far",
         job.since,
         job_id=job.id,
         name=job.spec.name,

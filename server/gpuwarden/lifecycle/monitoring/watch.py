@@ -52,7 +52,7 @@ from gpuwarden.private import private_folder, write_private
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
-"""Seconds between fetches of metrics. The interval is short, because the user may be watching a curve."""
+"""Seconds between metric fetches. The interval is short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
 """A round counts as missed if it is more than this many seconds late. A slow platform can delay a round."""
 SWEEP_S: Final = 600.0
@@ -88,7 +88,7 @@ class Watcher:
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
     _leading: bool = False
-    """Whether this process held the lock in the last round. With `defers`, the lock is released between rounds."""
+    """Whether this process held the lock in the last round. If `defers` is set, the lock is released between rounds."""
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
@@ -100,7 +100,7 @@ class Watcher:
         )
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
-        """Run rounds until canceled. Only the leader acts. With `defers`, the leader gives up the lead after each
+        """Run rounds until canceled. Only the leader acts. If `defers` is true, the leader gives up the lead after each
         round.
         """
         with first_error():
@@ -128,7 +128,7 @@ class Watcher:
         if not self.leads():
             return await self.follow()
         try:
-            # First, because otherwise the outputs of a job that has just ended are copied only at the timer's next run.
+            # First, because the outputs of a job that has just ended would otherwise wait for the timer's next run.
             await reconcile(self.ctx)
             await _alone(self._copies, "copies", self.keeper, self.fan_outs)
             found = await self.round()
@@ -145,7 +145,7 @@ class Watcher:
         return Round(tuple(news), tuple(self._raised.values()), {})
 
     async def _keep_copies(self) -> None:
-        """Copy and verify outputs, and launch the jobs of fan-outs, concurrently so that no copy delays alerts."""
+        """Copy and verify outputs, and launch fan-out jobs, concurrently so that no copy delays alerts."""
         while True:
             if self._leading:
                 await _alone(self._copies, "copies", self.keeper, self.fan_outs)
@@ -190,7 +190,7 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return the time since which there has been no gap between rounds.
+        """Return the time at which the current stretch of rounds without a gap began.
 
         During a gap, the user could not object: the computer was asleep, the clock was changed, or no watch ran for
         longer than the grace period of an announced teardown.
@@ -231,7 +231,7 @@ class Watcher:
     # -------------------------------------------------------------------------------------------- lasting conditions
 
     def _held(self, found: list[Condition], awake_since: float) -> list[Condition]:
-        """Return the conditions that have lasted long enough, and store the state of the round."""
+        """Return the conditions that have lasted long enough, and store the round's state."""
         now, file = self.ctx.clock.now(), self.ctx.home / WATCH_FILE
         try:
             stored = json.loads(file.read_text("utf-8"))
@@ -251,7 +251,7 @@ class Watcher:
             if since is None or now - since >= c.hold_s:
                 held.append(c)
         unseen = {n: v for n, v in past.items() if n not in present and self._unseen(*n.split("|")[:2])}
-        with contextlib.suppress(PermissionError):  # the file is in use on Windows
+        with contextlib.suppress(PermissionError):  # on Windows, the file may be in use
             write_private(file, json.dumps(present | unseen))
         return held
 
@@ -288,7 +288,7 @@ class Watcher:
 
 
 async def _alone(lock: FileLock, name: str, *workers: Keeper | FanOuts | ReportPuller) -> None:
-    """Run a round of each worker unless another process runs them now. Record an error in the first one's `trouble`."""
+    """Run a round of each worker unless another process is running one. Record errors in the first one's `trouble`."""
     try:
         with contextlib.suppress(Timeout):
             lock.acquire(blocking=False)

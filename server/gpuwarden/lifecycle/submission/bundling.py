@@ -1,4 +1,4 @@
-"""Turn a script that imports the package `gputrain` into one file."""
+"""Turn a script that imports the package `gputrain` into a single file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.static_analysis.script import read_header
 def whole_script(text: str, folder: Path | None = None) -> str:
     """Return a script with the package `gputrain` included, if it imports the package and its header does not list it.
 
-    The package is read from the script's folder if the folder contains it; otherwise, the shipped package is used. A
+    The package is read from the script's folder if the folder contains it; otherwise, the bundled package is used. A
     script that can't be parsed is returned unchanged, because the submit gate reports the error.
 
     Raises:

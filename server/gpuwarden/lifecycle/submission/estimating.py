@@ -1,4 +1,4 @@
-"""Estimate the GPU memory and the run time of a script or a model, without a GPU and without a job."""
+"""Estimate the GPU memory and the run time of a script or a model, without using a GPU or running a job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def estimate(
     }
     found = []
     for gpu, count in cards:
-        # On a nearly full GPU, the allocator frees unused blocks; only a trace for that memory size considers this.
+        # On a nearly full GPU, the allocator frees unused blocks; only a trace for that memory size accounts for this.
         low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
         fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
         found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))

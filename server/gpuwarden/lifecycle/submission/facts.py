@@ -50,7 +50,7 @@ OWN_VARIABLES = "GPUWARDEN_"
 async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> SubmitFacts:
     """Gather the facts for the submit rules. `tasks` is the number of jobs like this one in one array.
 
-    `elsewhere` contains the facts of the same job on another platform; its script and Hub facts are reused.
+    `elsewhere` contains the facts about the same job on another platform; its script and Hub facts are reused.
     """
     try:
         profile: Profile | None = ctx.profile(spec.platform)
@@ -109,7 +109,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
 
 @dataclass
 class _Replies:
-    """The replies of the platform, the Hub and the artifact store."""
+    """The replies from the platform, the Hub and the artifact store."""
 
     quote: Answer[Quote] | None = None
     unsold: str = ""
@@ -124,9 +124,7 @@ async def _ask(
     ask_hub: Callable[[], Awaitable[HubFacts | None]],
     elsewhere: SubmitFacts | None,
 ) -> _Replies:
-    """Ask the platform for its price, the Hub unless its facts are known from `elsewhere`, and the artifact store, all
-    at the same time.
-    """
+    """Concurrently query the platform, the artifact store and, unless `elsewhere` contains its facts, the Hub."""
     found = _Replies(hub=elsewhere.hub if elsewhere else None)
 
     async def price() -> None:
@@ -149,7 +147,7 @@ async def _ask(
 
 
 async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> Answer[EngineLimits] | None:
-    """Return the limits of a platform's engine for a job; None if the platform has no engine."""
+    """Return a platform engine's limits for a job; None if the platform has no engine."""
     if not isinstance(backend, Bounded):
         return None
     try:
@@ -163,9 +161,7 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
 async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
-    """Return the needs that an existing machine does not meet; None if there are no needs or the backend can't check
-    them.
-    """
+    """Return the needs that an existing machine does not meet; None if the job has none or they can't be checked."""
     if not isinstance(backend, Startable) or not needs.any:
         return None
     if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail as well
@@ -223,7 +219,7 @@ async def read_spec(
     `files` lists the inputs in the working folder. If the command starts an input, `program` is its text and arguments.
     """
     if spec.script is not None:
-        # run in a thread, because a script of one megabyte takes seconds of CPU time
+        # run in a thread, because a one-megabyte script takes seconds of CPU time
         return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
     if program is not None:
         read = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
@@ -238,7 +234,7 @@ async def read_spec(
 
 
 def _is_proven(ctx: Context, script: str) -> bool:
-    """Return whether this exact script is a shipped trainer, or has succeeded before with any arguments."""
+    """Return whether this exact script is a bundled trainer, or has succeeded before with any arguments."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
         return True
@@ -304,8 +300,8 @@ def _ours(ctx: Context) -> dict[str, str]:
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Find the secrets in a spec: values of known secrets, text in the format of a token, and values whose name
-    indicates a secret.
+    """Find the secrets in a spec: values of known secrets, text in a token format, and values whose name indicates a
+    secret.
     """
     ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
@@ -329,7 +325,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
         elif TOKEN.search(text):
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
-            leaks.append(Leak(where, "a secret, according to its name"))
+            leaks.append(Leak(where, "a secret, judging by its name"))
     # Secrets after a flag, a variable or a header whose name indicates a secret; at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]

@@ -20,7 +20,7 @@ from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
-    """Copy the files of a manifest from `root` into the store.
+    """Copy a manifest's files from `root` into the store.
 
     Files that are already stored are not copied again. Raises `Conflict` if a file has changed, and `DiskError` if a
     file can't be stored.
@@ -41,7 +41,7 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
 
 
 def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
-    """Return the stored copy of each file, by its path.
+    """Return the stored copy of each file, by path.
 
     Raises `BadRequest` if a copy is missing or differs from the manifest.
     """
@@ -56,7 +56,7 @@ def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
 
 
 def sweep(store: Path, needed: Iterable[InputFile]) -> None:
-    """Delete the files that no job needs, and partial files from a crash."""
+    """Delete the files that no job needs, and partial files left by a crash."""
     keep = {file.sha256 for file in needed}
     if store.is_dir():
         for path in store.iterdir():
@@ -86,7 +86,7 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
     if seen.hexdigest() != file.sha256:
         part.unlink()
         raise Conflict(
-            f"the input {line(file.path)} changed while it was copied; nothing was launched",
+            f"the input {line(file.path)} changed while being copied; nothing was launched",
             do(Action.SUBMIT, "to check it again", receipt=""),
         )
     part.chmod(0o400)

@@ -1,4 +1,4 @@
-"""The input files of a job: find them in the working directory, list them with digests, and search them for secrets.
+"""Find a job's input files in the working directory, list them with digests, and search them for secrets.
 
 An agent chooses the files, and a third party's machine receives them. Therefore paths and links to files outside of the
 working directory, hidden files, and files that look like keys are refused.
@@ -33,7 +33,7 @@ _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input files of a job, sorted by path; the files that were skipped; and the files that look like secrets."""
+    """A job's input files, sorted by path; the skipped files; and the files that look like secrets."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
             walk.add(name)
         read = [_read(path, real, ours) for path, real in sorted(walk.found.items())]
     except OSError as error:
-        raise BadRequest(f"the inputs can't be read: {error}", "Retry when the files no longer change.") from error
+        raise BadRequest(f"the inputs can't be read: {error}", "Retry once the files stop changing.") from error
     leaks = tuple(leak for _, leak in read if leak is not None)
     return Inputs(tuple(file for file, _ in read), tuple(sorted(walk.left_out)), leaks)
 
@@ -87,7 +87,7 @@ def script_in(root: Path, name: str) -> str:
             f"the script {line(name)} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move its data to a file or dataset."
         )
     if real_path(root, name, "script") != real:
-        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Retry when it no longer changes.")
+        raise BadRequest(f"the script {line(name)} was replaced while being read", "Retry once it stops changing.")
     return decode(raw)
 
 
@@ -117,7 +117,7 @@ def program_of(
                 raw = program.read(MAX_SCRIPT_BYTES + 1)
             if hashlib.sha256(raw).hexdigest() != file.sha256:
                 raise BadRequest(
-                    f"the input {line(file.path)} changed while it was read", "Retry when it no longer changes."
+                    f"the input {line(file.path)} changed while being read", "Retry once it stops changing."
                 )
             return file.path, decode(raw), tuple(command[n + 1 :])
     return None
@@ -143,10 +143,10 @@ class _Walk:
         else:
             self._file(name, real)
         if len(self.found) == before and not known:
-            raise BadRequest(f"the input folder {line(name)} contains no file that can be sent", "Omit it.")
+            raise BadRequest(f"the input folder {line(name)} contains no files that can be sent", "Omit it.")
 
     def _folder(self, name: str, real: Path) -> Iterator[tuple[str, Path]]:
-        """Yield every file of a folder. Only links to files are followed, so that the walk has no cycles."""
+        """Yield every file in a folder. Only links to files are followed, so that the walk has no cycles."""
         waiting = [(name, real)]
         while waiting:
             above, folder = waiting.pop()
@@ -181,7 +181,7 @@ class _Walk:
             sound = clean_path(path) == path and bool(local_name(path, windows=False))
         except (ValueError, BadReply):
             sound = False
-        if not sound:  # on another system, the name could mean another path
+        if not sound:  # on another system, the name could refer to a different path
             raise BadRequest(
                 f"the input {_printable(path)!r} has a name that can't be sent",
                 "Rename it: avoid control characters, newlines, backslashes, invalid UTF-8, and folders named machine.",
@@ -209,10 +209,10 @@ def _printable(path: str) -> str:
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
-    """Return the manifest entry of a file, and a leak if the file looks like a secret or contains one."""
+    """Return a file's manifest entry, and a leak if the file looks like a secret or contains one."""
     seen, size, tail = hashlib.sha256(), 0, b""
     kind = (
-        "a key file, according to its name"
+        "a key file, judging by its name"
         if _is_key_name(path) or _is_key_name(real.name)
         else _secret_in(path.encode(), ours)
     )
@@ -220,7 +220,7 @@ def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Le
         while block := file.read(BLOCK):
             size += len(block)
             if size > MAX_INPUT_BYTES:
-                raise BadRequest(f"the input {line(path)} grew while it was read", "Retry when it no longer changes.")
+                raise BadRequest(f"the input {line(path)} grew while being read", "Retry once it stops changing.")
             seen.update(block)
             kind = kind or _secret_in(tail + block, ours)
             tail = block[-_OVERLAP:]

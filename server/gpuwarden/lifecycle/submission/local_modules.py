@@ -55,7 +55,7 @@ def _homes(root: Path, base: str, name: str) -> Iterator[tuple[str, str]]:
         yield str(folder), f"{folder}/__init__.py"
     if _is_there(root, f"{folder}.py"):
         yield f"{folder}.py", f"{folder}.py"
-    # An installed package takes precedence over a folder of the same name without __init__.py.
+    # An installed package takes precedence over a folder with the same name but no __init__.py.
     if not set(distributions(name)) & KNOWN and _is_there(root, str(folder)) and any((root / folder).glob("*.py")):
         yield str(folder), ""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 """Maximum number of script lines shown in the question to the user."""
 QUESTIONS: Final = "questions"
-"""Name of the folder for scripts that wait for approval, so that the user can read them. Only the newest are kept."""
+"""Name of the folder for scripts waiting for approval, so that the user can read them. Only the newest are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
 """Maximum number of arguments, packages, files or variables that the question shows."""
@@ -90,9 +90,9 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
 
 
 async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
-    """Rehearse the script of a job, and record the outcome. A script that has been rehearsed before is run again.
+    """Rehearse a job's script, and record the outcome. A script that has been rehearsed before is run again.
 
-    Raises the errors of `permit`, and NoSandbox if no sandbox is available.
+    Raises the same errors as `permit`, and NoSandbox if no sandbox is available.
     """
     # imported here, because every check imports this module, but few checks run a rehearsal
     from gpuwarden.hub.first_step_supplies import bring
@@ -104,7 +104,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One rehearsal at a time: an environment may take gigabytes, and replaces an existing one of the same name.
+    # One rehearsal at a time: an environment may take gigabytes, and replaces an existing one with the same name.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
@@ -196,7 +196,7 @@ def _keep(folder: Path, ticket: str, script: str) -> None:
 
 
 def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
-    """Record the user's approval of a question. Raises Refused if the policy lists approvers and this user is not
+    """Record that the user approved a question. Raises Refused if the policy lists approvers and this user is not
     listed.
     """
     check_approver(ctx)

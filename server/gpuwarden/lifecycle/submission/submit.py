@@ -73,7 +73,7 @@ class Submission:
     choices: tuple[Choice, ...] = ()
     """Platforms that the job may run on, in order, each with its price; empty for a job with one platform."""
     storage: tuple[str, ...] = ()
-    """Names of the storage that is still billed after the teardown of the machine."""
+    """Names of the storage that is still billed after the machine is torn down."""
 
     @property
     def price(self) -> float | None:
@@ -146,7 +146,7 @@ async def submit(
     script_file: str = "",
     rehearse: bool = False,
 ) -> Submission:
-    """Check a job, and launch it if allowed. With `rehearse`, first run the first step of its script locally.
+    """Check a job, and launch it if allowed. If `rehearse` is true, first run its script's first step locally.
 
     On a metered platform, the first call returns a receipt and launches nothing. The second call, with that receipt and
     the same arguments, launches the job. `script_file` is the file in the working directory that contains the script; a
@@ -266,7 +266,7 @@ async def _look(
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
-    """Return a finding if the local machine can't run the job. In a rehearsal of a platform, it is only a warning.
+    """Return a finding if the local machine can't run the job. When a platform is rehearsed, it is only a warning.
 
     In a dry run, the problem is always returned. Otherwise, NoSandbox is raised, and BadRequest if the call may launch
     the job.
@@ -318,7 +318,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
                 )
         if place.at(places[0].platform, places[0].gpu) != places[0]:
             raise BadRequest(
-                f"{place.platform} and {places[0].platform} use different paths for the outputs of this job",
+                f"{place.platform} and {places[0].platform} use different paths for this job's outputs",
                 do(Action.LEAVE_OUT_ARGUMENT, name="alternatives"),
             )
     seen = [await _look(ctx, places[0], checks=checks)]
@@ -385,7 +385,7 @@ def _change(issued: ReceiptIssued, checked: Checked) -> str:
         (f"{name} was {then.get(name)} and is now {seen.get(name)}" for name in then.keys() ^ seen.keys()), ""
     )
     parts = (_PARTS[name] for name, seen in checked.facts.parts.items() if issued.parts.get(name) != seen)
-    return moved(issued, checked) or missing or next(parts, "other secrets have values now")
+    return moved(issued, checked) or missing or next(parts, "the set of secrets with values has changed")
 
 
 _PARTS: Final = {
@@ -398,7 +398,7 @@ _PARTS: Final = {
 def moved(issued: ReceiptIssued, checked: Checked) -> str:
     """Return a description of the input files, or else of the Hub repos, that have changed since a receipt was issued.
 
-    Return an empty string if none has changed. Repos that only one of the two sets of facts contains are ignored.
+    Return an empty string if none has changed. Repos that appear in only one of the two sets of facts are ignored.
     """
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
@@ -448,9 +448,9 @@ def record_job(
 ) -> None:
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
-    Raises Conflict for a `token` that has already been used. For a job of a fan-out, `with_it` is another event and its
+    Raises Conflict for a `token` that has already been used. For a fan-out's job, `with_it` is another event and its
     subject, recorded under the same token, and `since` is the time when the fan-out was accepted. Such a job has no
-    relaunch budget, because the fan-out launches further machines itself.
+    relaunch budget, because the fan-out launches more machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(
@@ -476,7 +476,7 @@ def record_job(
 
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
-    """Add the job, the verb of automatic teardown and the next steps to a result."""
+    """Add the job, automatic teardown's verb and the next steps to a result."""
     order, storage = automatic_teardown(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
     verb, rest = order.verb if order else None, following(ctx, job)
     return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
@@ -487,7 +487,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
-    """Return the open job of an earlier call with exactly the same arguments and inputs, if any."""
+    """Return the open job from an earlier call with exactly the same arguments and inputs, if any."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

@@ -11,7 +11,7 @@ A code is bound to other values, so that a stolen code is of little use:
 
 - the ticket and the digest of its facts: the code approves only these facts;
 - one browser session, whose id the user copies from the page: the code is invalid in an agent's session;
-- five minutes, five tries and one use. A newer code for the ticket, or a change of the facts, voids the older code.
+- five minutes, five tries and one use. A newer code for the ticket, or a change to the facts, voids the older code.
 
 The ledger stores a salted scrypt hash of the code and these values. Guessing 40 bits with such a hash takes years, but
 a code is valid only for minutes.
@@ -64,9 +64,9 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
     """Mark a code as used, and return its event, which contains the approving user.
 
-    For a wrong code, raises Refused and counts the attempt.
+    If the code is wrong, the attempt is counted and Refused is raised.
     """
-    # One call at a time, so that parallel calls can't exceed the number of tries.
+    # One call at a time, so that parallel calls can't exceed the limit on tries.
     async with ctx.lock(f"code-{ticket}"):
         made = _open_code(ctx, ticket, digest, session)
         if not await to_thread.run_sync(pin_matches, _bound(code, ticket, digest, session), made.data.code):

@@ -1,4 +1,4 @@
-"""Gather the facts for the teardown rules about the machine, its files, and the proven copies of the files."""
+"""Gather the facts that the teardown rules need about the machine, its files, and their proven copies."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def _disclosed(
     `shown_last` is the last disclosure in the artifact store if the machine is off.
     """
     if lease.id != job.lease:
-        return Unknown("gpuwarden received no reply when it requested this machine, and never connected to the machine")
+        return Unknown("gpuwarden received no reply when it requested this machine, and never connected to it")
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -192,7 +192,7 @@ async def _disclosed(
 
 
 async def _disclose(ctx: Context, job: JobRecord, handle: Handle) -> Answer[Disclosure]:
-    """Return the files that the job wrote outside its outputs, except unchanged inputs, and foreign processes."""
+    """Return foreign processes, and the files that the job wrote outside its outputs, except unchanged inputs."""
     try:
         backend = ctx.backend(handle.backend)
         found = await backend.disclose(handle)
@@ -203,7 +203,7 @@ async def _disclose(ctx: Context, job: JobRecord, handle: Handle) -> Answer[Disc
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
-    # The machine does not know the outputs that were declared after the launch, so remove them from its list here.
+    # The machine does not know about outputs declared after the launch, so remove them from its list here.
     fresh = (
         file
         for file in found.files
@@ -213,9 +213,9 @@ async def _disclose(ctx: Context, job: JobRecord, handle: Handle) -> Answer[Disc
 
 
 async def not_copied(ctx: Context, job: JobRecord, handle: Handle, copy: Pulled | None) -> Answer[tuple[str, ...]]:
-    """Return the paths on the machine of outputs and undeclared checkpoints that a local copy lacks.
+    """Return the paths of the outputs and undeclared checkpoints on the machine that a local copy lacks.
 
-    The answer is unknown if the machine can't be inspected, or not completely.
+    The answer is unknown if the machine can't be fully inspected.
     """
     listed = await _listed(ctx, job, Known(None), None, Known(handle))
     disclosed = await _disclose(ctx, job, handle)
@@ -224,16 +224,16 @@ async def not_copied(ctx: Context, job: JobRecord, handle: Handle, copy: Pulled 
     if isinstance(disclosed, Unknown):
         return disclosed
     if not disclosed.value.complete:
-        return Unknown("the list of its files is not complete")
+        return Unknown("the list of its files is incomplete")
     outputs = (file.path for file in listed.value.files if copy is None or not copy.has(file))
     undeclared = (file.path for file in disclosed.value.files if checkpoint_like(file.path))
     return Known((*outputs, *listed.value.skipped, *undeclared))
 
 
 def _checkpoint_before(ctx: Context, job: JobRecord, lease: LeaseRecord) -> str:
-    """Return the message of TD-ELSE-002 if the last check of a machine reported an undeclared checkpoint.
+    """Return the TD-ELSE-002 message if the last check of a machine reported an undeclared checkpoint.
 
-    It is empty if outputs were declared after that check, because they may include the checkpoint.
+    The message is empty if outputs were declared after that check, because they may include the checkpoint.
     """
     judged = [
         event

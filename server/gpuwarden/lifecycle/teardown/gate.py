@@ -57,10 +57,9 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
 SHOWN: Final = 5
-"""Files named in a message."""
+"""Maximum number of files named in a message."""
 PATIENCE_S: Final = 600.0
-"""If a machine is not confirmed stopped after this many seconds, the user must check the provider's console.
-"""
+"""If a machine is not confirmed stopped after this many seconds, the user must check the provider's console."""
 _VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """Rules that an approval can't override: the platform does not support the verb, or billing would continue after it."""
@@ -91,7 +90,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
     """Request to stop or terminate a job's machine. Nothing happens to the machine before the user approves.
 
     The request is either blocked, with its findings, or has a ticket that the user can approve. A repeated call gathers
-    the facts again. Raises NotSupported for a machine that is not rented, Conflict if the job has no machine.
+    the facts again. Raises NotSupported if the machine is not rented, and Conflict if the job has none.
     """
     job = read_job(ctx.ledger, job_id)
     if not ctx.profile(job.spec.platform).meter.metered:
@@ -135,7 +134,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
     if left.value:
         names = ", ".join(map(named, left.value[:SHOWN]))
         names += f" and {len(left.value) - SHOWN} more" if len(left.value) > SHOWN else ""
-        only = f"Its run folder {job.handle.run_dir} has files that no copy has: {names}."
+        only = f"Its run folder {job.handle.run_dir} has files that no copy contains: {names}."
         again = do(Action.PULL, "for each path that is not a declared output", job_id=job.id, also=("PATH",))
         return NotSupported(message, [only, again, do(Action.VERIFY, job_id=job.id)])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "The job left no outputs, so the"
@@ -146,7 +145,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
 
 
 async def proceed(ctx: Context, ticket: str) -> TeardownView:
-    """Gather the facts of a request again and advance it as far as possible."""
+    """Gather a request's facts again, and advance it as far as possible."""
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
         return await _proceed(ctx, ticket)
@@ -199,7 +198,7 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
-    """Gather the facts, run the rules on them, and record the resulting state of the request."""
+    """Gather the facts, run the rules on them, and record the request's resulting state."""
     facts, pulled = await gather(ctx, record)
     findings = tuple(run_rules(rules_of("teardown"), facts))
     blocked = any(f.blocks for f in findings)
@@ -241,7 +240,7 @@ async def approve(
 ) -> TeardownView:
     """Record the user's approval of exactly the facts with digest `seen`, then execute the request.
 
-    `loss` is the text that the user typed to accept losing unverified outputs. It must equal the job's name, and is
+    `loss` is the text that the user typed to accept losing unverified outputs. It must match the job's name, and is
     accepted only at a terminal. Raises Conflict if the facts have changed, or if the ticket has expired or has been
     used, and Refused if proof is missing.
     """
@@ -258,7 +257,9 @@ async def approve(
             raise Conflict(f"ticket {ticket} has expired", "Show it again, then approve the current facts.")
         view = await _judge(ctx, record)
         if view.record.digest != seen:
-            raise Conflict(f"the facts of ticket {ticket} have changed since they were shown", "Show the ticket again.")
+            raise Conflict(
+                f"the facts for ticket {ticket} have changed since they were shown", "Show the ticket again."
+            )
         _check_channel(ctx, view, channel, loss)
         record = view.record
         in_force = ctx.in_force
@@ -311,10 +312,10 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
 
 
 def silent(view: TeardownView, storage: bool = False) -> bool:
-    """Return whether the findings require no decision by the user.
+    """Return whether the findings require no user decision.
 
     Storage that is still billed after a stop is expected. If `storage` is true, the user has also accepted the storage
-    that is billed after a termination.
+    that is billed after termination.
     """
     chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)
@@ -337,7 +338,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             raise Conflict(f"ticket {ticket} is {record.state}; automatic teardown can't approve it")
         view = await _judge(ctx, record)
         if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
-            raise Conflict(f"the facts of ticket {ticket} have changed since the notice")
+            raise Conflict(f"the facts for ticket {ticket} have changed since the notice")
         if not silent(view, storage_accepted(ctx, view, order)) or view.record.verb != order.verb:
             raise Refused(f"ticket {ticket} needs the user's decision", approval(ticket), view.findings)
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
@@ -385,7 +386,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
         ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
-        # A machine with an unknown id is first searched for by its token, until it is found or confirmed not to exist.
+        # A machine with an unknown id is first looked up by its token, until it is found or confirmed not to exist.
         if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))

@@ -89,7 +89,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
 
 
 class Orders:
-    """Executes the automatic teardowns of one ledger. Jobs that wait for the user are checked less often."""
+    """Executes the automatic teardowns in one ledger. Jobs that wait for the user are checked less often."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -127,7 +127,10 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Execute the next step of one order. Return False if the user has to decide; it is then checked less often."""
+    """Execute the next step of one order.
+
+    Return False if the user has to decide; the order is then checked less often.
+    """
     order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
         return True  # don't query the machine before its outputs are proven

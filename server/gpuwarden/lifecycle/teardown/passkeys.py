@@ -43,7 +43,7 @@ class Passkey:
 
 
 def passkeys(ctx: Context) -> list[Passkey]:
-    """Return the valid passkeys, the oldest first."""
+    """Return the valid passkeys, oldest first."""
     found = []
     for event in ctx.ledger.events(kind=PasskeyRegistered):
         last = ctx.ledger.last(event.subject, PasskeyRegistered)
@@ -104,7 +104,7 @@ def remove(ctx: Context, name: str, by: str) -> None:
 
 
 def record_use(ctx: Context, passkey: Passkey, digest: str, sign_count: int) -> None:
-    """Record that a passkey signed the facts that have this digest."""
+    """Record that a passkey signed the facts with this digest."""
     ctx.ledger.add(f"passkey/{passkey.name}", PasskeyUsed(digest=digest, sign_count=sign_count))
 
 

@@ -1,1 +1,1 @@
-"""Choose settings for the shipped trainers from the Hub's metadata, and convert rows to the form that trainers read."""
+"""Choose settings for the bundled trainers from the Hub's metadata, and convert rows to the form that trainers read."""

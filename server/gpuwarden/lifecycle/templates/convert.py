@@ -1,4 +1,4 @@
-"""Convert the rows of a file into a new file for a shipped trainer, and show rows before and after the conversion.
+"""Convert a file's rows into a new file for a bundled trainer, and show rows before and after the conversion.
 
 Rows that can't be converted are skipped and counted; the first few are listed.
 """
@@ -25,7 +25,7 @@ NAMED: Final = 5
 
 @dataclass
 class Conversion:
-    """The outcome of a conversion: the numbers of rows read, written and skipped, their forms, and some examples."""
+    """The outcome of a conversion: the number of rows read, written and skipped, their forms, and some examples."""
 
     read: int = 0
     written: int = 0
@@ -99,7 +99,7 @@ def need_some(done: Conversion) -> None:
     if not done.written:
         why = "; ".join(f"{reason} ({count})" for reason, count in done.left_out.most_common(3)) or "there are no rows"
         raise BadRequest(
-            f"none of {done.read} rows could be converted: {line(why, 400)}",
+            f"none of the {done.read} rows could be converted: {line(why, 400)}",
             "Choose another template, or rename the columns to the names that the template needs.",
         )
 

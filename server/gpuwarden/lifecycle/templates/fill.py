@@ -1,7 +1,7 @@
-"""Fill a template from the Hub's metadata: choose a shipped trainer's arguments so that they pass the submit gate.
+"""Fill a template from the Hub's metadata: choose a bundled trainer's arguments so that they pass the submit gate.
 
 The trainer's file is not changed. Everything that depends on the dataset and the model becomes a setting: the config,
-the split, column names, the source of a chat template, and the column for a reward.
+the split, the column names, the chat template's source, and the reward column.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LISTED: Final = 12
 """Maximum number of names from a Hub repo in one sentence."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
 _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
-"""Suffixes in the names of models that were trained on conversations."""
+"""Suffixes in the names of models trained on conversations."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A request for a template. `settings` contains settings of the trainer; `push` is the Hub repo for the results."""
+    """A request for a template. `settings` contains the trainer's settings; `push` is the Hub repo for the results."""
 
     template: str
     model: str = ""
@@ -97,7 +97,7 @@ async def fill(
 
     Raises:
         NotFound: the template, model or dataset does not exist.
-        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't match the template; the hint
+        BadRequest: a setting is invalid, a repo can't be read, or the dataset doesn't match the template; the hint
         suggests a fix.
 
     """
@@ -147,7 +147,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
     settings |= splits_to_read(filled, repo, chosen)
     filled = replace(filled, settings=settings, dataset=repo)
     if not columns:
-        return filled  # unknown to the viewer; the trainer reads them itself
+        return filled  # unknown to the viewer; the trainer reads the columns itself
     fits = _fitted(filled, source, columns)
     kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
     for name in fits.reads:
@@ -220,7 +220,7 @@ def need_a_name(repo: Repo, kind: str, name: str) -> None:
 
 
 def requested_renames(text: str) -> dict[str, str]:
-    """Parse the setting `columns`, `old=new,old=new`. Raises BadRequest if it has another form."""
+    """Parse the `columns` setting, in the form `old=new,old=new`. Raises BadRequest if it is malformed."""
     renames = pairs(text)
     if len(renames) < len([part for part in text.split(",") if part.strip()]) or not all((*renames, *renames.values())):
         raise BadRequest(f"columns is {line(text, 60)!r}", "Write old=new,old=new, with each column once.")
@@ -228,11 +228,11 @@ def requested_renames(text: str) -> dict[str, str]:
 
 
 def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns after the requested renames. Raises BadRequest for a rename of a missing column."""
+    """Return the columns after the requested renames. Raises BadRequest if a renamed column does not exist."""
     renames = requested_renames(filled.settings.get("columns", ""))
     if absent := renames.keys() - columns.keys():
         raise BadRequest(
-            f"the setting columns renames the column {line(min(absent), 60)}, which does not exist",
+            f"the columns setting renames the column {line(min(absent), 60)}, which does not exist",
             f"The dataset has the columns {listed(columns)}.",
         )
     return {renames.get(name, name): kind for name, kind in columns.items()}
@@ -250,8 +250,8 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
             f"{source} has the columns {listed(columns)}; {filled.trainer.name} needs {needs}",
             (
                 lacks,
-                do(Action.CONVERT_ROWS, "if its rows have another format", name=filled.trainer.name, path=source),
-                "Or rename columns with the setting columns (old=new), or choose another dataset.",
+                do(Action.CONVERT_ROWS, "if its rows are in another format", name=filled.trainer.name, path=source),
+                "Or rename columns with the columns setting (old=new), or choose another dataset.",
             ),
         )
     return fits
@@ -334,7 +334,7 @@ def placed(filled: Filled, profile: Profile | None) -> Filled:
     on_hub = profile is not None and not profile.runner
     out = f"/hub/models/{push}" if on_hub else filled.settings.get("out", str(filled.trainer.options["out"].default))
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
-    # If only storage of the on_request tier outlives the machine, the results must be written to it.
+    # If only on_request storage outlives the machine, the results must be written to it.
     durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
     durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
     secrets = (TOKEN,) if push or closed else ()

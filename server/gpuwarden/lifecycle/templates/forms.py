@@ -1,4 +1,4 @@
-"""Recognize the common forms of rows, and convert each to the form that a training method reads.
+"""Recognize the common row forms, and convert each to the form that a training method reads.
 
 A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, an
 answer with a label, text, or an image. A second step converts the plain form to the method's form. Conversions are
@@ -52,8 +52,8 @@ def plain_form(row: Row) -> tuple[str, Row]:
 
 
 def conversation_of(row: Row) -> Row | None:
-    """Read a conversation in the form of ShareGPT, of OpenAI messages or of a variant: a list, a JSON string that
-    contains a list, or a table of lists.
+    """Read a conversation as in ShareGPT, OpenAI messages or a variant of them: a list, a JSON string that contains a
+    list, or a table of lists.
     """
     name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
     if name is None or {"chosen", "rejected"} <= row.keys():

@@ -32,7 +32,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class Values:
-    """Reads the values in a JSON text. Only a window of the text is kept in memory."""
+    """Reads the values in JSON text. Only a window of the text is kept in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self.file, self.text, self.at = file, "", 0
@@ -40,7 +40,7 @@ class Values:
         self.named: set[str] = set()
 
     def peek(self) -> str:
-        """Return the next character that is not white space; an empty string at the end."""
+        """Return the next non-whitespace character; an empty string at the end."""
         while True:
             found = _SPACE.match(self.text, self.at)
             self.at = found.end() if found else self.at
@@ -51,7 +51,7 @@ class Values:
                 return ""
 
     def take(self) -> str:
-        """Return the next character that is not white space, and consume it."""
+        """Consume and return the next non-whitespace character."""
         char = self.peek()
         self.at += 1
         return char
@@ -78,7 +78,7 @@ class Values:
             self.text, self.at = self.text[self.at :] + more, 0
 
     def items(self) -> Iterator[Any]:
-        """Yield the values of a list one by one. Raises ValueError if it is not a valid list."""
+        """Yield the values in a list one by one. Raises ValueError if it is not a valid list."""
         self._expect("[")
         while self.peek() != "]":
             yield self.value()
@@ -154,7 +154,7 @@ def items_of(path: Path) -> Iterator[Row]:
 
 
 class NotCoco(Exception):
-    """The annotations do not have the COCO format. The message names the list that contains the error."""
+    """The annotations are not in COCO format. The message names the list that contains the error."""
 
 
 class Boxes:
@@ -170,7 +170,7 @@ class Boxes:
         self.names: dict[Any, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Add one value of one list. Raises NotCoco if it does not have the COCO format."""
+        """Add one value from one list. Raises NotCoco if it is not in COCO format."""
         if name in COCO and not isinstance(value, dict):
             raise NotCoco(f"one of its {name} is not an object: {line(value, 60)}")
         try:
@@ -206,7 +206,7 @@ class Boxes:
         return number
 
     def rows(self) -> Iterator[Row]:
-        """Yield one row for each image, in the order of the file. Raises NotCoco for a missing image or category."""
+        """Yield one row for each image, in file order. Raises NotCoco for a missing image or category."""
         lost = {kind: "category" for kind in self.known if kind not in self.names}
         lost |= {image: "image" for image, number in self.numbers.items() if self.files[number] is None}
         for number, what in lost.items():

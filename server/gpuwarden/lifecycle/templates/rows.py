@@ -1,4 +1,4 @@
-"""Read rows from jsonl, json, csv, tsv and parquet files, COCO annotations, folders of images, and the Hub.
+"""Read rows from jsonl, json, csv, tsv and parquet files, COCO annotations, image folders, and the Hub.
 
 Rows are yielded one by one, so that a file of any size can be converted.
 """
@@ -23,11 +23,11 @@ ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
 """The column for extra cells in a csv row, which have no header."""
 MAX_BATCH: Final = 128 << 20
-"""Maximum size in bytes of the parquet values that are decoded at a time."""
+"""Maximum size in bytes of the parquet values decoded at a time."""
 MAX_RATIO: Final = 100
 """Maximum ratio of uncompressed to compressed size.
 
-The ratio of text is about 10. A ratio above 100 means that a column repeats a few values.
+Text has a ratio of about 10. A ratio above 100 means that a column repeats a few values.
 """
 PAGE: Final = 100
 LOOK: Final = 50
@@ -155,7 +155,7 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
 
 
 def types_of(rows: Iterator[Row]) -> dict[str, str]:
-    """Return the columns of the first rows with their types, in the short notation of the dataset viewer."""
+    """Return the columns of the first rows with their types, in the dataset viewer's short notation."""
     found: dict[str, str] = {}
     for row in islice(rows, LOOK):
         for name, value in row.items():

@@ -20,7 +20,7 @@ async def sized(
 ) -> tuple[str | None, int | None]:
     """Return a GPU and a time limit in seconds, each None if unknown. A given GPU is not changed.
 
-    The GPU is the smallest GPU available on the platform that certainly has enough memory for the run.
+    The GPU is the smallest one available on the platform that is certain to have enough memory for the run.
     """
     try:
         found = await estimate(ctx, script, args, [gpu] if gpu else (), {})

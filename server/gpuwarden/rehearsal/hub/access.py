@@ -15,7 +15,7 @@ from gpuwarden.rehearsal.hub.store import Commit, HubStore, StoredRepo, User
 
 
 class HubError(Exception):
-    """An error response of the Hub, with its HTTP status, message and error code."""
+    """An error response from the Hub, with its HTTP status, message and error code."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)

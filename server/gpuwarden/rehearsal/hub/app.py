@@ -1,7 +1,7 @@
 """The rehearsal Hub's routes for repos: the API that huggingface_hub and hf_xet use, over real HTTP.
 
-Requests and responses have the format in the Hub's published OpenAPI document. For routes that are missing there
-(lists, repo info, delete), they have the format that the client's own classes expect.
+Requests and responses follow the Hub's published OpenAPI document. For routes that are missing from it (lists, repo
+info, delete), they follow the format that the client's own classes expect.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT the visibility and the gating of a repo."""
+        """PUT a repo's visibility and gating."""
         repo, body = self.repo(request, write=True), await request.json()
         repo.gated = body.get("gated", repo.gated)
         repo.private = body.get("private", body.get("visibility", "private" if repo.private else "") == "private")
@@ -178,7 +178,7 @@ class RepoRoutes(Access):
     # ----------------------------------------------------------------------------------------------------- trees
 
     async def tree(self, request: Request) -> Response:
-        """GET the files and folders of a repo at a revision."""
+        """GET the files and folders in a repo at a revision."""
         repo = self.repo(request)
         commit = self.commit(repo, request.path_params["rev"])
         base = request.path_params.get("path", "").strip("/")
@@ -208,7 +208,7 @@ class RepoRoutes(Access):
         return json_answer([_entry(str(p), commit.files[str(p)]) for p in paths if str(p) in commit.files])
 
     async def refs(self, request: Request) -> Response:
-        """GET the branches and tags of a repo."""
+        """GET a repo's branches and tags."""
         repo = self.repo(request)
 
         def refs(pairs: Mapping[str, str], kind: str) -> list[dict[str, str]]:
@@ -217,7 +217,7 @@ class RepoRoutes(Access):
         return json_answer({"branches": refs(repo.branches, "heads"), "tags": refs(repo.tags, "tags"), "converts": []})
 
     async def commits(self, request: Request) -> Response:
-        """GET the commits of a repo, newest first."""
+        """GET a repo's commits, newest first."""
         repo = self.repo(request)
         self.commit(repo, request.path_params["rev"])
         rows = [

@@ -1,4 +1,4 @@
-"""The bodies of bucket requests. The field names are those of the Hub's API description and of its client."""
+"""The bodies of bucket requests. The field names match the Hub's API description and its client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rehearsal Hub's buckets. Each is a folder on disk, served with the protocol of the real client.
+"""The rehearsal Hub's buckets. Each is a folder on disk, served with the protocol that the real client uses.
 
 Jobs mount a bucket's folder, so a file that a running job writes is listed immediately and remains after the job has
 ended. Uploads and downloads use the real hf_xet.
@@ -57,7 +57,7 @@ class Bucket:
                     yield path.relative_to(self.files).as_posix(), path
 
     def place(self, path: str) -> Path:
-        """Return the file at a path. Raises ValueError if the path leaves the bucket or passes through a link."""
+        """Return the file at a path. Raises ValueError if it is outside the bucket or passes through a link."""
         pure = PurePosixPath(path)
         if not path or path.startswith("/") or ".." in pure.parts or "\\" in path or str(pure) != path:
             raise ValueError("invalid path")
@@ -83,7 +83,7 @@ class HubBuckets:
     def routes(self) -> list[BaseRoute]:
         """Return the routes for buckets."""
         one = "/api/buckets/{namespace}/{name}"
-        # The JavaScript client sends `expand`, which the API description does not contain.
+        # The JavaScript client sends `expand`, which is missing from the API description.
         tree = ("expand", "limit", "cursor", "recursive", "sort", "direction")
         return [
             route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
@@ -173,7 +173,7 @@ class HubBuckets:
         return JSONResponse(self._shown(self._bucket(request)))
 
     async def delete(self, request: Request) -> Response:
-        """DELETE a bucket with its files."""
+        """DELETE a bucket and its files."""
         bucket = self._bucket(request, write=True)
         del self.buckets[bucket.id]
         shutil.rmtree(bucket.files.parent, ignore_errors=True)
@@ -200,7 +200,7 @@ class HubBuckets:
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT the visibility of a bucket."""
+        """PUT a bucket's visibility."""
         bucket, body = self._bucket(request, write=True), parsed(Settings, await request.json())
         bucket.private = body.visibility == "private" if body.visibility else bool(body.private)
         self._save(bucket)
@@ -216,7 +216,7 @@ class HubBuckets:
     # ----------------------------------------------------------------------------------------------------- files
 
     async def tree(self, request: Request) -> Response:
-        """GET the files in a folder or in the whole bucket. Without `recursive`, subfolders are listed instead of their
+        """GET the files in a folder or in the whole bucket. Unless `recursive` is set, list subfolders, not their
         files.
         """
         bucket, query = self._bucket(request), request.query_params

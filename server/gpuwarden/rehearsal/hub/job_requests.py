@@ -1,4 +1,4 @@
-"""The bodies of requests about jobs, and the available hardware flavors."""
+"""The bodies of job requests, and the available hardware flavors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gpuwarden.rehearsal.hub.strict import Described
 
-# name: (display name, dollars per hour, GPUs, gigabytes of memory per GPU), from the Hub's list of August 2026.
+# name: (display name, dollars per hour, GPUs, gigabytes of memory per GPU), from the Hub's list as of August 2026.
 FLAVORS: Final[dict[str, tuple[str, float, int, int]]] = {
     "cpu-basic": ("CPU basic", 0.01, 0, 0),
     "cpu-upgrade": ("CPU upgrade", 0.03, 0, 0),
@@ -49,7 +49,7 @@ class Volume(Described):
 
 
 class Expose(Described):
-    """The ports of a job that are reachable from outside."""
+    """The job ports that are reachable from outside."""
 
     ports: list[Port] = Field(max_length=20)
     portsPublic: list[Port] = Field(default=[], max_length=20)  # noqa: N815
@@ -62,14 +62,15 @@ class Expose(Described):
 
 
 class Ssh(Described):
-    """The SSH options of a job."""
+    """A job's SSH options."""
 
     enabled: bool = False
 
 
 class Network(Described):
-    """A group of jobs that can connect to each other. Version 2.4 of the client sends this field, although the API
-    description of August 2026 does not contain it.
+    """A group of jobs that can connect to each other.
+
+    Client version 2.4 sends this field, although it is missing from the API description of August 2026.
     """
 
     group: str
@@ -114,7 +115,7 @@ class JobBody(Described):
 
 
 class LabelsBody(Described):
-    """The new labels of a job or a scheduled job."""
+    """The new labels for a job or a scheduled job."""
 
     labels: dict[Label, Label]
 
@@ -129,6 +130,6 @@ class ScheduledBody(Described):
 
 
 class ScheduleBody(Described):
-    """The new schedule of a scheduled job."""
+    """The new schedule for a scheduled job."""
 
     schedule: str = Field(pattern=SCHEDULE)

@@ -90,7 +90,7 @@ class RunningJob:
 class JobRuns:
     """All jobs on one Hub. `start_after_s` is the time that a job waits in the queue.
 
-    If `unsandboxed` is true, jobs run without a sandbox on a machine where none works.
+    If `unsandboxed` is true, jobs run without a sandbox on machines where none works.
     """
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
@@ -185,7 +185,7 @@ class JobRuns:
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         options |= {"errors": "replace"}
         if body.volumes and found.kind is not Kind.BUBBLEWRAP:
-            raise OSError("volumes need bubblewrap on this machine")
+            raise OSError("volumes require bubblewrap on this machine")
         if found.kind is Kind.NONE and not self.unsandboxed:
             raise OSError("no sandbox works on this machine, and the user did not allow jobs without a sandbox")
         if found.kind is Kind.NONE:

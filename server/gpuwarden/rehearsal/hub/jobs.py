@@ -96,7 +96,7 @@ class HubJobs:
                 raise HubError(404, f"Volume source not found: {volume.type} {volume.source}")
 
     async def listing(self, request: Request) -> Response:
-        """GET the jobs of a namespace, newest first, optionally filtered by stage and label."""
+        """GET the jobs in a namespace, newest first, optionally filtered by stage and label."""
         self.caller(request)
         query = request.query_params
         found = self._in_stages(request)
@@ -141,7 +141,7 @@ class HubJobs:
         return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))
 
     async def labels(self, request: Request) -> Response:
-        """PUT the new labels of a job."""
+        """PUT new labels for a job."""
         job = self._job(request, write=True)
         job.request["labels"] = parsed(LabelsBody, await request.json()).labels
         return JSONResponse(shown(job))
@@ -169,7 +169,7 @@ class HubJobs:
     # --------------------------------------------------------------------------------------------------- callers
 
     def caller(self, request: Request, *, write: bool = False) -> User:
-        """Return the user of a request. Raises HubError if the user does not belong to the request's namespace."""
+        """Return the user who sent a request. Raises HubError if the user does not belong to its namespace."""
         user, owner = self.access.known_user(request), request.path_params["namespace"]
         if owner not in {user.name, *user.orgs}:
             raise HubError(404, "Not found")
@@ -195,7 +195,7 @@ def spec_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(job: RunningJob) -> dict[str, Any]:
-    """Return a job in the format of the API."""
+    """Return a job in the API's format."""
     body = job.request
     status: dict[str, Any] = {"stage": job.stage, "message": job.message}
     status |= {"failureCount": job.failures} if job.failures else {}

@@ -27,7 +27,7 @@ _NAMED: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_DAYS: Final = 366 * 8 + 1  # the next 29th of February can be eight years away
+_DAYS: Final = 366 * 8 + 1  # the next February 29 can be eight years away
 
 
 @dataclass
@@ -137,14 +137,14 @@ class HubSchedules:
         return JSONResponse(shown(job))
 
     async def change(self, request: Request) -> Response:
-        """POST the new schedule of a scheduled job."""
+        """POST a new schedule for a scheduled job."""
         one = self._one(request, write=True)
         one.schedule = parsed(ScheduleBody, await request.json()).schedule
         one.next_at = next_time(one.schedule, self._now())
         return JSONResponse(_shown(one))
 
     async def labels(self, request: Request) -> Response:
-        """PUT the new labels of a scheduled job."""
+        """PUT new labels for a scheduled job."""
         one = self._one(request, write=True)
         one.spec["labels"] = parsed(LabelsBody, await request.json()).labels
         return JSONResponse(_shown(one))
@@ -152,9 +152,7 @@ class HubSchedules:
     # ----------------------------------------------------------------------------------------------------- times
 
     def tick(self) -> None:
-        """Start the jobs that are due. A scheduled time is skipped if an earlier job of the schedule is still
-        running.
-        """
+        """Start the jobs that are due. A time is skipped if an earlier job from the schedule is still running."""
         now = self._now()
         for one in self.schedules.values():
             if not one.suspend and one.next_at <= now:

@@ -47,7 +47,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Fields of config.json by model. In the files of Qwen3-0.6B, the tied layer is stored twice: 0.75 B parameters."""
+"""Fields of config.json by model. Qwen3-0.6B's files store the tied layer twice, so they contain 0.75 B parameters."""
 DATASETS: dict[str, list[dict[str, Any]]] = {
     "trl-lib/Capybara": [{"source": "Airoboros", "messages": _CHAT, "num_turns": 1}] * 20,
     "trl-lib/ultrafeedback_binarized": [_PAIR] * 20,
@@ -107,9 +107,9 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
 
 
 def furnish(store: HubStore, repos: list[dict[str, Any]], token: str) -> None:
-    """Fill a store with repos that are described by `{"repo", "kind", "columns", "writable", "gated", "access",
-    "readme"}`.
+    """Fill a store with repos.
 
+    Each is described by `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
     A dataset has a hundred rows, with conversations in the column `messages` and text in all others. A gated repo
     grants the user access if `access` is set; a writable repo belongs to one of the user's organizations.
     """

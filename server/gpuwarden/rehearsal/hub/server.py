@@ -113,7 +113,7 @@ class Weather:
             await _answer(send, 429, b'{"error": "Too Many Requests"}', "application/json", limit)
         elif fault and fault.drop:
             await self.app(scope, receive, _nowhere)
-            # The headers of this reply announce one byte, which is never sent, so the server closes the connection.
+            # This reply's headers announce one byte, which is never sent, so the server closes the connection.
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         elif fault:
             await _answer(send, fault.status, fault.body, fault.content_type, fault.headers)
@@ -122,7 +122,7 @@ class Weather:
 
 
 async def _nowhere(_message: Message) -> None:
-    """Discard a message of the application's reply."""
+    """Discard a message from the application's reply."""
 
 
 async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """The repos of the rehearsal Hub on disk: contents by digest, commits as lists of files, and renamed repos.
 
 `<root>/blobs/<sha256>` contains the content of one file, `<root>/repos/<type>/<owner>/<name>.json` one repo, and
-`<root>/moved.json` the old names of repos. A repo's description (tags, license, parameters, columns) is read from its
-own files, as the Hub does.
+`<root>/moved.json` the old names of renamed repos. A repo's description (tags, license, parameters, columns) is derived
+from its own files, as on the real Hub.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FileRef:
 
 @dataclass
 class Commit:
-    """One commit: its id, and all files of the repo at that point."""
+    """One commit: its id, and all files in the repo at that point."""
 
     oid: str
     at: float
@@ -63,7 +63,7 @@ class Commit:
 
 @dataclass
 class StoredRepo:
-    """One repo. `grants` are the users who may read a gated repo; `extra` overrides fields of its description."""
+    """One repo. `grants` lists the users who may read a gated repo; `extra` overrides fields of its description."""
 
     id: str
     type: str

@@ -69,7 +69,7 @@ class UploadRoutes(Access):
 
     async def lfs_batch(self, request: Request) -> Response:
         """POST the LFS batch request. The response has an upload address for each missing object. A client that
-        supports xet gets the address of a token for the xet store instead.
+        supports xet instead gets the address that issues tokens for the xet store.
         """
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())

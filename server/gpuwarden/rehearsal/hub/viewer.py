@@ -1,7 +1,7 @@
 """The rehearsal Hub's dataset viewer: the splits, rows and columns of the files in its dataset repos.
 
 A file `data/<split>.jsonl`, `<split>-00000-of-00001.parquet` or `<config>/<split>.csv` belongs to the split and the
-config in its path, as in the `datasets` library. Parquet needs pyarrow.
+config in its path, as in the `datasets` library. Parquet requires pyarrow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Table = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class ViewerError(HubError):
-    """An error response of the viewer."""
+    """An error response from the viewer."""
 
 
 class HubViewer:
@@ -50,14 +50,14 @@ class HubViewer:
     # --------------------------------------------------------------------------------------------------- answers
 
     async def splits(self, request: Request) -> Response:
-        """GET /splits, the configs and splits of a dataset."""
+        """GET /splits, a dataset's configs and splits."""
         repo = self._dataset(request)
         keys = [k for k in self._files(repo) if request.query_params.get("config") in (None, k[0])]
         rows = [{"dataset": repo.id, "config": c, "split": s} for c, s in keys]
         return JSONResponse({"splits": rows, "pending": [], "failed": self._failed(repo, keys)})
 
     async def info(self, request: Request) -> Response:
-        """GET /info, the columns and splits of one config or of all configs."""
+        """GET /info, the columns and splits of one or all configs."""
         repo = self._dataset(request)
         only = request.query_params.get("config")
         infos: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class HubViewer:
         return JSONResponse({"dataset_info": answer, "pending": [], "failed": jobs, "partial": False})
 
     async def size(self, request: Request) -> Response:
-        """GET /size, the number of rows and bytes of a dataset."""
+        """GET /size, the number of rows and bytes in a dataset."""
         repo = self._dataset(request)
         splits: list[dict[str, Any]] = []
         for config, split in self._files(repo):
@@ -99,7 +99,7 @@ class HubViewer:
         return JSONResponse({"size": size, "pending": [], "failed": [], "partial": False})
 
     async def rows(self, request: Request) -> Response:
-        """GET /rows, a range of the rows of a split."""
+        """GET /rows, a range of rows from a split."""
         repo, config, split = self._split(request)
         offset = int(request.query_params.get("offset", "0"))
         length = int(request.query_params.get("length", PAGE))
@@ -111,7 +111,7 @@ class HubViewer:
         return JSONResponse({"features": _listed(features), "rows": _items(page)} | counts)
 
     async def first_rows(self, request: Request) -> Response:
-        """GET /first-rows, the first page of the rows of a split."""
+        """GET /first-rows, the first page of a split's rows."""
         repo, config, split = self._split(request)
         features, rows = self._table(repo, config, split)
         where = {"dataset": repo.id, "config": config, "split": split}
@@ -121,7 +121,7 @@ class HubViewer:
         )
 
     async def is_valid(self, request: Request) -> Response:
-        """GET /is-valid, which tells whether the viewer supports a dataset."""
+        """GET /is-valid, whether the viewer supports a dataset."""
         there = bool(self._files(self._dataset(request)))
         return JSONResponse(dict.fromkeys(("preview", "viewer", "search", "filter", "statistics"), there))
 

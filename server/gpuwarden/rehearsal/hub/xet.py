@@ -1,8 +1,8 @@
-"""The content store that hf_xet uses: xorbs and shards, with the published protocol of the CAS service.
+"""The content store that hf_xet uses: xorbs and shards, with the CAS service's published protocol.
 
 Clients split files into chunks, compress and hash them, and upload them in xorbs. This store keeps the xorbs, reads the
 list of files from the uploaded shards, and returns the byte ranges of the xorbs that make up a file. The Hub itself is
-a client too: it reads and writes content through the real hf_xet, in a thread, because it must answer that client's
+also a client: it reads and writes content through the real hf_xet, in a thread, because it must answer that client's
 requests at the same time.
 """
 
@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Route
 EMPTY: Final = "0" * 64
 """The hash of an empty file, which is never stored."""
 _TOKENS: Final = {"read": "xet-rehearsal-read", "write": "xet-rehearsal-write"}
-_HEADER_AT = 48  # the shard header; records of 48 bytes follow it
+_HEADER_AT = 48  # the shard header; 48-byte records follow it
 _RECORD = 48
 _VERIFIED, _WITH_SHA = 0x80000000, 0x40000000
 _VERSION: Final = "X-Xet-Reconstruction-Version"
@@ -54,7 +54,7 @@ class ShardFile:
 class XetStore:
     """The xorbs and shards of one Hub. `hub` is the Hub's address.
 
-    Clients cache chunks by the address of the store, so each store has a unique address.
+    Clients cache chunks by the store's address, so each store has a unique address.
     """
 
     def __init__(self, folder: Path, blobs: Path) -> None:
@@ -159,14 +159,14 @@ class XetStore:
         return _refused(request, "read") or JSONResponse({"error": "chunk not tracked"}, 404)
 
     async def _bytes(self, request: Request) -> Response:
-        """Return a xorb, or the requested byte ranges of it."""
+        """Return a xorb, or the requested byte ranges."""
         target = self.folder / "xorbs" / request.path_params["hash"]
         if not _HASH.fullmatch(request.path_params["hash"]) or not target.exists():
             return JSONResponse({"error": "not found"}, 404)
         return FileResponse(target, media_type="application/octet-stream")
 
     async def _reconstruction(self, request: Request) -> Response:
-        """Return the byte ranges of the xorbs that make up a file, in the format of version 1 or 2."""
+        """Return the byte ranges of the xorbs that make up a file, in the version 1 or 2 format."""
         if (refusal := _refused(request, "read")) is not None:
             return refusal
         file = self._files.get(request.path_params["hash"])
@@ -191,8 +191,8 @@ class XetStore:
         for xorb in dict.fromkeys(term.xorb for term in terms):
             url, ranges = f"{self.url}/xorbs/{xorb}", self._ranges(xorb, terms)
             if newer:
-                # In the API description, this list is in an object with the key `fetch`; hf_xet 1.8 and the JavaScript
-                # client read the list itself.
+                # The API description wraps this list in an object with the key `fetch`; hf_xet 1.8 and the JavaScript
+                # client expect the bare list.
                 fetch[xorb] = [{"url": url, "ranges": [{"chunks": c, "bytes": b} for c, b in ranges]}]
             else:
                 fetch[xorb] = [{"range": c, "url": url, "url_range": b} for c, b in ranges]

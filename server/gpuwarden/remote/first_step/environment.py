@@ -33,7 +33,7 @@ _TORCH_INDEX: Final = "download.pytorch.org"
 _PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029$]+")
 """Matches a plain requirement. uv would read text after a line break as options, and expand `${NAME}`."""
 _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
-"""Matches text that uv reads as versions. uv could interpret other text as the path of a program."""
+"""Matches text that uv reads as versions. uv could interpret other text as a path to a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
 """Matches errors that may not occur in the job: a rehearsal builds no packages and installs torch for the CPU."""
@@ -112,7 +112,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     done = _run([*install, "--torch-backend", "cpu"], env, folder.parent)
     room = shutil.disk_usage(folder).free > CUDA_ROOM
     if done.returncode and _TORCH_INDEX in done.stderr and _NETWORK.search(done.stderr) and room:
-        done = _run(install, env, folder.parent)  # this network may allow access only to a mirror of PyPI
+        done = _run(install, env, folder.parent)  # this network may allow access only to a PyPI mirror
     if done.returncode:
         return line(done.stderr, 1_000) or "uv pip install failed"
     _run([str(base), "-I", "-S", "-m", "compileall", "-q", "-j", "2", str(folder / "lib")], env, folder.parent)

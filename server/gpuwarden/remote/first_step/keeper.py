@@ -35,7 +35,7 @@ def main(command: list[str]) -> NoReturn:
 
 
 def end_all() -> NoReturn:
-    """Kill child processes until none is left. The children of a killed process become children of this process."""
+    """Kill child processes until none is left. A killed process's children are reparented to this process."""
     own = str(os.getpid())
     while True:
         for folder in Path("/proc").iterdir():

@@ -25,7 +25,7 @@ class Outcome(Frozen):
     """The result of one rehearsal. `certain` is true if the error does not depend on a substitute. `why` is the reason
     for a stop.
 
-    `line` and `text` are the number and content of the script's line that caused the error, or 0 and "" if unknown.
+    `line` and `text` are the number and content of the script line that caused the error, or 0 and "" if unknown.
     `reached` lists the stages that the script reached, out of import, arguments, data, model, trainer, step, save,
     resume and end.
     """

@@ -25,7 +25,7 @@ def mark_ready(environment: Path) -> None:
 
 
 def mark_used(environment: Path) -> bool:
-    """Record the use of an environment. Return False if it is not complete."""
+    """Record that an environment has been used. Return False if it is incomplete."""
     try:
         os.utime(environment / _READY)
     except OSError:

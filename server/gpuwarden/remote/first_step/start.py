@@ -41,7 +41,7 @@ _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
 _END_S: Final = 5.0
 _GRACE_S: Final = 15.0
-"""A process is killed this many seconds after its own deadline."""
+"""A process is killed this many seconds after its deadline."""
 _CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.remote.first_step.child.main import main; main(sys.argv[2])"  # noqa: E501
 _SET: Final = {
     "LANG": "C.UTF-8",
@@ -66,8 +66,7 @@ PRETEND: Final = "hf_pretend"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one rehearsal: wall-clock time and CPU time in seconds; memory, the size of a file, and disk usage in
-    bytes.
+    """Limits for one rehearsal: wall-clock and CPU time in seconds; memory, file size and disk usage in bytes.
 
     `spare` is the number of bytes that must stay free both in memory and on disk. `tasks` is the maximum increase in
     the number of processes and threads on this machine.
@@ -84,11 +83,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Order:
-    """The script to rehearse, and the files that were downloaded from the Hub for it.
+    """The script to rehearse, and the files downloaded for it from the Hub.
 
     `models` contains the small files of each model's repo; `datasets` contains configs, splits, features and rows.
-    `inputs` are the job's input files, `digests` their digests at the time of approval. `own_environment` means that
-    the interpreter meets the requirements of the script's header.
+    `inputs` contains the job's input files; `digests` contains their digests at the time of approval. If
+    `own_environment` is true, the interpreter meets the requirements in the script's header.
     """
 
     script: str
@@ -146,7 +145,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
 
 
 def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
-    """Copy the program, the script, its inputs and the files from the Hub into the folders of the sandbox."""
+    """Copy the program, the script, its inputs and the Hub files into the sandbox's folders."""
     run_dir, home = Path(box.run_dir), Path(box.own_home)
     code = run_dir / "code" / _PACKAGE
     shutil.copytree(Path(child.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
@@ -175,7 +174,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
         (repo / "refs/main").write_text("rehearsal")
         for path, content in files.items():
             file = repo / "snapshots/rehearsal" / path
-            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` with `a/b`
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` and `a/b`
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
     told = {
@@ -198,7 +197,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
 def _run(
     prefix: list[str], command: list[str], env: Mapping[str, str], output: Any, limits: Limits, folder: str
 ) -> str:
-    """Run a command in the sandbox. Return the reason why it was killed, or an empty string if it ended by itself.
+    """Run a command in the sandbox. Return the reason why it was killed, or an empty string if it exited on its own.
 
     The resource limits of the processes do not cover the number of processes, shared memory, or the memory used by
     `/tmp`, so this function monitors the machine.

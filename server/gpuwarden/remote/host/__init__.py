@@ -1,1 +1,1 @@
-"""Probe a machine before a job runs there."""
+"""Probe a machine before running a job on it."""

@@ -1,6 +1,6 @@
 """Start Python on a host that has not been probed yet: a shell on the host finds an interpreter that is new enough.
 
-`host_info` finds the same interpreter, but needs another round trip and starts every Python on the host.
+`host_info` finds the same interpreter, but requires another round trip and starts every Python on the host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
 
-# Runs the program, or exits with 96 if this Python is too old for it. A Python without the option `-I` is even older
+# Runs the program, or exits with 96 if this Python is too old for it. A Python without the `-I` option is even older
 # and exits with 2.
 _GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
 _START: Final = rf"""
@@ -54,8 +54,8 @@ def python_command(python: str, source: str, *args: str) -> list[str]:
 
 
 def no_python(found: str = "none") -> NotSupported:
-    """Return the error for a host on which no Python is new enough for the runner."""
+    """Return the error for a host whose Python, if any, is too old for the runner."""
     return NotSupported(
-        f"the machine has no Python 3.8 or newer (found: {found}), which the runner needs",
+        f"the runner requires Python 3.8 or newer on the machine (found: {found})",
         "Choose an image with Python, or install python3 on the machine.",
     )

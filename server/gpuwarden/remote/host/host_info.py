@@ -55,7 +55,7 @@ class Python:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The facts about a machine that a launch needs. `path` includes the PATH of process 1."""
+    """The information about a machine that a launch requires. `path` includes the PATH of process 1."""
 
     home: str
     path: str
@@ -72,7 +72,7 @@ class HostInfo:
 
     @property
     def job_python(self) -> str:
-        """Return the interpreter for scripts: the first that has torch, else the runner's."""
+        """Return the interpreter for scripts: the first one that has torch, or else the runner's."""
         with_torch = [p.path for p in self.pythons if p.torch and p.version >= OLDEST]
         return with_torch[0] if with_torch else self.runner_python
 
@@ -84,7 +84,7 @@ async def probe_host(machine: Ssh) -> HostInfo:
 
 
 def parse_host_info(lines: Sequence[str]) -> HostInfo:
-    """Parse the output of the probe script."""
+    """Parse the probe script's output."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}

@@ -141,7 +141,7 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        # the version of a Python built from a checkout ends with a plus
+        # the version of a Python that was built from a checkout ends with a plus sign
         if header.requires_python and not SpecifierSet(header.requires_python).contains(
             there.python.removesuffix("+"), True
         ):
@@ -154,10 +154,10 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
 
 
 def _satisfied(text: str, there: Installed) -> bool:
-    """Return whether one requirement and the requirements of its extras are installed.
+    """Return whether one requirement and its extras' requirements are installed.
 
-    The machine reports the requirements of the extras. If the reported list is invalid or too long, the requirement
-    counts as not installed.
+    The machine reports the extras' requirements. If the reported list is invalid or too long, the requirement counts as
+    not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion
@@ -170,7 +170,7 @@ def _satisfied(text: str, there: Installed) -> bool:
         ):
             continue
         seen.add((str(wanted), extra))
-        if wanted.url:  # the origin of an installed package is not recorded reliably
+        if wanted.url:  # an installed package's origin is not recorded reliably
             return False
         found = there.package(wanted.name)
         try:

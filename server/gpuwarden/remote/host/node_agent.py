@@ -7,12 +7,12 @@
 Runs on Linux with Python >= 3.8 and only the standard library. The agent writes no files. A fact that can't be read is
 None, never a guess. The caller interprets the facts. The verbs are:
 
-    facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
-    clock    report the time of this node
+    facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, and NCCL-related variables
+    clock    report this node's time
     listen   answer other nodes over TCP and UDP at one address, until `unlisten`
     reach    connect to another node's listener from one address
     path     find the largest packet that reaches another node without fragmentation, with ping or UDP
-    unlisten free the TCP port for the ranks, or for the job
+    unlisten free the TCP port, so that the ranks or the job can use it
     reduce   run one rank
 """
 
@@ -34,7 +34,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SOURCE = ""
-"""The agent's own source code, set by its loader. Ranks are started from this code."""
+"""The agent's source code, set by its loader. Ranks are started from this code."""
 LIFE_S = 900
 CALL_S = 10.0
 ANSWER_S = 2.0
@@ -97,7 +97,7 @@ def facts(request: Json) -> Json:
 
 
 def link_of(path: str) -> Optional[str]:
-    """Return the target of a symbolic link, or None if it can't be read."""
+    """Return a symbolic link's target, or None if it can't be read."""
     try:
         return os.readlink(path)
     except OSError:
@@ -143,20 +143,20 @@ def interfaces() -> Optional[List[Json]]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an interface: `bridge` (containers), `tunnel`, or "" for an interface that ranks can use."""
+    """Return an interface's kind: `bridge` (containers), `tunnel`, or "" for an interface that ranks can use."""
     if BRIDGES.match(name) or os.path.isdir("/sys/class/net/{}/bridge".format(name)):
         return "bridge"
     return "tunnel" if TUNNELS.match(name) else ""
 
 
 def speed_of(name: str) -> Optional[int]:
-    """Return the speed of an interface in Mbit/s, or None if its driver does not report it."""
+    """Return an interface's speed in Mbit/s, or None if the driver does not report it."""
     said = text_of("/sys/class/net/{}/speed".format(name)) or ""
     return int(said) if said.isdigit() and 0 < int(said) < 10_000_000 else None
 
 
 def default_interface() -> Optional[str]:
-    """Return the interface of the default route."""
+    """Return the default route's interface."""
     rows = [row.split() for row in (text_of("/proc/net/route") or "").splitlines()[1:]]
     return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), None)
 
@@ -316,7 +316,7 @@ def unlisten(request: Json) -> Json:
 
 
 def with_shutdown(sock: socket.socket) -> None:
-    """Close a listening socket so that the thread that waits on it ends."""
+    """Close a listening socket so that the thread waiting on it ends."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -374,7 +374,7 @@ def path(request: Json) -> Json:
 def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
     """Ping with an unfragmented packet of this size.
 
-    Return whether the packet arrived, and the limit that was reported.
+    Return whether the packet arrived, and the reported limit.
     """
     argv = ["ping", "-n", "-M", "do", "-c", "2", "-i", "0.2", "-W", "1", "-I", request["source"]]
     code, out = run([*argv, "-s", str(size - HEADER), request["to"]])
@@ -385,7 +385,7 @@ def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
     """Send an unfragmented UDP packet of this size, at most twice.
 
-    Return whether a small reply arrived, and the limit that was reported.
+    Return whether a small reply arrived, and the reported limit.
     """
     token = request["token"].encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -487,7 +487,7 @@ def parsed(text: str) -> Optional[Json]:
 
 
 def clock(request: Json) -> Json:
-    """Return the time of this node."""
+    """Return this node's time."""
     return {"now": time.time()}
 
 
@@ -498,7 +498,7 @@ VERBS: Dict[str, Callable[[Json], Json]] = {
 
 
 def main() -> None:
-    """Answer one request per line. Exit after `LIFE_S` seconds at the latest, even if the connection was lost."""
+    """Answer one request per line. Exit after at most `LIFE_S` seconds, even if the connection was lost."""
     if sys.argv[1:] == ["reduce"]:
         rank_main()
         return

@@ -65,7 +65,7 @@ def unseen(facts: GroupFacts, area: Area, code: NodeCode) -> Iterator[Problem]:
 
 
 def interface(facts: GroupFacts, launch: GroupLaunch) -> Iterator[Problem]:
-    """Check the interfaces over which ranks will connect, and whether all nodes have the same NCCL settings."""
+    """Check the interfaces that ranks will connect over, and whether all nodes have the same NCCL settings."""
     area, best, there = Area.INTERFACE, chosen(facts), candidates(facts)
     yield from unseen(facts, area, NodeCode.INTERFACES_UNSEEN)
     for name, node in facts.nodes.items():
@@ -152,7 +152,7 @@ def of_way(way: Way) -> Iterator[Problem]:
 
 
 def clocks(facts: GroupFacts) -> Iterator[Problem]:
-    """Compare every node's clock with the clock of the head node."""
+    """Compare every node's clock with the head node's clock."""
     first = facts.offsets.get(facts.head)
     for name in facts.names[1:]:
         one = facts.offsets.get(name)

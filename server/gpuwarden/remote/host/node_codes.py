@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order in which a group of nodes depends on them when it starts."""
+    """The checks, in the order in which a group of nodes relies on them at startup."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"

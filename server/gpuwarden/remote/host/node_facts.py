@@ -99,9 +99,7 @@ class Node(_Lenient):
 
 @dataclass(frozen=True)
 class Offset:
-    """The offset of a node's clock from this machine's clock in seconds (positive: ahead), and the offset's
-    uncertainty.
-    """
+    """The offset of a node's clock from this machine's clock, and its uncertainty, in seconds. Positive means ahead."""
 
     seconds: float
     uncertainty: float
@@ -111,7 +109,7 @@ class Offset:
 class Way:
     """The network path from one node to another. A value that could not be determined is None.
 
-    `passes` is the largest packet in bytes that arrived unfragmented, and `told` the limit that a router reported.
+    `passes` is the largest packet in bytes that arrived unfragmented; `told` is the limit that a router reported.
     `error` is the name of an errno, or OTHER_SERVICE or OTHER_ADDRESS.
     """
 
@@ -148,7 +146,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """The facts about a group. `silent` maps each node without an answer to the reason. The first node is the head."""
+    """The facts about a group. `silent` maps each unresponsive node to the reason. The first node is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]
@@ -174,7 +172,7 @@ def read_node(name: str, answer: Mapping[str, Any]) -> Node:
 
 
 def read_rank(answer: Mapping[str, Any]) -> Rank:
-    """Parse a rank's report. If its format is unknown, the rank counts as never started."""
+    """Parse a rank's report. If its format is unknown, treat the rank as never started."""
     try:
         return Rank.model_validate(dict(answer))
     except ValidationError:

@@ -48,7 +48,7 @@ def judge_nodes(facts: GroupFacts, launch: GroupLaunch) -> Verdict:
 
 
 def environment(facts: GroupFacts) -> dict[str, str]:
-    """Return the variables that make every rank connect over the chosen interface."""
+    """Return the environment variables that make every rank connect over the chosen interface."""
     best = chosen(facts)
     if set(best) != set(facts.names):
         return {}

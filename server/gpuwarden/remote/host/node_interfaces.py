@@ -1,4 +1,4 @@
-"""Choose the interface over which ranks on different nodes connect, and predict NCCL's own choice. Pure functions."""
+"""Choose the interface that ranks on different nodes connect over, and predict NCCL's choice. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.remote.host.node_facts import GroupFacts, Interface
 
 
 def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
-    """Return the interfaces that ranks can use on each node, except those whose address occurs on another node too.
+    """Return the interfaces that ranks can use on each node, except those whose address also occurs on another node.
 
     A node that did not report its interfaces is left out.
     """
@@ -23,10 +23,9 @@ def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
 
 
 def chosen(facts: GroupFacts) -> dict[str, Interface]:
-    """Return the best interface of each node for the group; nodes without a suitable interface are left out.
+    """Return each node's best interface for the group; nodes without a suitable interface are left out.
 
-    The fastest network that all nodes share is preferred. If there is no such network, each node's default interface is
-    used.
+    The fastest network that all nodes share is preferred. If they share none, each node's default interface is used.
     """
     usable = candidates(facts)
     networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
@@ -41,8 +40,7 @@ def chosen(facts: GroupFacts) -> dict[str, Interface]:
 
 
 def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
-    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" if there is no
-    such value.
+    """Return the NCCL_SOCKET_IFNAME value that selects exactly these interfaces on every node; "" if none are given.
 
     NCCL treats a name as a prefix, unless the list starts with `=`.
     """

@@ -1,6 +1,4 @@
-"""Check the software of several nodes: versions, timeouts, restarts, and an all-reduce over all nodes. Pure
-functions.
-"""
+"""Check the software on several nodes: versions, timeouts, restarts, and an all-reduce. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
-"""With a timeout of this many seconds or more, a dead rank is detected so late that the cause is hard to find."""
+"""If the timeout is at least this many seconds, a dead rank is detected so late that the cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
 """The first PyTorch version whose default timeout for an NCCL group is 600 s instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
 """The highest bandwidth to expect from gloo, which copies data through the CPU."""
 FEWEST_SHARE: Final = 0.25
-"""The share of the link's speed that an all-reduce of 8 MB must reach. It is low, because latency dominates on fast
+"""The share of the link's speed that an 8 MB all-reduce must reach. It is low, because latency dominates on fast
 links."""
 ELASTIC_S: Final = 600
 
 
 def versions(facts: GroupFacts) -> Iterator[Problem]:
-    """Compare the versions of PyTorch, NCCL and the driver on all nodes."""
+    """Compare the PyTorch, NCCL and driver versions across all nodes."""
     area = Area.VERSIONS
     yield from unseen(facts, area, NodeCode.NO_TORCH)
     by_node = torches(facts)
@@ -105,7 +103,7 @@ def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator
 
 
 def reduction(facts: GroupFacts) -> Iterator[Problem]:
-    """Check the result of the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and the speed."""
+    """Check the result of the all-reduce: dead ranks, waiting ranks, the sum's correctness, and the speed."""
     area, ranks = Area.REDUCE, facts.sum.ranks
     if not ranks:
         yield from [Problem(area, Answer.UNKNOWN, NodeCode.NOT_TRIED)] if facts.sum.wanted else ()
@@ -124,13 +122,13 @@ def reduction(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
-    """Compare the bandwidth of the all-reduce with the slowest link of the group."""
+    """Compare the bandwidth of the all-reduce with the group's slowest link."""
     count = len(facts.sum.ranks)
     slowest = max(rank.seconds or 0.0 for rank in facts.sum.ranks.values())
     if slowest <= 0:
         yield Problem(Area.REDUCE, Answer.UNKNOWN, NodeCode.NOT_TRIED)
         return
-    # The rate at which every node of a ring sends, like the "bus bandwidth" of nccl-tests.
+    # The rate at which each node in a ring sends, like the "bus bandwidth" in nccl-tests.
     mbit = 2 * (count - 1) / count * facts.sum.size * 8 / slowest / 1e6
     link = link_of(facts)
     given: dict[str, Scalar] = {

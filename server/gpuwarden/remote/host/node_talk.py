@@ -1,4 +1,4 @@
-"""Communicate with the agent that examines a node of a multi-node job: over SSH, or as a local process."""
+"""Communicate with the agent that examines a node in a multi-node job, over SSH or as a local process."""
 
 from __future__ import annotations
 

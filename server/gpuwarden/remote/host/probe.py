@@ -23,7 +23,7 @@ WEB_S = 8
 Json = Dict[str, Any]
 
 GPU_FIELDS = ("index", "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "pci.bus_id")
-# Some drivers and cards lack these fields, so each field is queried separately.
+# Some drivers and GPUs lack these fields, so each field is queried separately.
 HEALTH_FIELDS = {
     "temperature": ("temperature.gpu",),
     "compute_cap": ("compute_cap",),
@@ -70,7 +70,7 @@ def query(fields: tuple[str, ...]) -> list[list[str]]:
 
 
 def gpus() -> Json:
-    """Return the facts about every GPU, including its health."""
+    """Return information about every GPU, including its health."""
     if not shutil.which("nvidia-smi"):
         devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
         return {"list": [], "why": "nvidia-smi is not installed", "devices": devices}
@@ -105,7 +105,7 @@ def yes_or_number(value: str) -> float | None:
 
 
 def xids() -> Json:
-    """Return the Xid errors that the driver wrote to the kernel's log."""
+    """Return the Xid errors that the driver wrote to the kernel log."""
     log = run(["dmesg"])
     hits = [XID.search(line) for line in log.splitlines()]
     return {"list": [{"bus": m[1], "code": int(m[2]), "text": m[3].strip()[:200]} for m in hits if m][-50:]}
@@ -125,7 +125,7 @@ def torch() -> Json:
 
 
 def mount_table() -> list[tuple[str, str, str]]:
-    """Return (mount point, file system, options) of every mount, as the kernel writes them."""
+    """Return (mount point, file system, options) for every mount, as listed by the kernel."""
     rows = []
     for line in text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -136,7 +136,7 @@ def mount_table() -> list[tuple[str, str, str]]:
 
 
 def disks(paths: list[str]) -> Json:
-    """Return the free space and the mount point of each path, or of its nearest existing parent."""
+    """Return each path's free space and mount point, or those of its nearest existing parent."""
     mounts = mount_table()
     return {"list": [disk(p, mounts) for p in paths]}
 
@@ -158,7 +158,7 @@ def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
 
 
 def limits() -> Json:
-    """Return the limits of the control group (v1 or v2), which may be lower than the host's resources."""
+    """Return the control group's limits (v1 or v2), which may be lower than the host's resources."""
     found: Json = {"cpus": os.cpu_count(), "cpus_usable": len(os.sched_getaffinity(0))}
     base = "/sys/fs/cgroup"
     for key, two, one in (
@@ -187,7 +187,7 @@ def limits() -> Json:
 
 
 def cpu_quota(base: str) -> float | None:
-    """Return the number of CPUs that the control group may use; None if there is no limit."""
+    """Return the number of CPUs that the control group may use; None if unlimited."""
     try:
         quota, _, period = text(base + "/cpu.max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)

@@ -204,7 +204,7 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
         cards = {x.bus for x in facts.xids.list if x.code == code}
         buses = ", ".join(sorted(cards))
         if not {_card(b) for b in cards} & ours:
-            message = f"the kernel's log has Xid {code} for {buses}, which belongs to another GPU of this host"
+            message = f"the kernel's log has Xid {code} for {buses}, which belongs to another GPU on this host"
             yield _finding("PF-GPU-005", Severity.INFO, message)
         elif code in DEAD_XIDS:
             message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
@@ -264,7 +264,7 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
         if disk.free < LOW_DISK:
             worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
-            yield _finding("PF-DISK-002", worst, message, "The job needs room for its kept checkpoints plus one.")
+            yield _finding("PF-DISK-002", worst, message, "The job needs space for its kept checkpoints plus one.")
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
             message = (
                 f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free, so few more files can be created"

@@ -2,13 +2,13 @@
 
     python -I -S -c LOADER    reads the agent's source and one JSON object from stdin, prints one JSON object
 
-The agent returns the output of Slurm's commands unchanged. A list of jobs is reduced to gpuwarden's jobs and the
-required fields, because the list of a large cluster is long. The caller interprets the output. The verbs:
+The agent returns the output of Slurm's commands unchanged, except that job lists are reduced to gpuwarden's jobs and
+the required fields, because the lists are long on large clusters. The caller interprets the output. The verbs:
 
     jobs      the rows of gpuwarden's jobs: one `squeue`, and one `sacct` for the jobs missing from it
     limits    the cluster's limits: configuration, partitions, nodes, associations, and a dry run of a request
-    submit    `sbatch`, at most once for each name: if the job has already been submitted, it is returned
-    array     one `sbatch` for many jobs with their own run folders, at most once for each name of an array
+    submit    `sbatch`, at most once per name: if the job has already been submitted, it is returned
+    array     one `sbatch` for many jobs with separate run folders, at most once per array name
     stop      `scancel`; a running job first gets a signal and a grace period
 """
 
@@ -29,8 +29,8 @@ QUESTION_S = 40.0
 MAX_LIST = 512 << 20
 MAX_TABLE = 64 << 20
 MAX_NAMES = 2_000  # maximum number of job names in one argument
-MAX_ARRAYS = 5  # maximum number of arrays, the newest, in which a job is looked up
-MAX_TASKS = 4_000_001  # Slurm's own limit for one array
+MAX_ARRAYS = 5  # a job is looked up in at most this many of the newest arrays
+MAX_TASKS = 4_000_001  # Slurm's limit for one array
 KEPT = (
     "job_id", "name", "comment", "job_state", "state_reason", "partition", "nodes", "restart_cnt", "submit_time",
     "eligible_time", "start_time", "end_time", "time_limit", "exit_code", "tres_alloc_str", "tres_req_str",
@@ -50,8 +50,8 @@ TEXT_KEYS = (
 # Variables that Slurm's commands need or that users set for them. Other shell variables are not passed to jobs.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
 PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
-# These would turn one job into an array, make `sbatch` wait until the job ends, or submit it to a cluster that the
-# other commands do not read.
+# These would turn one job into an array, make `sbatch` wait until the job ends, or submit the job to a cluster that the
+# other commands do not query.
 NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 NAME = re.compile(r"(gw-.+)-a[1-9][0-9]{0,3}")
@@ -82,7 +82,7 @@ def run(argv: List[str], env: Json) -> Json:
 
 
 def queue(folders: Dict[str, str], env: Json) -> Json:
-    """Return the rows of gpuwarden's jobs from one list of Slurm's queue; `rows` is None if the list is not valid.
+    """Return the rows for gpuwarden's jobs from one listing of Slurm's queue; `rows` is None if the listing is invalid.
 
     If Slurm was built without JSON support and rejects `--json`, the list is requested as text.
     """
@@ -137,7 +137,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
 
 
 def by_array(tasks: Dict[str, Json]) -> Dict[Tuple[str, str], Dict[int, str]]:
-    """Return the tasks of each array, which its name and folder identify, by their indices."""
+    """Return each array's tasks by index. The keys are the arrays' names and folders."""
     found = {}  # type: Dict[Tuple[str, str], Dict[int, str]]
     for name, task in tasks.items():
         found.setdefault((task["name"], task["folder"]), {})[task["index"]] = name
@@ -191,7 +191,7 @@ def ranges(numbers: List[int]) -> str:
 
 
 def named_files(stem: str, folder: str, suffix: str) -> List[str]:
-    """Return the names of a job's attempts for which its folder has a file with this suffix, the last attempt last.
+    """Return the names of a job's attempts that have a file with this suffix in its folder, in order of attempt.
 
     The job can write to its folder, so other names are ignored.
     """
@@ -204,7 +204,7 @@ def named_files(stem: str, folder: str, suffix: str) -> List[str]:
 
 
 def stem_of(name: object) -> str:
-    """Return the part of a job's name that all of its attempts share; "" if gpuwarden never gives such a name."""
+    """Return the part of a job's name that all of its attempts share; "" if gpuwarden never uses such a name."""
     match = NAME.fullmatch(str(name))
     return match[1] if match else ""
 
@@ -236,7 +236,7 @@ def ours(job: Json, folders: Dict[str, Set[str]], mine: str) -> bool:
 
 
 def getpass_user() -> str:
-    """Return the name of the current user."""
+    """Return the current user's name."""
     try:
         import pwd
 
@@ -264,7 +264,7 @@ def jobs(request: Json, env: Json) -> Json:
     if found["rows"] is not None and lacking:
         since = "now-{}days".format(int(request.get("days") or 30))
         named = ["--name=" + ",".join(sorted(lacking))] if len(lacking) <= MAX_NAMES else []
-        # By default, root and operators see the jobs of all users.
+        # By default, root and operators see all users' jobs.
         argv = ["sacct", "-X", "-n", "-P", "--user=" + getpass_user(), "-S", since, *named, "-o", SACCT]
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
@@ -301,10 +301,10 @@ def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
 
 
 def without_runaways(lines: List[str], env: Json) -> List[str]:
-    """Omit the `sacct` lines of jobs without an end that the controller does not have: accounting never got their end.
+    """Omit the `sacct` lines of jobs that have no end and are unknown to the controller: accounting missed their end.
 
-    The list includes hidden partitions, in which `squeue` shows no jobs by default. If the controller does not answer,
-    all lines are returned.
+    The controller's list includes hidden partitions, in which `squeue` shows no jobs by default. If the controller does
+    not respond, all lines are returned.
     """
     open_jobs = {line.partition("|")[0] for line in lines if line.split("|")[END] == "Unknown"}
     if not open_jobs:
@@ -315,7 +315,7 @@ def without_runaways(lines: List[str], env: Json) -> List[str]:
 
 
 def log_of(task: Json) -> str:
-    """Return the file to which Slurm writes the output of a task's batch script."""
+    """Return the file in which Slurm stores the output of a task's batch script."""
     return "{}/engine.{}.log".format(task["folder"], task["index"])
 
 
@@ -335,7 +335,7 @@ def submitted(stem: str, folder: str) -> List[str]:
 
 
 def limits(request: Json, env: Json) -> Json:
-    """Return the output of Slurm commands about the cluster's limits, and of a dry run of a request."""
+    """Return the output of Slurm commands that report the cluster's limits, and of a dry run of a request."""
     user = getpass_user()
     asked = {
         "config": ["scontrol", "show", "config"],
@@ -509,7 +509,7 @@ def asked_since(folder: str, grace: float) -> float:
     """Return the time of the first stop request. If this request is the first, record the current time.
 
     An invalid or future time is ignored, because the job may have written the file, or the clock may have been set
-    back. If the file can't be written, there is no grace period.
+    back. If the file can't be written, no grace period applies.
     """
     now = time.time()
     earlier = (read_json(folder + "/stop.json") or {}).get("asked_at")
@@ -524,7 +524,7 @@ def asked_since(folder: str, grace: float) -> float:
 
 
 def number_of(row: Json) -> str:
-    """Return an id that refers to this job only. For an array's last task, `job_id` is also the id of the array."""
+    """Return an id that refers to this job only. For an array's last task, `job_id` is also the array's id."""
     return str(row.get("task") or row["job_id"])
 
 
@@ -543,7 +543,7 @@ def record_unstarted(request: Json, found: Json) -> None:
 
 
 def hears(row: Json, folder: str) -> bool:
-    """Return whether a job's runner can handle a signal: it must have written a status in this run of the job."""
+    """Return whether a job's runner can handle a signal: it must have written a status during this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")
     here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
@@ -559,7 +559,7 @@ def state_of(row: Json) -> str:
 
 
 def has_ended(row: Json, ended: List[str]) -> bool:
-    """Return whether a row's job has ended and will not run again unless it is submitted again."""
+    """Return whether a row's job has ended and will not run again unless it is resubmitted."""
     return state_of(row) in ended
 
 
@@ -587,7 +587,7 @@ def locked(path: str) -> int:
 
 
 def taken(folder: str) -> bool:
-    """Return whether a submission for this run folder is in progress. It may still run after its caller has exited."""
+    """Return whether a submission for this run folder is in progress, possibly one whose caller has exited."""
     import fcntl
 
     try:
@@ -627,7 +627,7 @@ def put(path: str, content: bytes) -> None:
 
 
 def read_json(path: str, most: int = 65_536) -> Optional[Json]:
-    """Return the JSON object in a small file; None if there is no such object."""
+    """Return the JSON object in a small file; None if the file can't be read or contains anything else."""
     try:
         found = json.loads(read_end(path, most))
     except (OSError, ValueError, RecursionError):

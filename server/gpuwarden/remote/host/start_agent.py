@@ -33,7 +33,7 @@ print("missing:" + " ".join(name for name in sys.argv[1:] if not there(name)))
 
 
 def markers() -> Json:
-    """Return the variables of environment markers (PEP 508)."""
+    """Return the environment marker variables (PEP 508)."""
     version = sys.implementation.version
     return {
         "implementation_name": sys.implementation.name,

@@ -1,5 +1,4 @@
-"""Get uv for a machine that does not have it. pip downloads uv to this machine from PyPI, as a wheel with a pinned
-digest.
+"""Get uv for a machine that lacks it. pip downloads uv to this machine from PyPI as a wheel with a pinned digest.
 
 Each musllinux wheel contains one static program, which runs on any Linux system.
 """
@@ -73,7 +72,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     elif uv := shutil.which("uv"):  # uv created this environment without pip
         pip = [uv, "run", "--no-project", "--no-config", "--quiet", "--with", "pip", "python", "-m", "pip"]
     else:
-        raise NotSupported("uv can't be downloaded: gpuwarden's own environment has no pip", BY_HAND)
+        raise NotSupported("uv can't be downloaded: gpuwarden's environment has no pip", BY_HAND)
     try:
         done = subprocess.run(
             [*pip, *words], capture_output=True, timeout=FETCH_S, stdin=subprocess.DEVNULL, check=False, cwd=folder

@@ -13,7 +13,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
                        newest segment
     metrics.jsonl      written by the job: one JSON object per line, with `step` and metrics
     alerts.jsonl       written by the supervisor
-    spool.*.jsonl      reports of the job and the supervisor; `spool.sent.json` contains the offset in each file up to
+    spool.*.jsonl      reports from the job and the supervisor; `spool.sent.json` contains the offset in each file up to
                        which the server has received the reports
     seals.jsonl        digests of finished checkpoints, written by the sealer right after each save. The job can write
                        to this file too, so each line has the sealer's MAC

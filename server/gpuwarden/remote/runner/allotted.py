@@ -1,14 +1,14 @@
-"""Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command by itself.
+"""Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command.
 
 The engine's batch script runs `allot`, which prints no reply and exits when the job ends. The order is in
 `order.<attempt>.json` in the run folder. The secrets are in the environment variable `GPUWARDEN_ORDER`, which is not
 passed to the job. If an engine runs a batch script again, `restart` (the number of earlier runs) determines whether the
 job must run again.
 
-An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
+An engine may kill this process but not the command, which has its own process group. If the request sets `guard`, a
 separate process then kills the command, so that the command never runs at the same time as a later attempt.
 
-For a job on several nodes, `nodes` in the request is the engine's command that starts a program on each node. The
+For a job on several nodes, `nodes` in the request is the engine command that starts a program on each node. The
 runner checks the nodes first, and does not start the job's command if they can't work together.
 
 Other fields of the request: `codes` maps states to exit codes for engines that interpret exit codes. `echo` repeats
@@ -122,7 +122,7 @@ def outlast(supervisor: Supervisor) -> None:
     """Wait until the upload to the artifact store ends, and log its last error. A further signal ends this process."""
     if not supervisor.keeper:
         return
-    supervisor.keeper.stdin.close()  # tells the uploader that no more files will be saved
+    supervisor.keeper.stdin.close()  # signals to the uploader that no more files will be saved
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     supervisor.keeper.wait()
@@ -131,10 +131,10 @@ def outlast(supervisor: Supervisor) -> None:
 
 
 def restart_of(folder: str, order: Json, request: Json) -> int:
-    """Return how many times the engine has started this attempt before.
+    """Return the number of times that the engine has already started this attempt.
 
-    The engine reports the number. If the engine does not count the runs, each run with a new id adds one to the number
-    of the previous run.
+    The engine reports the number. If the engine does not count the runs, each run with a new id adds one to the
+    previous run's number.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -147,9 +147,9 @@ def restart_of(folder: str, order: Json, request: Json) -> int:
 
 
 def order_of(folder: str, attempt: int, part: str = "") -> Json:
-    """Return the order of an attempt with its secrets, which are removed from the environment.
+    """Return an attempt's order, including its secrets, which are removed from the environment.
 
-    All parts of an array share one environment, which has a variable for each part. The variable's name ends with
+    All parts of an array share one environment, which contains a variable for each part. The variable's name ends with
     the part's number.
     """
     given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(SECRETS)}
@@ -165,7 +165,7 @@ def order_of(folder: str, attempt: int, part: str = "") -> Json:
 
 
 def lock_of(folder: str) -> int:
-    """Take the job's lock and return its descriptor.
+    """Acquire the job's lock and return its descriptor.
 
     Return -1 on a file system without locks, where only the engine prevents a second run.
     """
@@ -192,7 +192,7 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt has been canceled for good. If the engine restarts it, the command does not run."""
+    """Return whether the attempt has been canceled permanently. If the engine restarts it, the command does not run."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 

@@ -1,4 +1,4 @@
-"""Detect anomalies by comparing new values with earlier values of the same run."""
+"""Detect anomalies by comparing new values with earlier values from the same run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Course:
         self.last: tuple[float, int] | None = None
 
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
-        """Add a new value of the loss `name`. Return an alert's kind, text and subject, or None if no alert is due."""
+        """Add a new value for the loss `name`. Return an alert's kind, text and subject, or None if no alert is due."""
         past = self.losses.setdefault(name, [])
         limit = None
         if len(past) >= self.LEAST:

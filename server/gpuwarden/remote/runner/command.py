@@ -16,7 +16,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 CHANGED_FILE = 94
-"""The exit code of a job that was not started, because a file was changed after the submission."""
+"""The exit code of a job that was not started because a file was changed after submission."""
 MOST_FILE = 64 << 20
 
 
@@ -36,9 +36,7 @@ OF_INTENT = {"canceled": Reason.STOPPED, "preempted": Reason.TERMINATED, "timeou
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
-    """Return the command's environment: the variables of the runner and the spec, the secrets, and gpuwarden's
-    variables.
-    """
+    """Return the command's environment: variables from the runner and the spec, secrets, and gpuwarden's variables."""
     ours = {
         "GPUWARDEN_RUN_DIR": folder,
         "GPUWARDEN_OUTPUT_DIR": folder + "/work",
@@ -53,9 +51,9 @@ def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) 
 
 
 def changed_file(folder: str, spec: Json) -> str:
-    """Return the name of a file in the run folder that no longer has its digest in the spec; "" if there is none.
+    """Return the name of a file in the run folder that no longer matches its digest in the spec; "" if all match.
 
-    A job can change its own files, and other jobs of the user can too. Its order is not checked.
+    A job can change its files, and so can the user's other jobs. The job's order is not checked.
     """
     import hashlib
 

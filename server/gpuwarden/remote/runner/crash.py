@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-HEADING = "# module: "  # the heading of each module in the bundle
+HEADING = "# module: "  # precedes each module in the bundle
 
 
 def report_crash(kind: Any, error: Any, trace: Any) -> None:

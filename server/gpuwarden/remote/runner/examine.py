@@ -16,7 +16,7 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Examine outputs with the archive. Print the result for each output, and progress lines until then."""
+    """Examine outputs with the archive. Print progress lines and the result for each output."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive for examining checkpoints is not on this machine")
@@ -61,7 +61,7 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
 
 
 def bounded(folder: str, mapping: PathMapping, path: str) -> str:
-    """Return the real path of a declared path. Raises Problem for a link that points outside its folder."""
+    """Return the real path for a declared path. Raises Problem for a link that points outside its folder."""
     top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
@@ -72,7 +72,7 @@ def bounded(folder: str, mapping: PathMapping, path: str) -> str:
 def passed_on(child: Any) -> list[Json]:
     """Return the JSON lines that a child prints. Print a progress line after every 5 s of silence.
 
-    Raises Problem if the child prints more than `MAX_FINDINGS` bytes, or anything but JSON.
+    Raises Problem if the child prints more than `MAX_FINDINGS` bytes, or anything other than JSON.
     """
     import select
 

@@ -1,4 +1,4 @@
-"""Check all nodes of an allocation before the command runs, because one bad node makes the others hang.
+"""Check all nodes in an allocation before the command runs, because one bad node makes the others hang.
 
 The engine starts the run folder's `node_agent.py` once on each node. The replies and problems are written to
 `nodes.json`. Only observed problems count: if the engine could not start the check, or the check timed out before all
@@ -24,7 +24,7 @@ Problems = List[Dict[str, Any]]  # noqa: UP006
 
 
 def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[str, str]) -> Problems:
-    """Query `count` nodes and return their problems. `start` is the engine's command to run a program on each node."""
+    """Query `count` nodes and return their problems. `start` is the engine command that runs a program on each node."""
     import subprocess
 
     command = [*start, sys.executable, "-I", "-S", folder + "/node_agent.py"]
@@ -106,7 +106,7 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
 
 
 def selected(value: str, names: Sequence[str]) -> list[str]:
-    """Return the interfaces that a value for NCCL_SOCKET_IFNAME selects."""
+    """Return the interfaces that an NCCL_SOCKET_IFNAME value selects."""
     without, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^").lstrip("=").split(",") if word]
     hit = [n for n in names if any(n == word.partition(":")[0] if exact else n.startswith(word) for word in words)]

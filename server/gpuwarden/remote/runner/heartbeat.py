@@ -70,7 +70,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return the utilization and memory of the GPUs; empty if `nvidia-smi` is not available."""
+        """Return GPU utilization and memory; empty if `nvidia-smi` is not available."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:

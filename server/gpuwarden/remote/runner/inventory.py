@@ -25,11 +25,11 @@ REQUESTS = (
     "start", "poll", "serve", "logs", "stop", "list", "manifest", "fetch", "read", "bundle", "disclose", "examine",
     "self_stop", "hold", "look", "spool",
 )  # fmt: skip
-"""The runner's verbs that end by themselves. `supervise`, `keep`, `relay` and `self_stopper` go on."""
+"""The runner's verbs that exit by themselves. `supervise`, `keep`, `relay` and `self_stopper` keep running."""
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Return the processes that belong to no running gpuwarden job, and the undeclared files."""
+    """Return the processes that do not belong to a running gpuwarden job, and the undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -43,7 +43,7 @@ def disclose(folder: str, request: Json) -> Json:
 
 
 def processes(marker: str | None) -> list[str]:
-    """Describe at most `MAX_FRESH` workloads that belong to no running job.
+    """Describe at most `MAX_FRESH` workloads that do not belong to a running job.
 
     With a marker (`NAME=value`), describe the processes that have this environment variable instead.
     """
@@ -81,7 +81,7 @@ def describe(pid: int, marker: str | None) -> str:
     if is_keeper(words):
         return ""  # the relay, or the upload to the artifact store, which the gate checks separately
     if is_request(words):
-        return ""  # of another gpuwarden process, such as the watch
+        return ""  # a request from another gpuwarden process, such as the watch
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -91,18 +91,18 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def is_keeper(words: list[str]) -> bool:
-    """Return whether a command line belongs to the upload to an artifact store or to the relay of reports."""
+    """Return whether a command line belongs to the artifact store upload or to the report relay."""
     verb, folder = runner_call(words)
     return verb in ("keep", "relay") and os.path.isfile(folder + "/lock")
 
 
 def is_request(words: list[str]) -> bool:
-    """Return whether a command line is a request of gpuwarden to the runner."""
+    """Return whether a command line is a request from gpuwarden to the runner."""
     return runner_call(words)[0] in REQUESTS
 
 
 def runner_call(words: list[str]) -> tuple[str, str]:
-    """Return the verb and the folder in a command line of the runner; both are empty for other programs."""
+    """Return the verb and folder in a runner command line; both are empty for other programs."""
     at = next((at for at, word in enumerate(words) if RUNNER.search(word)), len(words))
     verb, folder = [*words[at + 1 : at + 3], "", ""][:2]
     return verb, folder
@@ -160,7 +160,7 @@ def is_run_folder(path: str, own: str) -> bool:
 
 
 def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
-    """Return a list with the row of a file; empty unless it is a regular file that was written after `since`."""
+    """Return a list with the row for a file; empty unless it is a regular file that was written after `since`."""
     try:
         info = os.lstat(real)
     except OSError:

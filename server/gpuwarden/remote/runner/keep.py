@@ -12,7 +12,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
 MOST_REQUEST = 60_000  # must fit into the pipe's buffer, where it stays until a Python with the client is found
-KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
+KEEP_REPORT = "keep.json"  # in the run folder: the upload's state, for the supervisor and the user
 
 
 def take_keys(secrets: dict[str, str]) -> dict[str, str]:
@@ -65,7 +65,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
 
 
 def keep_report(folder: str) -> Json:
-    """Return the state of the upload; empty if there is no report."""
+    """Return the upload's state; empty if no report exists."""
     try:
         report = json.loads(read_small(folder + "/" + KEEP_REPORT, 65536))
         return report if isinstance(report, dict) else {}
@@ -74,5 +74,5 @@ def keep_report(folder: str) -> Json:
 
 
 def keep_trouble(folder: str) -> str:
-    """Return the current error of the upload; empty if there is none."""
+    """Return the upload's current error, or an empty string."""
     return str(keep_report(folder).get("error") or "")[:300]

@@ -22,8 +22,8 @@ class Changed(Exception):
 class S3Store:
     """An S3 bucket. A multipart upload resumes after a restart: parts that the store already has are not sent again.
 
-    The access key needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last
-    permission, all parts are sent again. `uploads` maps keys to the ids of uploads in progress.
+    The access key needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts. If it lacks the
+    last one, all parts are sent again. `uploads` maps keys to the ids of uploads in progress.
     """
 
     def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
@@ -153,7 +153,7 @@ class HubStore:
 
 
 class HubBucket:
-    """A Hub bucket. The Hub's client can't limit the rate, so there is a pause after each file.
+    """A Hub bucket. The Hub client can't limit the upload rate, so each file is followed by a pause.
 
     Content that the Hub already has is not sent again. Small files are collected and sent in batches.
     """
@@ -217,16 +217,16 @@ class PacedFile(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current position."""
         return self.at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position."""
+        """Change the current position."""
         self.at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.size}[whence])
         return self.at
 
     def read(self, count: int | None = -1) -> bytes:
-        """Return the next bytes, up to the size that the file had at the start of the upload."""
+        """Return the next bytes, up to the file's size at the start of the upload."""
         left = max(0, self.size - self.at)
         data = os.pread(self.fd, left if count is None or count < 0 else min(count, left), self.at)
         self.at += len(data)
@@ -235,7 +235,7 @@ class PacedFile(io.BufferedIOBase):
 
 
 def checksum(data: bytes) -> str:
-    """Return the SHA-256 of data in the format that S3 uses (base64)."""
+    """Return the SHA-256 of data in S3's format (base64)."""
     import base64
     import hashlib
 

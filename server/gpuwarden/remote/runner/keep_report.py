@@ -1,4 +1,4 @@
-"""Record how a run ended, in the artifact store's manifest, which can be read while the machine is off.
+"""Record a run's outcome in the artifact store's manifest, which can be read while the machine is off.
 
 Each manifest is signed with a job-specific key that is never written to the machine's disks. This key differs from the
 seal key, because the upload may use a Python that the job installed.
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # the self-stop process's request for a last manifest; the manifest repeats the request's text
+LOOK = "/keep.look"  # the self-stop process's request for a final manifest; the manifest repeats the request's text
 GOES_ON = "-"  # prefix of a request if the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
@@ -25,7 +25,7 @@ REPORTED = (
 
 
 def keep_key(seal_key: str) -> str:
-    """Return the key of a job's manifests, derived from its seal key; empty if there is none."""
+    """Return the key for signing a job's manifests, derived from its seal key; empty if it has no seal key."""
     import hashlib
     import hmac
 
@@ -42,12 +42,12 @@ def keep_mac(body: Json, key: str) -> str:
 
 
 def sign_report(body: Json, key: str) -> Json:
-    """Return a manifest with its MAC, or unchanged if there is no key."""
+    """Return a manifest with its MAC, or unchanged if the key is empty."""
     return {**body, "mac": keep_mac(body, key)} if key else body
 
 
 def asked_look(folder: str) -> str:
-    """Return the last request of the self-stop process; empty if there is none."""
+    """Return the latest request from the self-stop process, or an empty string."""
     try:
         return read_small(folder + LOOK, MOST_LOOK).decode("ascii")
     except (OSError, UnicodeError):
@@ -55,9 +55,9 @@ def asked_look(folder: str) -> str:
 
 
 def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
-    """Return the job's final status, the outputs that the listing lacks, and the machine's other processes and files.
+    """Return the job's final status, the outputs missing from the listing, and the machine's other processes and files.
 
-    `look` is the request of the self-stop process if the machine is about to stop itself.
+    `look` is the request from the self-stop process if the machine is about to stop itself.
     """
     status = read_status(folder) or {}
     other = disclose(folder, {**order, "exclude": []})

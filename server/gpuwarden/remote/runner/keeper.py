@@ -2,7 +2,7 @@
 
 While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
 lists. After the job's end, the other files are uploaded. The process never deletes anything in the store, and never
-replaces an object that the store's manifest may list: a file that is saved again is stored as another version first.
+replaces an object that the store's manifest may list: a file that is saved again is first stored as another version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GIVE_UP_S = 86400.0  # after the job's end
 ASKED_EVERY_S = 1.0
 AGAIN_EVERY_S = 10.0
 STORE_LIST = "gpuwarden-manifest.json"
-VERSIONS = "gpuwarden-versions"  # in the store: the files whose own names are in use by the manifest
+VERSIONS = "gpuwarden-versions"  # in the store: files whose usual names the manifest already uses
 SENT = "keep-sent.json"
 STORE_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
 
@@ -47,7 +47,7 @@ def keep(folder: str, scheme: str, how: str) -> None:
         become_client(folder, scheme, how == "boxed")
     os.nice(19)
     order = json.loads(read_order())
-    if not order.get("root"):  # a rehearsal must be able to read the environment of its processes
+    if not order.get("root"):  # a rehearsal must be able to read its processes' environments
         hide_memory()
     Keeper(folder, order).run()
 
@@ -108,7 +108,7 @@ def input_closed(seconds: float) -> bool:
 
 
 def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
-    """Return commands for the Pythons that may have the client: the job's own first, uv's temporary Python last.
+    """Return commands for the Pythons that may have the client: the job's Python first, uv's temporary one last.
 
     A Python that a sandboxed job may have modified is not run outside the sandbox.
     """
@@ -139,7 +139,7 @@ def has_module(python: list[str], module: str) -> bool:
 
 
 class Keeper:
-    """Uploads files. `rows` maps paths to the uploaded files, in the format of the manifest.
+    """Uploads files. `rows` maps paths to the uploaded files, in the manifest's format.
 
     `listed_objects` contains the SHA-256 of each object that the manifest in the store may list.
     """
@@ -154,7 +154,7 @@ class Keeper:
         self.rows: dict[str, Json] = {}
         self.committed: list[Json] = []  # `rows` of the last manifest that was written
         self.listed_objects: dict[str, str] = {}
-        self.unsure = False  # true if the last commit has failed or its reply was lost
+        self.unsure = False  # true if the last commit failed or its reply was lost
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
@@ -163,8 +163,8 @@ class Keeper:
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
         self.end: Json | None = None
-        # Another machine, or a process whose record is unusable, may have written a manifest, which this process can't
-        # read. The version that it uploads before its first manifest must be one that no other process used.
+        # Another machine, or a process whose record is unusable, may have written a manifest that this process can't
+        # read. Versions uploaded before this process's first manifest must be ones that no other process has used.
         other = order.get("recovers") or (order.get("attempt") or 1) > 1 or os.path.exists(folder + "/" + SENT)
         self.first = os.urandom(4).hex() if other else ""
         try:
@@ -181,7 +181,7 @@ class Keeper:
     def run(self) -> None:
         """Upload until the job has ended and all files have been uploaded. The pauses get longer after failures."""
         lock = take_lock(self.folder, "keep.lock")
-        while lock < 0:  # the upload of an earlier attempt has not ended yet
+        while lock < 0:  # an earlier attempt's upload has not ended yet
             time.sleep(1.0)
             lock = take_lock(self.folder, "keep.lock")
         pause, over, began, done = self.every, input_closed(0.0), time.monotonic(), False
@@ -214,14 +214,14 @@ class Keeper:
             if asked != self.asked or again:
                 self.asked, state, text = asked, "failed", ""
                 self.look = "" if asked.startswith(GOES_ON) else asked
-                for _ in range(2):  # the connection may have been closed in the meantime
+                for _ in range(2):  # the connection may have been closed since its last use
                     try:
                         state, text = "done" if self.turn() else "waiting", ""
                         break
                     except Exception as error:  # the machine still stops, but without a final manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
-                # Repeat, because the machine has kept running, but the store's manifest still says that it stops.
+                # Repeat, because the machine kept running, but the store's manifest still reports that it is stopping.
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
@@ -261,10 +261,9 @@ class Keeper:
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether `end` differs from the report in the store's manifest on how the run ended.
+        """Return whether `end` differs from the run's outcome in the store's manifest; None stands for no outcome.
 
-        None means that there is no such report. Disclosed processes are not compared, because unrelated processes start
-        and end all the time.
+        Disclosed processes are not compared, because unrelated processes start and end all the time.
         """
         if end is None:
             return self.claims
@@ -347,8 +346,8 @@ class Keeper:
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
         """Write the manifest of all uploaded files to the store, then record the uploads in the run folder.
 
-        `end` is given once the job has ended and all its files are in the store. A file that was removed on the machine
-        stays in the store and is marked `gone`.
+        `end` is given once the job has ended and all its files are in the store. A file removed from the machine stays
+        in the store and is marked `gone`.
         """
         there = {row["path"] for row in listed}
         files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
@@ -359,7 +358,7 @@ class Keeper:
         new = objects(self.rows.values())
         self.claims = self.claims or end is not None  # a commit without a reply may have succeeded
         self.unsure, self.listed_objects = True, {**self.listed_objects, **new}
-        self.remember()  # a later process must not replace the objects of the old manifest or of the new one
+        self.remember()  # a later process must not replace objects listed in the old or new manifest
         self.store.commit(self.order["prefix"] + STORE_LIST, text.encode("ascii"))
         self.unsure, self.listed_objects, self.first = False, new, ""
         self.end, self.claims, self.committed = end, end is not None, list(self.rows.values())
@@ -395,13 +394,13 @@ class Keeper:
 
 
 def object_name(path: str, version: str) -> str:
-    """Return the name of a file's object in the store, below the job's prefix; the same as `StoreAddress.key`."""
+    """Return the name of a file's object in the store, relative to the job's prefix, as `StoreAddress.key` does."""
     below = "machine/" + path.lstrip("/") if path.startswith("/") else path
     return f"{VERSIONS}/{version}/{below}" if version else below
 
 
 def objects(rows: Iterable[Json]) -> dict[str, str]:
-    """Return the SHA-256 of the objects that a manifest with these rows lists, by name."""
+    """Return the SHA-256 of each object that a manifest with these rows lists, by object name."""
     return {object_name(row["path"], row.get("version", "")): row["sha256"] for row in rows}
 
 

@@ -1,4 +1,4 @@
-"""Parse the step, loss and learning rate in one line of any trainer's output.
+"""Parse the step, loss and learning rate from one line of any trainer's output.
 
 The parser is not specific to a trainer. It finds pairs of a word and a number, and positions such as `10/500`, and
 uses the words to interpret the numbers. All repetitions in the regular expressions are bounded, so the cost is
@@ -104,7 +104,7 @@ class Reading(NamedTuple):
     bar: bool = False
     trains: bool = True
     whole: bool = False
-    """True if the progress bar counts the steps of the full run, not of an epoch."""
+    """True if the progress bar counts the steps in the full run, not in an epoch."""
 
 
 class Pair(NamedTuple):

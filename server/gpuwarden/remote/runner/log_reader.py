@@ -63,7 +63,7 @@ class LogReader:
         self.spent = 0.0
 
     def feed(self, data: bytes) -> Iterator[dict[str, float]]:
-        """Read more output and yield rows. Lines are skipped if the time budget is used up."""
+        """Read more output and yield rows. Lines are skipped once the time budget is used up."""
         for line in self.lines.feed(data):
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
@@ -112,7 +112,7 @@ class LogReader:
             return None
 
     def table_row(self, text: str) -> Reading | None:
-        """Read a row under the header `Epoch GPU_mem box_loss ...`. The losses in the row are added up."""
+        """Read a row under the header `Epoch GPU_mem box_loss ...`. The losses in the row are summed."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
         if cells is None or found is None:
@@ -185,7 +185,7 @@ class LogReader:
         return self.laps * end + here
 
     def _all_epochs(self, each: int) -> int | None:
-        """Return the total number of steps of the run; None if unknown. Some trainers count epochs from 0."""
+        """Return the total number of steps in the run; None if unknown. Some trainers count epochs from 0."""
         if self.announced:
             return self.announced
         if self.epochs is None:

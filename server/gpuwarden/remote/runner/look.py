@@ -1,4 +1,4 @@
-"""Run read-only commands that help to diagnose a job. No shell is used; time and output are limited."""
+"""Run read-only commands that help diagnose a job. No shell is used; time and output are limited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""The number of bytes kept from the end of an output, which has the newest lines."""
+"""The number of bytes kept from the end of each output, which contains the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:

@@ -1,4 +1,4 @@
-"""List the files of the declared outputs, optionally with digests."""
+"""List the files in the declared outputs, optionally with digests."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Listing:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Hash a file once. Return its size and times, and its digests (empty if the file changed meanwhile)."""
+        """Hash a file once. Return its size and times, and its digests (empty if the file changed)."""
         import hashlib
 
         fd = self.opener.open(real)
@@ -169,7 +169,7 @@ class Listing:
 
 
 def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
-    """Print the files of the declared outputs, or pass them to `emit`; return a summary."""
+    """Print the files in the declared outputs, or pass them to `emit`; return a summary."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     taken = time.time()
@@ -186,7 +186,7 @@ def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json],
 
 
 def fetch(folder: str, request: Json) -> None:
-    """Print the manifest (`ROWS` files per line), an empty line, and the bundle of the small files.
+    """Print the manifest (`ROWS` files per line), an empty line, and a bundle of the small files.
 
     A file in the bundle is identified by its number in the manifest.
     """

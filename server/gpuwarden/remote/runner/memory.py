@@ -18,7 +18,7 @@ def number_in(path: str) -> int | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Return the used memory and the limit in bytes: of the control group if it has a limit, else of the machine."""
+    """Return the memory usage and limit in bytes: the control group's if it has a limit, otherwise the machine's."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
             allowed = number_in(folder + "/" + limit)

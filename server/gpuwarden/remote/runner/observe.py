@@ -27,9 +27,9 @@ def orphans(folder: str, status: Json) -> list[int]:
 def observe(folder: str, launched: Json | None = None) -> Json:
     """Return the content of a job's status file, with observations added.
 
-    `launched` is the supervisor's identity as reported at the launch. If it is given, the identity in the file is
+    `launched` is the supervisor's identity as reported at launch. If it is given, the identity in the file is
     ignored, because a job can write its status file. The keys `folder`, `alive`, `child_alive`, `confirmed`, `machine`
-    and `upload` always have observed values. `upload` is the current error of the upload to the artifact store, even
+    and `upload` always have observed values. `upload` is the current error from the artifact store upload, even
     after the job's end.
     """
     if not os.path.isdir(folder):
@@ -51,6 +51,6 @@ def observe(folder: str, launched: Json | None = None) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """Return the statuses of the requested jobs. `launched` maps folders to the identities of their supervisors."""
+    """Return the statuses of the requested jobs. `launched` maps folders to their supervisors' identities."""
     launched = request.get("launched") or {}
     return {"ok": True, "jobs": {folder: observe(folder, launched.get(folder)) for folder in request.get("dirs") or []}}

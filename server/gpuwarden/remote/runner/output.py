@@ -17,7 +17,7 @@ class Output:
         self.pipe = -1
 
     def copy(self, times: int) -> bool:
-        """Copy up to `times` pieces of output to the log; return whether there was output."""
+        """Copy up to `times` pieces of output to the log; return whether any was copied."""
         came = False
         for _ in range(times):
             try:

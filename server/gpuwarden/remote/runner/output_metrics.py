@@ -175,7 +175,7 @@ def read_scalar(summary: bytes) -> tuple[str, float | None]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protocol buffer message: the field number, and an integer or bytes."""
+    """Yield the fields in a protocol buffer message: the field number, and an integer or bytes."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)

@@ -17,7 +17,7 @@ class Pace:
     def reached(self, step: int, now: float) -> None:
         """Add the newest step and its time in seconds."""
         if self.seen and step < self.seen[-1][1]:
-            self.seen.clear()  # the training restarted
+            self.seen.clear()  # training restarted
         if len(self.seen) > 1 and now - self.seen[-2][0] < APART_S:
             self.seen.pop()
         self.seen.append((now, step))
@@ -25,7 +25,7 @@ class Pace:
             self.seen.popleft()
 
     def left_s(self, total: int | None) -> float | None:
-        """Return the estimated seconds until step `total`; None if unknown."""
+        """Return the estimated number of seconds until step `total`; None if unknown."""
         if not total or len(self.seen) < 2:
             return None
         (begun, first), (now, last) = self.seen[0], self.seen[-1]
@@ -35,9 +35,7 @@ class Pace:
 
 
 class Curve:
-    """The loss curve of a run, reduced to a limited number of points. Each point is the mean of the same number of
-    values.
-    """
+    """A run's loss curve, reduced to a limited number of points, each the mean of the same number of values."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""Parts of a large file, as in an S3 multipart upload: their size, and one digest over the digests of all parts."""
+"""Parts of a large file, as in an S3 multipart upload: their size, and one digest over all the parts' digests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_PARTS = 9_000  # S3 allows 10,000
 
 
 def part_size(size: int) -> int:
-    """Return the size of the parts of a file, in bytes. `checkpoints/sealing/parts.py` has the same rule."""
+    """Return a file's part size in bytes. `checkpoints/sealing/parts.py` uses the same rule."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2
@@ -17,7 +17,7 @@ def part_size(size: int) -> int:
 
 
 class PartsDigest:
-    """Compute the SHA-256 over the SHA-256 of each part, the COMPOSITE checksum of S3."""
+    """Compute the SHA-256 over the SHA-256 of each part, which is S3's COMPOSITE checksum."""
 
     def __init__(self, step: int) -> None:
         import hashlib

@@ -13,7 +13,7 @@ def inside(path: str, bound: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Make a name safe for JSON: escape bytes that are not UTF-8, and cut the name to 4096 characters."""
+    """Make a name safe for JSON: escape bytes that are not UTF-8, and truncate it to 4096 characters."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 

@@ -35,7 +35,7 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """Return the start ticks of a process, or its start time from `ps` if there is no /proc; empty if unknown."""
+    """Return a process's start ticks, or its start time from `ps` on systems without /proc; empty if unknown."""
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -57,7 +57,7 @@ def machine_mark() -> str:
 
 
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
-    """Return whether the identified process is alive; None if unknown. A zombie counts as dead."""
+    """Return whether the identified process is alive; None if unknown. A zombie is considered dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
     here = boot_id()
@@ -103,7 +103,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
 
 
 def group_members(pgid: int) -> list[int] | None:
-    """Return the pids of the running members of a process group; None without /proc."""
+    """Return the pids of the running members of a process group; None if /proc is missing."""
     if not has_proc():
         return None
     stats = ((pid, proc_stat(pid)) for pid in all_pids())
@@ -111,7 +111,7 @@ def group_members(pgid: int) -> list[int] | None:
 
 
 def all_pids() -> list[int]:
-    """Return the pids of this machine or container; empty without /proc."""
+    """Return the pids on this machine or in this container; empty if /proc is missing."""
     try:
         return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
     except OSError:
@@ -119,7 +119,7 @@ def all_pids() -> list[int]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process; empty if it can't be read."""
+    """Return a process's initial environment; empty if it can't be read."""
     try:
         raw = read_small(f"{PROC}/{pid}/environ", 1 << 20)
     except OSError:

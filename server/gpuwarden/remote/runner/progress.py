@@ -54,7 +54,7 @@ class Progress:
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def look_for_oom(self, data: bytes) -> None:
-        """Alert once if the output reports that a GPU ran out of memory, even if the text is split into two pieces."""
+        """Alert once if the output reports that a GPU ran out of memory, even if the text spans two pieces."""
         if not self.out_of_memory and GPU_OOM.search(self.tail + data):
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
@@ -135,7 +135,7 @@ class Progress:
     def alert_bad(self, name: str, source: int) -> None:
         """Alert once about a value that is not finite.
 
-        A validation loss may be NaN without an error, for example if a class does not occur.
+        A validation loss may be NaN without an error, for example if a class has no samples.
         """
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True
@@ -148,7 +148,7 @@ class Progress:
             self.record.alert(*alert)
 
     def tell_stall(self, patience: float | None) -> None:
-        """Alert once if there has been no progress for `patience` seconds."""
+        """Alert once if the job has made no progress for `patience` seconds."""
         idle = time.monotonic() - self.moved
         if patience and idle > patience and not self.stalled:
             self.stalled = True

@@ -28,7 +28,7 @@ class Redactor:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Add the next piece. Return the redacted text. An end that may be the start of a secret is held back."""
+        """Add the next piece. Return the redacted text, holding back an end that may be the start of a secret."""
         if self.pattern is None:
             return data
         data, out, at = self.held + data, [], 0
@@ -44,7 +44,7 @@ class Redactor:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Return the redacted form of the text that is still held."""
+        """Return the text that is still held, redacted."""
         held, self.held = self.held, b""
         return self.pattern.sub(MASK, held) if self.pattern else held
 

@@ -1,9 +1,9 @@
 """Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
-The relay listens only on the loopback address, with the paths and responses of the server's API, and responds as soon
-as a report is in the spool. A trainer that does not retry thus loses no reports while the server is unreachable. If a
-server is configured, the relay sends it both spool files in order, until the server has all lines, or for up to an hour
-after the job's end. Otherwise, the server pulls the spool.
+The relay listens only on the loopback address, uses the server API's paths and responses, and responds as soon as a
+report is in the spool. A trainer that does not retry thus loses no reports while the server is unreachable. If a server
+is configured, the relay sends it both spool files in order, until the server has all lines, or for up to an hour after
+the job's end. Otherwise, the server pulls the spool.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def receive(intake: Intake, descriptor: int) -> None:
 
 
 def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | None, str]:
-    """Return the body to spool, or None and the code of the error."""
+    """Return the body to spool, or None and the error code."""
     try:
         body = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -227,12 +227,12 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # without halving, one invalid point would lose the others
+            refused = status == 422 and half  # without halving, one invalid point would discard the others
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 
     def post(self, path: str, body: Json, headers: dict[str, str]) -> int:
-        """Send one request. Return the HTTP status; 0 if there was no response."""
+        """Send one request. Return the HTTP status; 0 if no response arrived."""
         import urllib.error
         import urllib.request
 

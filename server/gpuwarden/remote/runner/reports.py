@@ -1,4 +1,4 @@
-"""Manage the reports of an attempt: the local address that the job posts to, the relay, and the runner's reports."""
+"""Manage an attempt's reports: the local address that the job posts to, the relay, and the runner's reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.spool import Spool, utc
 REPORT_KEYS = "GPUWARDEN_REPORT_"  # prefix of the job's reporting keys among the secrets
 METRICS_PATH, ALERTS_PATH = "/api/training/local/metrics", "/api/alerts/trigger"
 MAX_REPORT = 4 << 20
-SOURCE = "runner"  # the source in the runner's own alerts
+SOURCE = "runner"  # the source of the runner's alerts
 RESTART_S = 5.0  # seconds between two starts of the relay if it fails repeatedly
 OF_KIND = {"timeout": ("timeout_warning", "TIME_LIMIT"), "gpu_oom": ("gpu_oom", "CUDA_OOM")}
 OF_STATE = {
@@ -32,7 +32,7 @@ def take_report_keys(secrets: Json) -> dict[str, str]:
 
 
 class Reports:
-    """The reports of one attempt. The relay starts at the first report, or immediately if a server is configured."""
+    """The reports of one attempt. The relay starts with the first report, or immediately if a server is configured."""
 
     def __init__(self, folder: str, spec: Json, job: str, keys: dict[str, str], named: Any) -> None:
         self.folder, self.job, self.keys = folder, job, keys
@@ -47,9 +47,7 @@ class Reports:
         self.variables = self._variables(own)
 
     def _variables(self, own: Json) -> dict[str, str]:
-        """Return the variables that tell the job where to report. If the job sets an address itself, it gets no key for
-        that address.
-        """
+        """Return the job's reporting variables. If the job sets an address itself, it gets no key for that address."""
         found = {"JOB_ID": self.job, "USER_ID": "local"}
         if self.listener is None:
             return found
@@ -87,7 +85,7 @@ class Reports:
             self.relay = None
 
     def keep_running(self) -> None:
-        """If a server is configured, start the relay unless it is running. It also sends the runner's own reports."""
+        """If a server is configured, start the relay unless it is running. It also sends the runner's reports."""
         if self.keys.get("URL") and self.waits:
             self.serve()
 

@@ -65,9 +65,9 @@ def find_archive(folder: str, name: Any) -> str:
 
 
 def seals(folder: str) -> dict[str, Json]:
-    """Return the most recent seal of each real path in the seal log. Incomplete lines are skipped.
+    """Return the most recent seal for each real path in the seal log. Incomplete lines are skipped.
 
-    The lines are not authenticated here, although the job can write to the log. The owner of the key verifies `mac`.
+    The lines are not authenticated here, although the job can write to the log. The key's owner verifies `mac`.
     """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)

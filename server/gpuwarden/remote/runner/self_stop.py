@@ -1,8 +1,8 @@
-"""Stop this machine from the inside (self-stop) if its job has ended and the user has made no requests for some time.
+"""Stop this machine from within (self-stop) if its job has ended and the user has made no requests for some time.
 
 The self-stop process is separate and outlives the supervisor. Requests that read or change something for the user touch
 the file `heard` and lock it while they run; status polls do not. The monotonic clock measures the idle time since the
-last change of that file, so a change of the system clock does not trigger a self-stop.
+last change to that file, so a change to the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEARD, HOLD, SELF_STOPPED, KEEPING = "/heard", "/self_stop.hold", "/self_stopped
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # longest wait for the last manifest, after the last bytes that the artifact store received
+LAST_WORD_S = 120.0  # longest wait for the final manifest after the artifact store last received data
 DOWN_S = 120.0  # seconds that a platform may take to stop the machine after it has accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
@@ -68,7 +68,7 @@ def self_stop(folder: str, order: Json) -> Json:
 
 
 def self_stopper(folder: str, order: Json) -> None:
-    """Stop the machine after the idle time. Exit if there is a hold or another attempt uses the run folder."""
+    """Stop the machine after the idle time. Exit if a hold exists or another attempt uses the run folder."""
     import fcntl
 
     fd = os.open(
@@ -100,7 +100,7 @@ class SelfStopper:
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.asked = False  # whether the store may have the last manifest of an earlier try
+        self.asked = False  # whether the store may have the final manifest from an earlier try
         self.back = ""
         self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
@@ -163,9 +163,7 @@ class SelfStopper:
         return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
-        """Request a stop of this machine, unless a user's request is being processed. A failure is reported and
-        retried.
-        """
+        """Try to stop this machine, unless a user's request is being processed. Report and retry failures."""
         import fcntl
 
         if not self.last_word():
@@ -205,12 +203,12 @@ class SelfStopper:
         self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, next try in {wait:.0f} s")
 
     def last_word(self) -> bool:
-        """Request a last manifest in the artifact store, because the machine may be terminated before it runs again.
+        """Request a final manifest in the artifact store, because the machine may be terminated before it runs again.
 
         Returns False if the self-stop must wait. It waits if a request has arrived meanwhile. It also waits if an
-        earlier try may have written a last manifest that this try can't replace: the outdated manifest could permit a
-        termination. Otherwise, an unreachable store does not delay the self-stop, because the outputs are on the
-        machine's disk.
+        earlier try may have written a final manifest that this try can't replace, because an outdated manifest could
+        allow the machine to be terminated. Otherwise, an unreachable store does not delay the self-stop, because the
+        outputs are on the machine's disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
@@ -229,12 +227,12 @@ class SelfStopper:
             report = keep_report(self.folder)
         if before and (report.get("look") != look or report.get("state") == "failed"):
             self.tries += 1
-            self.put_off("the artifact store has the manifest of an earlier try, which could not be replaced")
+            self.put_off("the artifact store has a manifest from an earlier try that could not be replaced")
             return False
         return True
 
     def take_back(self) -> None:
-        """Ask the uploader to withdraw its last manifest, because the machine keeps running."""
+        """Ask the uploader to retract its final manifest, because the machine keeps running."""
         if os.path.lexists(self.folder + LOOK):
             self.back = f"{GOES_ON}{os.getpid()}-{self.tries}-{time.time():.0f}"
             self.ask_look(self.back)
@@ -248,7 +246,7 @@ class SelfStopper:
         return True
 
     def note(self, body: Json) -> None:
-        """Record the stop request in a file that is read after the next start of the machine."""
+        """Record the stop request in a file that is read the next time the machine starts."""
         try:
             write_atomic(self.folder + SELF_STOPPED, json.dumps(body).encode("ascii"))
         except OSError:
@@ -283,7 +281,7 @@ def over(status: Json) -> bool:
 
 
 def busy(folder: str, uploads: bool) -> bool:
-    """Return whether another job or, if `uploads` is true, an upload to the artifact store is running here."""
+    """Return whether another job or, if `uploads` is true, an artifact store upload is running on this machine."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
@@ -322,7 +320,7 @@ def lost_by_stop(folder: str, outputs: list[str]) -> str:
 
 
 def ask(spec: Json) -> str:
-    """Request a stop of this machine. Return the error, or an empty string if the request was accepted."""
+    """Ask for this machine to be stopped. Return the error, or an empty string if the request was accepted."""
     import subprocess
 
     if not spec.get("command"):

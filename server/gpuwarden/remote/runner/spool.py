@@ -1,9 +1,9 @@
-"""Store the reports of a job and its runner in the spool on this machine's disk, to be sent or pulled later.
+"""Store reports from a job and its runner in a spool on this machine's disk, to be sent or pulled later.
 
 The spool consists of two files of JSON lines, each with one writer. `spool.job.jsonl` contains the reports that the
-relay accepts, `spool.runner.jsonl` the supervisor's reports. A line is `{"kind": "metrics" | "alerts", "body": ...}`,
-where `body` is a request body of the server's API. Readers keep byte offsets, and lines are never deleted. A line that
-is sent or pulled twice is recognized by its job, step and time.
+relay accepts, and `spool.runner.jsonl` contains the supervisor's reports. A line is
+`{"kind": "metrics" | "alerts", "body": ...}`, where `body` is a request body for the server's API. Readers keep byte
+offsets, and lines are never deleted. A line that is sent or pulled twice is recognized by its job, step and time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SPOOL_PIECE = 4 << 20
 
 
 def spool_path(folder: str, source: str) -> str:
-    """Return the path of the spool file of a source."""
+    """Return the path of a source's spool file."""
     return f"{folder}/spool.{source}.jsonl"
 
 

@@ -91,7 +91,7 @@ def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch the job and watch it until it ends. Send one line to `start`, then close the pipes."""
+    """Acquire the lock, launch the job and watch it until it ends. Send one line to `start`, then close the pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()
@@ -106,7 +106,7 @@ def supervise(folder: str, order: Json) -> Json | None:
             raise Problem("conflict", f"an earlier attempt is still running in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)
     if earlier and child_alive(earlier) is not False:
-        raise Problem("conflict", f"the process of an earlier attempt is still running in {folder}; stop it first")
+        raise Problem("conflict", f"a process from an earlier attempt is still running in {folder}; stop it first")
     os.chdir("/")
 
     def ready() -> None:
@@ -120,7 +120,7 @@ def supervise(folder: str, order: Json) -> Json | None:
 
 
 def take_lock(folder: str, name: str = "lock") -> int:
-    """Take a lock in the run folder; return its descriptor, or -1 if another process holds it."""
+    """Acquire a lock in the run folder; return its descriptor, or -1 if another process holds it."""
     import fcntl
 
     fd = os.open(folder + "/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ def write_status(folder: str, status: Json) -> bool:
 
 
 def read_status(folder: str) -> Json | None:
-    """Return the status; None if there is no file. Raises Problem if the file is invalid."""
+    """Return the status; None if the file does not exist. Raises Problem if it is invalid."""
     why = ""
     for _ in range(3):  # on a full disk, the file is overwritten in place and may be incomplete
         try:

@@ -1,4 +1,4 @@
-"""Write the state of an attempt to its status file, to alerts.jsonl, and to the spool."""
+"""Write an attempt's state to its status file, to alerts.jsonl, and to the spool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ALERTS = 500
 
 
 def first_status(order: Json, beat_every: float) -> Json:
-    """Return the initial status of an attempt."""
+    """Return an attempt's initial status."""
     return {
         "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "reason": "", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),

@@ -28,7 +28,7 @@ def stop(folder: str, request: Json) -> Json:
     try:
         write_atomic(folder + "/stop.json", json.dumps({"grace_s": grace}).encode("ascii"))
     except OSError:
-        pass  # the grace period of the spec then applies
+        pass  # the spec's grace period then applies
     identity = (status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if not isinstance(identity[0], int) or not signal_exactly(identity[0], identity[1], identity[2], signal.SIGUSR1):
         if is_alive(*identity) is not False:
@@ -47,7 +47,7 @@ def stop(folder: str, request: Json) -> Json:
 def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: str) -> str:
     """Stop the processes that outlived their supervisor, if at least one is verified to belong to the job.
 
-    Return the result, or `otherwise` if there is no such process.
+    Return the result, or `otherwise` if no such process exists.
     """
     group = status.get("pgid")
 

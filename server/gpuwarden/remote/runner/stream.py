@@ -29,9 +29,9 @@ def put_out(data: bytes | bytearray | memoryview) -> None:
 
 
 def read(folder: str, request: Json) -> None:
-    """Write one file from an offset to stdout. After an error, the message is on stderr and the exit code is 1.
+    """Write one file from an offset to stdout. On an error, write the message to stderr and exit with code 1.
 
-    With `seal`, exactly `size` bytes are sent and hashed, followed by one line with the digest and times.
+    If `seal` is set, exactly `size` bytes are sent and hashed, followed by one line with the digest and times.
     """
     fd = ReadableFiles(folder, request).open(str(request["path"]))
     try:
@@ -77,7 +77,7 @@ def sealed(fd: int, size: int) -> None:
 
 
 def widen(pipe: int) -> None:
-    """Enlarge the buffer of a pipe or socket if possible, for fewer context switches."""
+    """Enlarge the buffer of a pipe or socket if possible, to reduce context switches."""
     try:
         import socket
 

@@ -46,7 +46,7 @@ class Supervisor:
         self.secrets: dict[str, str] = dict(order.get("secrets") or {})
         report_keys = take_report_keys(self.secrets)
         self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
-        if self.seal_key and not spec.get("root"):  # a rehearsal must read the environment of its processes
+        if self.seal_key and not spec.get("root"):  # a rehearsal must read its processes' environments
             hide_memory()
         self.keep_keys = take_keys(self.secrets)
         self.redactor = Redactor(
@@ -65,7 +65,7 @@ class Supervisor:
         self.status = self.record.status
         self.progress = Progress(folder, self.record, spec)
         self.output = Output(self.log, self.redactor, self.progress.printed)
-        self.intent = ""  # why the job must stop: canceled, preempted or timeout
+        self.intent = ""  # the reason why the job must stop: canceled, preempted or timeout
         self.signaled = 0.0
         self.killed = self.warned = False
         self.begun, self.beat_at = time.monotonic(), 0.0
@@ -109,7 +109,7 @@ class Supervisor:
             signal.signal(number, lambda *_: self.intend("preempted"))
 
     def intend(self, intent: str, override: bool = False) -> None:
-        """Record that the job must stop. The first reason is kept, except with `override` (gpuwarden's stop)."""
+        """Record that the job must stop. The first reason is kept unless `override` is set (a stop by gpuwarden)."""
         if override or not self.intent:
             self.intent = intent
 
@@ -178,7 +178,7 @@ class Supervisor:
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # the sealer then checks one last time; don't wait for it
-        self.keep()  # the end of this process tells the uploader that no more files will be saved
+        self.keep()  # when this process ends, the uploader knows that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.reports.ended(state, self.status["why"], self.status)
@@ -204,7 +204,7 @@ class Supervisor:
             self.progress.heard()
 
     def tick(self) -> None:
-        """Do the periodic work that is due."""
+        """Do any periodic work that is due."""
         self.guard()
         self.vitals.kills.look(self.child.pid)  # at every tick, because an ended process has no control group
         self.progress.take(1)
@@ -223,7 +223,7 @@ class Supervisor:
             self.record.write()
 
     def beat(self, last: bool = False) -> None:
-        """Write measurements of the machine to the status, and check the upload."""
+        """Write the machine's vitals to the status, and check the upload."""
         self.status["beat"] = self.vitals.take(last)
         if self.keeper is not None:
             self.keep()
@@ -282,7 +282,7 @@ class Supervisor:
             kill_group(self.child.pid, signal.SIGKILL)
 
     def asked_grace(self) -> float:
-        """Return the grace period of the stop request in seconds.
+        """Return the stop request's grace period in seconds.
 
         The period is read from a file, because a signal can't carry a value.
         """

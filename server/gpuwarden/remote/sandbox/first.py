@@ -1,5 +1,4 @@
-"""The first program in a sandbox. It reads the job's environment from a pipe, starts the command, and reports how it
-ended.
+"""Start a job's command in a sandbox: read its environment from a pipe, run the command, and report its outcome.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
@@ -33,7 +32,7 @@ SCOPED = 0b11  # abstract Unix sockets, signals
 
 PR_SET_SECCOMP, FILTER_MODE = 22, 2
 SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 248, 249, 250), "aarch64": (0xC00000B7, 198, 217, 218, 219)}
-"""For each machine type, the number of the ABI and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
+"""For each machine type, the numbers of the ABI and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
 IO_URING_SETUP, OTHER_ABI, AF_VSOCK = 425, 0x40000000, 40
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # the opcodes of filter instructions
 AT_CALL, AT_ABI, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
@@ -130,7 +129,7 @@ def forbid(machine: str) -> None:
     """Block system calls that bypass the namespaces: those for the kernel's key rings, which may contain login tickets;
     for sockets to the hypervisor or another virtual machine; and for io_uring, which can also open sockets.
 
-    Nothing is blocked if the kernel has no seccomp filters or the machine type is unknown.
+    Nothing is blocked if the kernel does not support seccomp filters or the machine type is unknown.
     """
     import ctypes
 
@@ -199,7 +198,7 @@ def allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def libc_call(name: str, *args: object) -> int:
-    """Call a function of the C library. Raises OSError if it returns -1."""
+    """Call a C library function. Raises OSError if it returns -1."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -36,7 +36,7 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python interpreter can't find in the sandbox. Raises OSError if it does not answer.
+    """Return the modules that a Python interpreter can't find in the sandbox. Raises OSError if it does not respond.
 
     `env` is the environment shared by all jobs on this machine; `given` contains the variables that this job adds.
     """

@@ -13,7 +13,7 @@ GRACE_S: Final = 10.0
 KERNEL: Final = tuple(
     f"/proc/{n}" for n in ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 )
-"""The kernel's settings. Root can change them even without capabilities, and bubblewrap does not prevent that."""
+"""Kernel settings. Root can change them even without capabilities, and bubblewrap does not prevent that."""
 OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and private to the job
 
 
@@ -54,7 +54,7 @@ class Box:
     devices: tuple[str, ...] = ()
     network: bool = False
     mounts: tuple[tuple[str, str, bool], ...] = ()
-    """A folder, its path in the sandbox, and whether the job may write to it. Only bubblewrap can mount."""
+    """Each entry is a folder, its path in the sandbox, and whether the job may write to it. Used only by bubblewrap."""
 
     def __post_init__(self) -> None:
         paths = [self.run_dir, self.home, *self.read, *self.write, *self.hidden, *self.machine, *self.devices]
@@ -88,9 +88,7 @@ class System:
 
 
 def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
-    """Return the arguments that precede the two descriptors (for the job's environment and for the report) and the
-    command.
-    """
+    """Return the arguments before the two descriptors (for the job's environment and the report) and the command."""
     python = [sys.executable, "-I", "-S", init]
     if sandbox.kind is Kind.BUBBLEWRAP:
         return [*bubblewrap(sandbox, box, machine), "--", *python, "init", f"{grace:g}"]

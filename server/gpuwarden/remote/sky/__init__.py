@@ -1,1 +1,1 @@
-"""Access SkyPilot through its SDK, in SkyPilot's own interpreter."""
+"""Access SkyPilot through its SDK, running in SkyPilot's interpreter."""

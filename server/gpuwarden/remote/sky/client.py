@@ -49,16 +49,16 @@ _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "NoCloudAccessError": (AuthFailed, "Run `sky check` on the machine that runs the API server."),
     "ResourcesUnavailableError": (NoCapacity, "Request another GPU, or choose another infrastructure."),
     "NotSupportedError": (NotSupported, ""),
-    "APINotSupportedError": (NotSupported, f"The API server needs SkyPilot {VERSION} or newer."),
+    "APINotSupportedError": (NotSupported, f"The API server requires SkyPilot {VERSION} or newer."),
     "APIVersionMismatchError": (NotSupported, f"Install SkyPilot {VERSION} on the client and the server."),
     "ResourcesMismatchError": (BadRequest, ""),
     "InvalidClusterNameError": (BadRequest, ""),
     "InvalidSkyPilotConfigError": (BadRequest, "Correct ~/.sky/config.yaml."),
-    "CloudError": (Unreachable, "SkyPilot's catalog or a cloud does not answer; try again."),
-    "ApiServerConnectionError": (Unreachable, "Check that the API server is up. `sky api start` starts one here."),
+    "CloudError": (Unreachable, "SkyPilot's catalog or a cloud is not responding; try again."),
+    "ApiServerConnectionError": (Unreachable, "Check that the API server is up. `sky api start` starts a local one."),
     "RequestException": (Unreachable, "Check with `sky api info` that SkyPilot's API server is up."),
     "ValidationError": (BadReply, f"Check that SkyPilot {VERSION} is installed."),
-    "BadTask": (BadRequest, "`sky gpus list` lists GPUs, `sky check` lists clouds."),
+    "BadTask": (BadRequest, "`sky gpus list` lists GPUs; `sky check` lists clouds."),
 }
 
 

@@ -1,4 +1,4 @@
-"""Models of the helper's replies about clusters, jobs and costs, and of a task's options."""
+"""Models for the helper's replies about clusters, jobs and costs, and for a task's options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Launched(Frozen):
 
 
 class Cluster(Frozen):
-    """One cluster. `hash` identifies it, because names are reused. `ids` are the cloud's ids of its machines."""
+    """One cluster. `hash` identifies it, because names are reused. `ids` lists its machines' ids in the cloud."""
 
     name: str
     hash: str
@@ -94,7 +94,7 @@ class ManagedJob(Frozen):
 
 
 class ManagedQueue(Frozen):
-    """Managed jobs, the names of jobs that are being submitted, and the errors of failed submissions by name."""
+    """Managed jobs, the names of jobs being submitted, and the errors from failed submissions, keyed by job name."""
 
     rows: tuple[ManagedJob, ...]
     sent: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Request(Frozen):
 
 
 class Clusters(Frozen):
-    """Clusters and, if only one was requested, its launches. `why` is the error of the newest launch."""
+    """Clusters and, if only one was requested, its launches. `why` is the error from the newest launch."""
 
     clusters: tuple[Cluster, ...]
     requests: tuple[Request, ...]
@@ -131,7 +131,7 @@ class QueuedJob(Frozen):
 
 
 class JobQueue(Frozen):
-    """A cluster's queue, and the names of the jobs that are being submitted to it."""
+    """A cluster's queue, and the names of jobs being submitted to it."""
 
     rows: tuple[QueuedJob, ...]
     sent: tuple[str, ...]
@@ -148,7 +148,7 @@ class Cost(Frozen):
 
 
 class Log(Frozen):
-    """The end of a job's log. `missing` is the number of bytes before it."""
+    """The end of a job's log. `missing` is the number of bytes omitted before it."""
 
     text: str
     missing: int = 0
@@ -161,11 +161,11 @@ class Done(Frozen):
 
 
 _CloudName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z0-9/]([A-Za-z0-9._:/@+|-]|\$_)*$")]
-"""The name of an image or a machine type in any cloud: Azure's images begin with `/`, Oracle's types contain `$_`."""
+"""The name of an image or machine type in any cloud: Azure images begin with `/`, and Oracle types contain `$_`."""
 
 
 class SkyOptions(Frozen):
-    """The options that only SkyPilot has. `region` and `zone` become the second and third parts of its `infra`."""
+    """The SkyPilot-specific options. `region` and `zone` become the second and third parts of SkyPilot's `infra`."""
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
@@ -211,11 +211,11 @@ def task(infra: str, resources: Resources) -> dict[str, Any]:
     }
     gpu = resources.gpu
     if gpu is not None and gpu.lower() in ANY_GPU:
-        raise BadRequest("SkyPilot needs the name of a GPU", "Choose one from `sky gpus list`.")
+        raise BadRequest("SkyPilot requires a GPU name", "Choose one from `sky gpus list`.")
     given["accelerators"] = {gpu: resources.gpu_count} if gpu else None
     return {"name": "gpuwarden", "resources": {k: v for k, v in given.items() if v is not None}}
 
 
 def minutes(seconds: int | None, default: int = 60) -> int:
-    """Return the number of minutes, rounded up, after which a machine stops itself."""
+    """Return the time after which a machine stops itself, in minutes, rounded up."""
     return default if seconds is None else max(1, math.ceil(seconds / 60))

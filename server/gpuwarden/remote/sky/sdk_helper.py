@@ -1,9 +1,9 @@
 """Handle gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
 
-SkyPilot's pinned versions conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
+SkyPilot's pinned dependencies conflict with gpuwarden's (uvicorn below 0.36), so they never share an interpreter. A
 request is one line of JSON on stdin, and the reply is one line on stdout. The SDK's output goes to stderr. The helper
 never starts an API server, because a new server without clusters would hide the fact that the user's server is down. It
-needs only SkyPilot 0.14 and Python 3.9.
+requires only SkyPilot 0.14 and Python 3.9.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def stops(resources: Any) -> bool:
 
 
 def quote(task: Json, name: str) -> Json:
-    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU; the price is None without an offer.
+    """Dry-run a launch and return the catalog's cheapest offer for the task's GPU; the price is None without an offer.
 
-    The catalog is used because the server reports the price of a dry run only in its log.
+    The catalog is used because the server reports a dry run's price only in its log.
     """
     made = task_of(task)
     sdk.get(sdk.launch(made, cluster_name=name, dryrun=True))
@@ -109,7 +109,7 @@ def quote(task: Json, name: str) -> Json:
 
 
 def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
-    """Launch a cluster without a job, unless a cluster of that name exists or is being launched."""
+    """Launch a cluster without a job, unless a cluster with that name exists or is being launched."""
     if any(r["live"] for r in requests_of(name)) or sdk.get(sdk.status([name], all_users=True)):
         return {"adopted": True}
     made = task_of(task)
@@ -124,7 +124,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def requests_of(name: str) -> List[Json]:
-    """Return the launches of a cluster that are still in the server's records, newest first."""
+    """Return a cluster's launches that are still in the server's records, newest first."""
     found = sdk.api_status(all_status=True, limit=200, cluster_name=name)
     kept = [r for r in found if r.name in ("sky.launch", "sky.start") and r.cluster_name == name]
     kept.sort(key=lambda r: -r.created_at)
@@ -134,9 +134,9 @@ def requests_of(name: str) -> List[Json]:
 
 
 def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Json:
-    """Return clusters from the server's records; with `fresh`, the server queries the cloud first.
+    """Return clusters from the server's records. If `fresh` is true, the server queries the cloud first.
 
-    With `reach`, also write the SSH configuration for the clusters, as `sky status` does.
+    If `reach` is true, also write the SSH configuration for the clusters, as `sky status` does.
     """
     refresh = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.AUTO
     launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # before `status`, as in `jobs`
@@ -153,10 +153,10 @@ def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Js
 
 
 def managed(match: str = "", finished: bool = False) -> Json:
-    """Return all users' managed jobs whose names contain `match`; with `finished`, also those that have ended.
+    """Return all users' managed jobs whose names contain `match`, including jobs that have ended if `finished` is true.
 
-    Lists of clusters do not include the machines of managed jobs. `sent` contains the names of jobs that are being
-    submitted to the controller, and `failed` maps names to the errors of failed submissions.
+    Cluster lists do not include the machines of managed jobs. `sent` contains the names of jobs that are being
+    submitted to the controller, and `failed` maps names to the errors from failed submissions.
     """
     # Request this before the queue, as in `jobs`. Running requests are listed separately, because the second list has
     # only the last 200 requests.
@@ -175,7 +175,7 @@ def managed(match: str = "", finished: bool = False) -> Json:
     except sky.exceptions.ClusterNotUpError:
         if finished and any(c["name"].startswith(CONTROLLERS[0]) for c in sdk.get(sdk.status(all_users=True))):
             raise ControllerStopped("SkyPilot's jobs controller is stopped, so its jobs can't be listed") from None
-        found = []  # there is no controller, so no job is running
+        found = []  # no controller exists, so no job is running
     rows = [managed_job(job) for job in (found[0] if isinstance(found, tuple) else found)]
     rows = [row for row in rows if match in row["name"]]
     known, failed = {row["name"] for row in rows}, {}
@@ -208,10 +208,10 @@ def managed_job(job: Any) -> Json:
 
 
 def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a managed job, unless a job of that name has already been submitted.
+    """Submit a managed job, unless a job with that name has already been submitted.
 
-    The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. Therefore all
-    jobs of that name except the first are canceled.
+    If the connection breaks, the SDK repeats the request, and each request that arrives rents a machine. All jobs with
+    that name except the first are therefore canceled.
     """
     before = managed(name, finished=True)
     adopted = name in before["sent"] or any(row["name"] == name for row in before["rows"])
@@ -227,12 +227,12 @@ def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> 
 
 
 def cancel_managed(job_id: int, graceful: bool) -> Json:
-    """Request the cancellation of a managed job."""
+    """Ask SkyPilot to cancel a managed job."""
     return {"done": settled(jobs_sdk.cancel(job_ids=[job_id], graceful=graceful))}
 
 
 def managed_logs(job_id: int) -> Json:
-    """Return a managed job's output, or SkyPilot's own messages if the job printed nothing."""
+    """Return a managed job's output, or SkyPilot's messages if the job printed nothing."""
     whole, printed = End(), End()
     for line in lines_of(jobs_sdk.tail_logs(job_id=job_id, follow=False, preload_content=False)):
         whole.add(line)
@@ -243,7 +243,7 @@ def managed_logs(job_id: int) -> Json:
 
 
 def write_alias(record: Any) -> None:
-    """Write the SSH alias for a cluster that is running. SkyPilot's command line does this, but its SDK does not."""
+    """Write the SSH alias for a running cluster. SkyPilot's command line does this, but its SDK does not."""
     handle, credentials = record.get("handle"), record.get("credentials")
     if handle is None or not credentials or not handle.cached_external_ips or record["status"].value != "UP":
         return
@@ -259,7 +259,7 @@ def cluster(record: Any) -> Json:
     inside = getattr(handle, "cached_cluster_info", None)
     try:
         usd: Optional[float] = float(resources.get_cost(3600)) * int(record["nodes"])
-    except Exception:  # the catalog has no price or is not available
+    except Exception:  # the catalog has no price or is unavailable
         usd = None
     try:
         can: Optional[bool] = stops(resources)
@@ -286,9 +286,9 @@ def cluster(record: Any) -> Json:
 
 
 def jobs(cluster: str) -> Json:
-    """Return the queue of a cluster, and the names of the jobs that are being submitted to it."""
+    """Return a cluster's queue, and the names of jobs being submitted to it."""
     sent: List[str] = []
-    # In this order, a job that starts between the two requests is in both lists instead of in neither.
+    # In this order, a job that starts between the two requests appears in both lists rather than in neither.
     for request in sdk.api_status(cluster_name=cluster):
         if request.name == "sky.exec" and request.status not in FINAL and request.cluster_name == cluster:
             sent += _NAME.findall(json.loads(request.request_body or "{}").get("task") or "")[-1:]
@@ -309,7 +309,7 @@ def jobs(cluster: str) -> Json:
 
 
 def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
-    """Submit a job to a cluster, unless a job of that name has already been submitted."""
+    """Submit a job to a cluster, unless a job with that name has already been submitted."""
     queue = jobs(cluster)
     if name in queue["sent"] or any(row["name"] == name for row in queue["rows"]):
         return {"adopted": True}
@@ -318,7 +318,7 @@ def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
 
 
 def logs(cluster: str, job_id: int) -> Json:
-    """Return SkyPilot's log of a job."""
+    """Return SkyPilot's log for a job."""
     whole = End()
     for line in lines_of(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False)):
         whole.add(line)
@@ -328,7 +328,7 @@ def logs(cluster: str, job_id: int) -> Json:
 
 
 def lines_of(pieces: Any) -> Iterator[str]:
-    """Yield the lines of a log without color codes. The SDK yields whole lines, and None at the end."""
+    """Yield a log's lines without color codes. The SDK yields whole lines, and None at the end."""
     for piece in pieces:
         if piece is None:
             return
@@ -343,7 +343,7 @@ class End:
         self.size = self.missing = 0
 
     def add(self, line: str) -> None:
-        """Add the next line. The last line is kept however long it is."""
+        """Add the next line. The last line is always kept, regardless of its length."""
         self.lines.append(line.encode("utf-8", "replace"))
         self.size += len(self.lines[-1])
         while self.size > MAX_LOG and len(self.lines) > 1:
@@ -351,7 +351,7 @@ class End:
             self.size, self.missing = self.size - gone, self.missing + gone
 
     def reply(self) -> Json:
-        """Return the lines as one text."""
+        """Return the kept lines as one string, and the number of missing bytes."""
         return {"text": b"".join(self.lines).decode(), "missing": self.missing}
 
 
@@ -409,7 +409,7 @@ if __name__ == "__main__":
 
     for line in sys.stdin:
         request = json.loads(line)
-        server_common.get_api_server_status_response.cache_clear()  # the SDK caches that the server is down
+        server_common.get_api_server_status_response.cache_clear()  # the SDK caches even the status "down"
         try:
             answer = {"ok": True, "value": VERBS[request.pop("ask")](**request)}
         except Exception as error:

@@ -24,7 +24,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and user of a connection. `alias` is the name given by the user or a provider, `host` its address."""
+    """A connection's address and user. `alias` is the name given by the user or a provider; `host` is its address."""
 
     alias: str
     host: str
@@ -38,7 +38,7 @@ class Endpoint:
     host_key_alias: str | None = None
     known_hosts_command: str | None = None
     identity_agent: str | None = None
-    """The socket of the agent to use instead of the one in SSH_AUTH_SOCK; `none` disables the agent."""
+    """The agent socket to use instead of the one in SSH_AUTH_SOCK; `none` disables the agent."""
     certificates: tuple[str, ...] = ()
     """User certificates that are not stored next to their keys (`CertificateFile`)."""
     strict: bool = False
@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def known_as(self) -> str:
-        """Return the name under which known_hosts files list this host."""
+        """Return this host's name in known_hosts files."""
         name = self.host_key_alias or self.host
         return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
 
@@ -66,8 +66,8 @@ def resolve(
 ) -> Endpoint:
     """Look up `host` in the user's SSH configuration. `port` and `user`, if given, take precedence.
 
-    `config` is a file to read instead of the user's and the system's configuration. Raises `BadRequest` for
-    an invalid name or configuration.
+    `config` is a file to read instead of the user and system configuration. Raises `BadRequest` for an invalid name or
+    configuration.
     """
     check_host(host)
     if user is not None and not _USER.fullmatch(user):

@@ -1,4 +1,4 @@
-"""Open a connection to a machine: with the system's `ssh` if it is usable, otherwise with paramiko. All calls block."""
+"""Connect to a machine with the system's `ssh` if it is usable, otherwise with paramiko. All calls block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.remote.ssh.mux import TICK_S
 class Channel(Protocol):
     """One command on a machine. Use it from one thread at a time; `close` may be called at any time.
 
-    Its methods wait at most `TICK_S` seconds before they raise `TimeoutError`. A lost connection raises `OSError`.
+    Methods wait at most `TICK_S` seconds before raising `TimeoutError`. They raise `OSError` if the connection is lost.
     """
 
     def send(self, data: memoryview) -> int:
@@ -30,7 +30,7 @@ class Channel(Protocol):
         ...
 
     def errors(self) -> bytes:
-        """Return the stderr output since the last call, without waiting."""
+        """Return stderr output received since the last call, without waiting."""
         ...
 
     def exited(self) -> bool:
@@ -50,7 +50,7 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """A logged-in connection that runs many commands."""
+    """An authenticated connection that can run many commands."""
 
     @property
     def key(self) -> HostKey:
@@ -74,8 +74,7 @@ class Connection(Protocol):
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
     """Connect and log in.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and otherwise
-    `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server is not an SSH server, and otherwise `Unreachable`.
     """
     if client := openssh.usable():
         return openssh.connect(client, endpoint, pin=pin, config=config)

@@ -23,7 +23,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if `ssh` is on the PATH."
-# A name hashed by `ssh-keygen -H`: a salt and a digest of 20 bytes each.
+# A name hashed by `ssh-keygen -H`: a 20-byte salt and a 20-byte digest.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -50,7 +50,7 @@ class HostKeyRevoked(HostKeyChanged):
         Refused.__init__(
             self,
             f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to the machine",
-            "The key may be compromised. Create a new key on the machine, and verify it in the provider's console.",
+            "The key may be compromised. Create a new host key on the machine and verify it in the provider's console.",
         )
         self.pinned, self.seen = "", seen
 
@@ -72,7 +72,7 @@ class HostKeyUnproven(HostKeyChanged):
         Refused.__init__(
             self,
             f"{why}. Nothing was sent to the machine",
-            f"{'Check the expiry and the names of the host certificate.' if checked else OPENSSH} "
+            f"{'Check the expiration date and names in the host certificate.' if checked else OPENSSH} "
             "Or compare the key and add it to known_hosts: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts'
             if certified
@@ -100,7 +100,7 @@ class HostKey:
 
 
 def fingerprint(line: str) -> str:
-    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` for other text."""
+    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` if the line is not a public key."""
     try:
         blob = base64.b64decode(line.split()[1], validate=True)
     except (IndexError, ValueError):
@@ -109,7 +109,7 @@ def fingerprint(line: str) -> str:
 
 
 def public_key(blob: bytes) -> str:
-    """Convert a public key from the wire format to a line. A certificate is converted to the line of the certified key.
+    """Convert a public key from wire format to a line. For a certificate, return the line for the certified key.
 
     Raises `ValueError` for other data.
     """
@@ -139,7 +139,7 @@ def _field(data: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The accepted keys of a host (`type base64`), its revoked keys, and whether a @cert-authority line matches."""
+    """A host's accepted keys (`type base64`), its revoked keys, and whether a @cert-authority line matches."""
 
     listed: tuple[str, ...]
     revoked: frozenset[str]
@@ -192,14 +192,14 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
             base64.b64decode(words[2], validate=True)
         except ValueError:
             continue
-        # An authority with a pattern for all hosts does not count as an entry for this host.
+        # An authority whose pattern matches all hosts is not treated as an entry for this host.
         patterns = [p for p in words[0].split(",") if marker != CERTIFIED or p.strip("*?[]:")]
         if _is_about(patterns, host):
             yield marker, f"{words[1]} {words[2]}"
 
 
 def _is_about(patterns: Sequence[str], host: str) -> bool:
-    """Return whether a line's host patterns match this host, as in sshd(8).
+    """Return whether a line's host patterns match this host, as described in sshd(8).
 
     A pattern can be hashed, or contain `*`, `?` and `!`.
     """

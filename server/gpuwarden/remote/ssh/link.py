@@ -39,7 +39,7 @@ class Link:
         self._generation = 0
 
     def connection(self) -> Connection:
-        """Return the connection, and open it first if necessary. Blocks."""
+        """Return the connection, opening it first if necessary. Blocks."""
         with self._opening:
             with self._state:
                 if self.opened is not None and self.opened.alive:

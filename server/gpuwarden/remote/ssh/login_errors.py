@@ -27,7 +27,7 @@ def explained(endpoint: Endpoint, message: str, *, key_shown: bool) -> WardenErr
         return denied_login(endpoint, denied[1].split(","), line(message, 600))
     if "Too many authentication failures" in message:
         return AuthFailed(
-            f"{endpoint} ended the login because too many keys were offered",
+            f"{endpoint} rejected the login because too many keys were offered",
             "Set IdentityFile and `IdentitiesOnly yes` for this host in ~/.ssh/config.",
         )
     if _NOT_SSH.search(message):
@@ -57,8 +57,8 @@ def denied_login(endpoint: Endpoint, methods: list[str], message: str = "") -> A
     if not endpoint.identities and not held:
         agent = "the agent has no key" if held is not None else "no agent is running"
         return AuthFailed(
-            f"there is no key for {endpoint}: no identity file exists, and {agent}",
-            "Create a key with ssh-keygen and add the public key to the provider's account, or start the agent that "
+            f"no key is available for {endpoint}: no identity file exists, and {agent}",
+            "Create a key with ssh-keygen and add the public key to your provider account, or start the agent that "
             "has your key (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK).",
         )
     locked = [key for key in endpoint.identities if is_locked(key)]
@@ -76,12 +76,12 @@ def denied_login(endpoint: Endpoint, methods: list[str], message: str = "") -> A
     agent = f"keys in the agent: {held}" if held else "no key in the agent" if held == 0 else "no agent"
     return AuthFailed(
         f"{endpoint} accepted none of the keys ({keys}; {agent}): {message}",
-        "Check that the public key is in the instance's authorized_keys or in the provider's account.",
+        "Check that the public key is in the instance's authorized_keys file or in your provider account.",
     )
 
 
 def agent_keys(endpoint: Endpoint) -> int | None:
-    """Return the number of keys in the agent for this host; None if there is no agent."""
+    """Return the number of keys in the agent for this host; None if no agent is running."""
     agent = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     tool = shutil.which("ssh-add")
     if not agent or agent == NO_AGENT or tool is None:
@@ -95,7 +95,7 @@ def agent_keys(endpoint: Endpoint) -> int | None:
 
 
 def is_locked(identity: str) -> bool:
-    """Return whether a private key file has a passphrase."""
+    """Return whether a private key file is protected by a passphrase."""
     tool = shutil.which("ssh-keygen")
     if tool is None or identity.endswith(".pub"):
         return False

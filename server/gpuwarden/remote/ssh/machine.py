@@ -1,6 +1,6 @@
-"""Run commands on one machine over SSH: stream their output, send their input, cancel them.
+"""Run commands on one machine over SSH: stream their output, send their input, and cancel them.
 
-Blocking calls run in worker threads. Each machine has one connection (`link`), and each command has a session on it.
+Blocking calls run in worker threads. Each machine has one connection (`link`), with one session per command.
 Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is killed on the machine
 before the call returns.
 """
@@ -42,7 +42,7 @@ class Ssh:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return the address and user of the machine."""
+        """Return the machine's address and user."""
         return self.link.endpoint
 
     @property
@@ -57,7 +57,7 @@ class Ssh:
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
     ) -> Ran:
-        """Run a command to its end and return its output.
+        """Run a command to completion and return its output.
 
         Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (it is killed, but may
         already have taken effect), and `BadReply` if it prints more than `limit` bytes.
@@ -80,7 +80,8 @@ class Ssh:
     async def pour(self, argv: Sequence[str], take: Take, *, stdin: bytes = b"") -> None:
         """Pass a command's output to `take` in one worker thread. The buffer is reused after `take` returns.
 
-        Raises the errors of `stream` and of `take`. `take` is never called after an error or a cancellation.
+        Raises the same errors as `stream`, and any error from `take`. `take` is not called after an error or
+        cancellation.
         """
         await self.converse(argv, lambda session: session.pour(take, stdin))
 
@@ -196,7 +197,7 @@ class Dialogue:
 
 @contextmanager
 def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
-    """Limit the time of a block, like `anyio.fail_after`, but raise `Unreachable`."""
+    """Set a time limit for a block, like `anyio.fail_after`, but raise `Unreachable`."""
     try:
         with anyio.fail_after(seconds):
             yield

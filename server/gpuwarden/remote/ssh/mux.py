@@ -37,7 +37,7 @@ class SessionRefused(OSError):
 
 
 def _packed(*fields: int | bytes) -> bytes:
-    """Encode one packet, with numbers as 32 bits and strings prefixed with their length."""
+    """Encode one packet, with 32-bit integers and length-prefixed strings."""
     parts = (
         struct.pack(">I", field) if isinstance(field, int) else struct.pack(">I", len(field)) + field
         for field in fields
@@ -85,7 +85,7 @@ class Control:
         return data
 
     def alive(self) -> bool:
-        """Return whether the master's event loop answers."""
+        """Return whether the master's event loop responds."""
         with self._turn:
             try:
                 self._sock.sendall(_packed(_ALIVE_CHECK, 1))
@@ -94,7 +94,7 @@ class Control:
                 return False
 
     def pid(self) -> int:
-        """Return the process id of the master. Raises `OSError` if it has ended."""
+        """Return the master's process id. Raises `OSError` if the master has exited."""
         with self._turn:
             self._sock.sendall(_packed(_ALIVE_CHECK, 1))
             return int(struct.unpack(">II", self.receive()[1][:8])[1])
@@ -160,7 +160,7 @@ class Control:
 
 
 class MuxChannel:
-    """One command as a `Channel`. Its methods wait at most `TICK_S` seconds before they raise `TimeoutError`."""
+    """One command, as a `Channel`. Methods wait at most `TICK_S` seconds before raising `TimeoutError`."""
 
     def __init__(self, socket_path: Path, held: Control, command: bytes) -> None:
         self._held = held
@@ -224,7 +224,7 @@ class MuxChannel:
         return count
 
     def errors(self) -> bytes:
-        """Return the stderr output since the last call, without waiting."""
+        """Return stderr output received since the last call, without waiting."""
         with self._gate:
             if not self._closed:
                 self._drain()
@@ -268,7 +268,7 @@ class MuxChannel:
             raise BrokenPipeError("the channel is closed")
 
     def _wait(self, event: int, end: int, wait_s: float) -> None:
-        """Wait for one pipe, and read stderr meanwhile, so that a full stderr pipe never blocks the command."""
+        """Wait for one pipe while reading stderr, so that a full stderr pipe never blocks the command."""
         poll = select.poll()
         poll.register(end, event)
         if self._stderr >= 0:
@@ -280,7 +280,7 @@ class MuxChannel:
             raise TimeoutError
 
     def _drain(self) -> None:
-        """Read the available stderr output, and close the pipe at the end of the output."""
+        """Read the available stderr output, and close the pipe when the output ends."""
         while self._stderr >= 0 and select.select([self._stderr], [], [], 0)[0]:
             piece = os.read(self._stderr, 1 << 16)
             if not piece:
@@ -292,7 +292,7 @@ class MuxChannel:
     def close(self) -> None:
         """Close the command's control connection and its pipes."""
         if self._control is not None:
-            self._control.close()  # wakes a thread that waits for a pipe
+            self._control.close()  # wakes a thread that is waiting for a pipe
         with self._gate:
             self._closed = True
             for end in (self._stdin, self._stdout, self._stderr):

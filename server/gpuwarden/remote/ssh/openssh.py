@@ -1,8 +1,8 @@
 """A multiplexed connection through the system's `ssh`. Any login that works with the user's `ssh` also works here.
 
 One master (`ssh -M`) runs per machine; commands use its control socket (`mux`). OpenSSH handles agents, hardware keys,
-user and host certificates, jump hosts and all other options of ssh_config(5). This module sets only the policy for host
-keys: known_hosts files are read but never written, a pinned key is the only accepted key, and the key that the host
+user and host certificates, jump hosts and all other options in ssh_config(5). This module sets only the host key
+policy: known_hosts files are read but never written, a pinned key is the only accepted key, and the key that the host
 presented is returned. `ssh` never prompts, and does not share connections with the user's `ssh`.
 """
 
@@ -63,7 +63,7 @@ _RECORD: Final = """/bin/sh -c 'printf "%%s\\n" "$1" >> "$0"; shift; [ $# = 0 ] 
 
 
 def usable() -> str | None:
-    """Return the path of a usable `ssh` program; None if there is none, as on Windows."""
+    """Return the path of a usable `ssh` program; None if none is found, as on Windows."""
     found = shutil.which("ssh")
     if found is None or not hasattr(socket, "send_fds"):
         return None
@@ -72,7 +72,7 @@ def usable() -> str | None:
 
 @cache
 def _version(ssh: str) -> tuple[int, ...]:
-    """Return the version of an OpenSSH client; (0,) for any other program."""
+    """Return an OpenSSH client's version; (0,) for any other program."""
     try:
         ran = subprocess.run([ssh, "-V"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -112,7 +112,7 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
     """
     known = known_keys(endpoint, pin)
     above = tempfile.gettempdir()
-    if len(above) > _SOCKET_CHARS - 16:  # the path of the socket would be too long
+    if len(above) > _SOCKET_CHARS - 16:  # the socket's path would be too long
         above = "/tmp"  # noqa: S108
     folder = Path(tempfile.mkdtemp(prefix="gw-", dir=above))
     try:
@@ -129,7 +129,7 @@ def plain_env() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Login:
-    """The login to one machine, which starts a master."""
+    """A login to one machine, which starts a master."""
 
     ssh: str
     endpoint: Endpoint
@@ -192,7 +192,7 @@ class _Login:
             return []
         if hops >= MAX_HOPS:
             raise BadRequest(
-                f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts",
+                f"ProxyJump for {endpoint.alias} goes through more than {MAX_HOPS} hosts",
                 "Check the ProxyJump entries in ~/.ssh/config for a loop.",
             )
         *before, last = endpoint.proxy_jump
@@ -219,7 +219,7 @@ class _Login:
                 env=plain_env(),
                 start_new_session=True,
             )
-            # `wait` with a timeout polls every 50 ms, which would delay a login of 200 ms.
+            # `wait` with a timeout polls every 50 ms, which would delay a 200 ms login.
             limit = threading.Timer(LOGIN_S, process.kill)
             limit.start()
             try:
@@ -237,7 +237,7 @@ class _Login:
             return None
 
     def _explained(self, output: str) -> WardenError:
-        """Return the error of the first connection that failed on the way to the machine."""
+        """Return the error from the first connection that failed on the way to the machine."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""
@@ -251,7 +251,7 @@ class _Login:
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
-    """Return the marker and the key for each known_hosts line that is needed to accept only these keys."""
+    """Return the marker and key for each known_hosts line needed to accept only these keys."""
     return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
 
 

@@ -1,7 +1,7 @@
 """Connect with paramiko, on systems without a usable `ssh` (such as Windows). All calls block.
 
-paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. An error
-caused by one of these limitations says so. `openssh` has neither limitation.
+paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. Errors
+caused by these limitations mention them. `openssh` has neither limitation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CONNECT_S = 15.0
 KEEPALIVE_S = 15
 OPEN_S = 15.0
 MAX_HOPS = 4
-# paramiko deadlocks if a channel closes while the keys are renewed, which by default happens every 512 MiB. OpenSSH
-# renews AES keys after 64 GiB.
+# paramiko deadlocks if a channel closes during rekeying, which by default happens every 512 MiB. OpenSSH rekeys AES
+# connections after 64 GiB.
 REKEY_BYTES = 16 << 30
 # Only the message distinguishes a connection that was lost during authentication from a rejected key.
 _LOST = ("transport shut down", "saw EOF", "timeout")
@@ -75,7 +75,7 @@ class Opened:
 
 
 class ParamikoChannel:
-    """One command, as a `Channel`. Methods wait at most `TICK_S` seconds before they raise `TimeoutError`."""
+    """One command, as a `Channel`. Methods wait at most `TICK_S` seconds before raising `TimeoutError`."""
 
     def __init__(self, channel: paramiko.Channel, command: bytes) -> None:
         self._channel: Any = channel
@@ -113,7 +113,7 @@ class ParamikoChannel:
         return len(data)
 
     def errors(self) -> bytes:
-        """Return the stderr output since the last call, without waiting."""
+        """Return stderr output received since the last call, without waiting."""
         output = bytearray()
         while self._channel.recv_stderr_ready():
             output += self._channel.recv_stderr(1 << 16)
@@ -148,7 +148,7 @@ class ParamikoChannel:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise `ConnectionError` for the errors by which paramiko reports a lost connection."""
+    """Convert the errors that paramiko raises for a lost connection to `ConnectionError`."""
     import paramiko
 
     try:
@@ -197,7 +197,7 @@ def _open_jumps(endpoint: Endpoint, config: Path | None, hops: int) -> tuple[Ope
         return ()
     if hops >= MAX_HOPS:
         raise BadRequest(
-            f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts",
+            f"ProxyJump for {endpoint.alias} goes through more than {MAX_HOPS} hosts",
             "Check the ProxyJump entries in ~/.ssh/config for a loop.",
         )
     *before, last = endpoint.proxy_jump
@@ -306,7 +306,7 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
             transport_factory=make,
         )
     except paramiko.SSHException as refused:
-        # After either error, the host key is accepted and the connection still waits for a login.
+        # After either error, the host key has been accepted and the connection is still waiting for a login.
         if not isinstance(refused, paramiko.AuthenticationException) and _NO_METHOD not in str(refused):
             raise
         if not _login_by_agent(client.get_transport(), endpoint):
@@ -314,10 +314,10 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
 
 
 def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
-    """Log in with the keys of an agent that paramiko does not query by itself. Return whether a key was accepted.
+    """Log in with keys from an agent that paramiko does not query by itself. Return whether a key was accepted.
 
-    paramiko ignores the agent set by `IdentityAgent`. With `IdentitiesOnly`, only the keys of the configured identity
-    files are tried.
+    paramiko ignores the agent set by `IdentityAgent`. If `IdentitiesOnly` is set, only keys from the configured
+    identity files are tried.
     """
     import paramiko
 

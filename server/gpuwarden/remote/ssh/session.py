@@ -30,7 +30,7 @@ SFTP_S = 3.0
 _SFTP_INIT = b"\0\0\0\x05\x01\0\0\0\x03"
 _SFTP_VERSION = 2
 
-# Send TERM to the group, then KILL after two seconds. If the shell has no process group of its own, signal only the
+# Send TERM to the group, then KILL after two seconds. If the shell does not lead a process group, signal only the
 # shell.
 _END = """
 kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
@@ -44,7 +44,7 @@ Take = Callable[[memoryview], object]
 
 
 class Session:
-    """One command on one channel. The methods block. Run them in worker threads, one at a time except for `kill`."""
+    """One command on one channel. The methods block: run them in worker threads, one at a time except for `kill`."""
 
     def __init__(self, link: Link, argv: Sequence[str]) -> None:
         self.link, self.argv = link, argv
@@ -85,13 +85,13 @@ class Session:
         self._skip_noise()
 
     def running(self) -> bool:
-        """Return whether the command may be running on the machine. If it has not started yet, prevent its start."""
+        """Return whether the command may be running on the machine. If it has not started, prevent it from starting."""
         with self._gate:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """Run a command to its end and return its output."""
+        """Run a command to completion and return its output."""
         self.start(stdin)
         return self.drain(limit, shut=False)
 
@@ -151,7 +151,7 @@ class Session:
             channel.end_input()
 
     def _skip_noise(self) -> None:
-        """Discard output up to the mark and read the pid after it. Raises `NoShell` if there is no mark."""
+        """Discard output up to the mark and read the pid after it. Raises `NoShell` if the mark is missing."""
         token = f"\n{self.mark} ".encode()
         while self.pid is None:
             chunk = self._recv()
@@ -173,7 +173,7 @@ class Session:
                 raise NoShell(self.link.endpoint, shown, only_files=not chunk and self._speaks_sftp())
 
     def _speaks_sftp(self) -> bool:
-        """Return whether the machine starts an SFTP server for every command, like `ForceCommand internal-sftp`."""
+        """Return whether the machine starts an SFTP server for every command, as with `ForceCommand internal-sftp`."""
         opened, answer = self.link.opened, memoryview(bytearray(64))
         try:
             channel = opened.open_channel(command_line(["true"], self.mark)) if opened else None
@@ -190,13 +190,13 @@ class Session:
             channel.close()
 
     def _recv(self) -> bytes:
-        """Return the next piece of stdout; empty at its end. Collect stderr meanwhile."""
+        """Return the next piece of stdout; empty at its end. Also collect stderr."""
         if self._piece is None:
             self._piece = memoryview(bytearray(READ_BYTES))
         return bytes(self._piece[: self.read_into(self._piece)])
 
     def read_into(self, piece: memoryview, wait_s: float | None = None) -> int:
-        """Read from stdout; return 0 at its end. Raises `TimeoutError` after `wait_s` seconds without a byte."""
+        """Read from stdout; return 0 at its end. Raises `TimeoutError` after `wait_s` seconds without data."""
         if self._buffer and self.pid is not None:
             count = min(len(piece), len(self._buffer))
             piece[:count] = self._buffer[:count]
@@ -232,7 +232,7 @@ class Session:
 
     @contextmanager
     def _translated(self) -> Iterator[Channel]:
-        """Raise `Unreachable` for errors that mean a lost connection."""
+        """Convert errors that indicate a lost connection to `Unreachable`."""
         try:
             if self.channel is None:
                 raise ConnectionError("the command has not started")
@@ -248,7 +248,7 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- end
 
     def kill(self) -> None:
-        """Kill the remote command's process group. Do nothing if it has ended, because its pid may be reused."""
+        """Kill the remote command's process group. Do nothing if the command has ended: its pid may be reused."""
         end = time.monotonic() + KILL_S / 2
         channel, opened = self.channel, self.link.opened
         while self.pid is None and time.monotonic() < end and opened and opened.alive:

@@ -11,7 +11,7 @@ from gpuwarden.core.errors import BadRequest
 MAX_LINE_BYTES = 120_000
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
-# Print the command's pid after any output of a login shell's rc file, then exec the command.
+# Print the command's pid after any output from a login shell's rc file, then exec the command.
 _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 
 
@@ -32,7 +32,7 @@ def command_line(argv: Sequence[str], mark: str) -> bytes:
     that a command line can't contain.
     """
     if not argv or not argv[0]:
-        raise BadRequest("the command is empty", "Pass at least the name of the program.")
+        raise BadRequest("the command is empty", "Pass at least a program name.")
     if any("\0" in word for word in argv):
         raise BadRequest("an argument contains a NUL character; command lines can't contain one", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]

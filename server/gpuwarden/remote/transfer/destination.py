@@ -27,7 +27,7 @@ from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_fo
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers for a full disk, on which no other file can be written either."""
+"""Error numbers for a full disk or quota, after which no other file can be written either."""
 
 OWNER = "owner"
 
@@ -36,7 +36,7 @@ Entry = tuple[Artifact, str]
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
-    """Raise `BadRequest` if the folder or a parent belongs to another owner, or if it has content without an owner."""
+    """Raise `BadRequest` if the folder or a parent belongs to another owner, or if the folder has unowned content."""
     holder = ""
     for folder in (dest, *dest.parents):
         mark = folder / STAGING / OWNER
@@ -44,7 +44,7 @@ def _refuse_others(dest: Path, owner: str) -> None:
             holder = mark.read_text("utf-8", "replace")
     others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
     if others or holder not in {"", owner}:
-        what = f"the files of {holder[:80]}" if holder else "files that do not belong to this job"
+        what = f"files that belong to {holder[:80]}" if holder else "files that do not belong to this job"
         raise BadRequest(
             f"{dest} contains {what}; existing files are not replaced", "Choose a new or empty folder for each job."
         )
@@ -85,7 +85,7 @@ class Destination:
         except Timeout:
             raise Conflict(
                 f"another process is receiving files into {self.path}",
-                "Wait until it has finished, because both transfers would write the same files.",
+                "Wait for it to finish, because both transfers would write the same files.",
             ) from None
         try:
             if self.owner:
@@ -153,7 +153,7 @@ class Destination:
         return self.path / name
 
     def holds(self, artifact: Artifact, name: str) -> bool:
-        """Return whether a file of this name and size existed before the transfer, possibly with other content."""
+        """Return whether a file with this name and size existed before the transfer, possibly with other content."""
         return not self.fresh and size_of(self.path / name) == artifact.size
 
     def has(self, artifact: Artifact, name: str, sha256: str | None) -> bool:

@@ -4,7 +4,7 @@ The remote machine sends the files of a given manifest and identifies each file 
 from the machine are never used. A file with an unknown number or an unexpected size is dropped.
 
 The stream consists of groups. Each group starts with a count and a row for each of its files: number, size, digest, and
-the modification and change times at the time of packing. The contents follow. A count of 0 ends the stream. A file
+the modification and change times when it was packed. The contents follow. A count of 0 ends the stream. A file
 that can't be packed is left out. It is then requested separately, and that request reports the reason.
 """
 
@@ -66,7 +66,7 @@ class Unpacker:
         self._left = sum(artifact.size + COUNT.size + ROW.size for artifact in sent) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
-        """Process the next piece. Return the total size of the files that it completed, in bytes.
+        """Process the next piece. Return the total size in bytes of the files that the piece completed.
 
         Raises `BadReply` if the stream is invalid or longer than the requested files.
         """

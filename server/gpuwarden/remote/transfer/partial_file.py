@@ -1,8 +1,8 @@
 """Receive one file. The part file is hashed while it is written, and renamed at the end.
 
 The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so the
-transfer of a newer version of the same file never continues an older part. If the process is killed, it leaves either a
-part file, which the next call continues, or a finished file.
+transfer of a newer version of the same file never resumes from an older part. If the process is killed, it leaves
+either a part file, which the next call continues, or a finished file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
-    """Return the name of the part file: a hash of the path, the size, and the digest or times."""
+    """Return the name of the part file: a hash of the artifact's path, size, and digest or times."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
@@ -75,7 +75,7 @@ class Part:
                 stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
-            # Linux starts to write a range to disk when the range is marked as not needed. The disk and the network
+            # Linux starts writing a range to disk when the range is marked as not needed. The disk and the network
             # then work in parallel, and the sync in `finish` takes less time.
             if hasattr(os, "posix_fadvise"):
                 came = self.offset - self._begun

@@ -4,11 +4,11 @@ The digests are in the manifest, or the machine computes them while it sends (`S
 only once. A digest that was recorded right after the save is not computed again. Either way, each file is hashed on
 both machines. No file is written outside the destination.
 
-`receive` works with any `Source`: a machine reached over SSH, a rehearsal instance, a local folder. Each file is
+`receive` works with any `Source`: a machine reached over SSH, a rehearsal instance, or a local folder. Each file is
 written to a part file in `dest/.gpuwarden/`, hashed as it arrives, and renamed only if its size and digest match the
 manifest. After a stall or a lost connection, the transfer resumes after the last received byte. If the process is
-killed, the next call continues its part files. Files that can't be received (invalid name, missing, changed since the
-manifest) are listed in the result with the reason; the other files are still received.
+killed, the next call continues its part files. Files that can't be received because they are missing, have an invalid
+name, or changed after the manifest was created are listed in the result with the reason; the others are still received.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Bundling(Source, Protocol):
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes files while sending them. The manifest then needs no digests."""
+    """A source whose machine hashes files while sending them, so that the manifest does not need digests."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Pass a file's bytes from `offset` to `take` in a worker thread. `take` is not called after a cancellation.
@@ -92,7 +92,7 @@ class Begun:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Map the path of each file to its number."""
+        """Map each file's path to its number."""
         return {a.path: number for number, a in enumerate(self.listed)}
 
 
@@ -105,7 +105,7 @@ class Fetched(Sealing, Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a transfer. Bytes that were already present count as done."""
+    """The progress of a transfer. Bytes that were already present are counted as done."""
 
     path: str
     bytes_done: int
@@ -115,12 +115,12 @@ class Progress:
 
 
 Replacing = Callable[[Mapping[str, str]], None]
-"""Prepares a folder for the replacement of its files. The argument maps paths in the manifest to hex sha256 digests; a
+"""Prepares a folder before files in it are replaced. The argument maps paths in the manifest to hex sha256 digests; a
 file with the same digest is not replaced."""
 
 
 class ReceivedFile(Frozen):
-    """One received file. `sha256` is its digest here; `verified` is true if the machine's file has the same digest."""
+    """One received file. `sha256` is its local digest; `verified` is true if the machine's file has the same digest."""
 
     path: str
     local: str
@@ -140,7 +140,7 @@ class Received(Frozen):
     """The result of a transfer.
 
     `bytes_sent` counts the bytes that were transferred, `bytes_resumed` those found in part files, and `bytes_skipped`
-    those of files that were already complete. `retries` counts reopened connections.
+    those in files that were already complete. `retries` counts reopened connections.
     """
 
     files: tuple[ReceivedFile, ...]
@@ -152,7 +152,7 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether every file in the manifest has been received with the machine's digest."""
+        """Return whether every file in the manifest has been received and matches the machine's digest."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, manifest: Manifest) -> Manifest:
@@ -178,8 +178,8 @@ async def receive(
     """Copy every file of `manifest` to `dest` and compare digests.
 
     If `owner` is given, `dest` must be new, empty, or already claimed by this owner. `replacing` is called once, before
-    the first file in `dest` is replaced, with the known digests by path. Raises `Unreachable` if a file
-    fails `tries` times in a row without a new byte. Received bytes are kept, and the next call continues after them.
+    the first file in `dest` is replaced, with the known digests by path. Raises `Unreachable` if a file fails `tries`
+    times in a row without receiving any new data. Received bytes are kept, and the next call continues after them.
     Raises `BadRequest` if there are too few free bytes or inodes, or if `dest` contains another owner's files, and
     `Conflict` if another process is receiving files into `dest`.
     """
@@ -252,7 +252,7 @@ class _Receiver:
         )
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[_Portion]:
-        """Yield the files of a bundle in progress, then large files (largest first), then bundles of small files."""
+        """Yield the files in a bundle in progress, then large files (largest first), then bundles of small files."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
@@ -384,7 +384,7 @@ class _Receiver:
             raise BadReply(
                 f"{artifact.path} no longer matches the digest that was recorded right after its save, "
                 "although its timestamps are unchanged",
-                "The machine's disk or memory corrupts data. Use an earlier checkpoint, and rent another machine.",
+                "The machine's disk or memory is corrupting data. Use an earlier checkpoint, and rent another machine.",
             )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
@@ -443,7 +443,7 @@ class _Receiver:
                 self._report(artifact)
 
     async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
-        """Receive the rest of a file in a worker thread, and check the progress at least every `LOOK_S` seconds."""
+        """Receive the rest of a file in a worker thread, checking progress at least every `LOOK_S` seconds."""
         begun, sent = part.offset, 0
 
         def count() -> None:

@@ -13,12 +13,11 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 
 
 Identity = tuple[int, int]
-"""The device and inode of a file. A path does not identify a file, because a parent folder may be replaced by a link.
-"""
+"""A file's device and inode. A path does not identify a file, because a parent folder may be replaced by a link."""
 
 
 def identity_of(info: os.stat_result) -> Identity:
-    """Return the identity of a file."""
+    """Return a file's identity."""
     return info.st_dev, info.st_ino
 
 
@@ -45,7 +44,7 @@ def _opened(path: Path, identity: Identity | None) -> int:
         fd = os.open(path, _FLAGS)
     except OSError as problem:
         raise BadRequest(
-            f"{path} can't be sent: {problem.strerror}", "Links are not followed. Specify the path of the file itself."
+            f"{path} can't be sent: {problem.strerror}", "Links are not followed. Specify the path of the target file."
         ) from problem
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
@@ -53,5 +52,5 @@ def _opened(path: Path, identity: Identity | None) -> int:
         raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     if identity not in {None, identity_of(info)}:
         os.close(fd)
-        raise BadRequest(f"{path} was replaced after it was listed", "Send it again once no process replaces it.")
+        raise BadRequest(f"{path} was replaced after it was listed", "Send it again once no process is replacing it.")
     return fd

@@ -1,4 +1,4 @@
-"""Write a small file to a machine through its shell, which needs no Python there. The runner is sent this way."""
+"""Write a small file to a machine through its shell, so Python is not required there. The runner is sent this way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
     the machine can't write the file, for example because the disk is full.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-    # A connection may break before all files are sent, so the next attempt skips the files that have arrived.
+    # The connection may break before all files are sent; the next attempt then skips the files that have arrived.
     if len(content) > _LARGE:
         seen = await machine.run(["/bin/sh", "-c", _THERE, "sh", path, str(len(content))], timeout_s=PUT_S)
         if seen.code == 0:

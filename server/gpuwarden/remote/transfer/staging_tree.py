@@ -27,15 +27,13 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move the files of this manifest that a killed process left here to their targets. Delete all other files.
+        """Move the files in this manifest that a killed process left here to their targets. Delete all other files.
 
         Only the sizes are compared; the caller verifies the digests. Raises `BadRequest` if the tree is a symbolic
         link, because the link's target may contain unrelated files.
         """
         if self.path.is_symlink():
-            raise BadRequest(
-                f"{self.path} is a symbolic link; gpuwarden does not use files behind links", "Remove the link."
-            )
+            raise BadRequest(f"{self.path} is a symbolic link; gpuwarden does not follow links", "Remove the link.")
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
@@ -48,7 +46,7 @@ class Tree:
         shutil.rmtree(self.path)
 
     def place(self, name: str) -> str:
-        """Return the staging path of a file and create its parent folders. Raises `UnsafeName` or `OSError`."""
+        """Return a file's staging path and create its parent folders. Raises `UnsafeName` or `OSError`."""
         path = f"{self._root}/{name}"
         folder = path[: path.rindex("/")]
         if folder not in self._made:
@@ -76,7 +74,7 @@ class Tree:
 
 
 def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
-    """Move a folder's content into another. Yield each changed folder, with a path that could not be moved or ""."""
+    """Move a folder's content into another. Yield each changed folder, and a path that could not be moved or ""."""
     yield dest, ""
     with os.scandir(source) as entries:
         for entry in entries:
@@ -94,7 +92,7 @@ def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind(path: str) -> int:
-    """Return the file type bits of a path, without following links; 0 if it does not exist."""
+    """Return a path's file type bits, without following links; 0 if the path does not exist."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""Push files to a machine. Interrupted transfers resume. A file gets its final name after its digest is verified."""
+"""Push files to a machine. Interrupted transfers resume. A file gets its final name only after it is verified."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ async def push(
 
     The files are sent as one stream to a `python` (3.8 or newer) on the machine.
 
-    Raises `BadRequest` if a name or file can't be sent or the machine has too little space, `NotSupported` if it has no
-    Python, and `Unreachable` after `tries` consecutive failures without progress. Bytes that arrived are kept, and the
-    next call continues after them.
+    Raises `BadRequest` if a name or file can't be sent or the machine has too little space, `NotSupported` if the
+    machine has no suitable Python, and `Unreachable` after `tries` consecutive failures without progress. Bytes that
+    arrived are kept, and the next call continues after them.
     """
     entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
     job = _Push(machine, folder.rstrip("/"), stall_s, tries, clock or SystemClock(), sum(e.size for e in entries))
@@ -112,7 +112,8 @@ class _Push:
     def _check_room(self, free: int | None, inodes: int | None, *, files: int) -> None:
         if free is not None and free < self.total + SPARE_BYTES:
             raise BadRequest(
-                f"{self.folder} on the machine has {free // 1024:,} KiB free, but needs {self.total // 1024:,} KiB",
+                f"{self.folder} on the machine has {free // 1024:,} KiB free, but the transfer needs "
+                f"{self.total // 1024:,} KiB",
                 "Free space there, or choose another run root. Nothing was sent.",
             )
         if inodes and inodes < files + SPARE_INODES:

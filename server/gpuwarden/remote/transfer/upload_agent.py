@@ -92,7 +92,7 @@ class Agent:
             select.select([0], [], [])
 
     def read(self) -> bool:
-        """Read the available input; return False if there is none."""
+        """Read the available input; return False if none is available."""
         try:
             with memoryview(self.data) as view:
                 count = os.readv(0, [view[self.high :]])
@@ -104,7 +104,7 @@ class Agent:
         return True
 
     def confirm(self) -> None:
-        """Report the work that has been finished since the last confirmation."""
+        """Report the work finished since the last confirmation."""
         if self.reported != (self.files, self.bytes):
             say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
             self.reported, self.bad = (self.files, self.bytes), []
@@ -155,7 +155,7 @@ class Agent:
         return last
 
     def open_folder(self, parts: list[str]) -> int:
-        """Return the descriptor of a folder under the root; links are not followed, and missing folders are created."""
+        """Return the descriptor of a folder under the root, creating missing folders. Links are not followed."""
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"the name {'/'.join(parts)!r} is outside the folder")
         at, path = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.root
@@ -182,7 +182,7 @@ class Agent:
             self.at = -1
 
     def part_of(self, last: str, key: str) -> str:
-        """Return the name of a file's part file."""
+        """Return the name of the part file for a file."""
         if not key.isalnum():
             raise ValueError(f"the key {key!r} is not alphanumeric")
         return f".{last[:60]}.{key}.part"
@@ -262,7 +262,7 @@ class Agent:
                         write(fd, piece)
                 at += count
                 if at - flushed >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-                    # Linux starts to write a range to disk when it is marked as not needed, so the sync is faster.
+                    # Linux starts writing a range to disk when it is marked as not needed, so the sync is faster.
                     os.posix_fadvise(fd, flushed, at - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = at
             right = at == size and sha.hexdigest() == word.decode("ascii")
@@ -276,7 +276,7 @@ class Agent:
             self.bad.append(self.files)
 
     def state(self, name: str, size: int, key: str) -> list[Any]:
-        """Return whether a file of this size exists, and the size of its part."""
+        """Return whether a file with this size exists, and the size of its part."""
         last = self.enter(name)
         return [size_of(last, self.at) == size, max(size_of(self.part_of(last, key), self.at), 0)]
 
@@ -292,7 +292,7 @@ class Agent:
             os.close(fd)
 
     def sync(self) -> None:
-        """Sync the written files: one by one if there are at most `MANY`, otherwise with one `os.sync`."""
+        """Sync the written files: individually if there are at most `MANY`, otherwise with one `os.sync`."""
         if len(self.written) > MANY:
             os.sync()
         else:

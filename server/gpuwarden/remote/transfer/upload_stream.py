@@ -65,7 +65,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return the key in the name of the part file. Each version of the file has a different key."""
+        """Return the key in the part file's name. Each version of the file has a different key."""
         identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(identity).hexdigest()[:16]
 
@@ -119,7 +119,7 @@ class UploadStream:
 
     @property
     def progressed(self) -> bool:
-        """Return whether the machine has confirmed that it received any data."""
+        """Return whether the machine has confirmed receiving any data."""
         return self._confirmed > 0 or self._bytes > 0
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
@@ -191,7 +191,7 @@ class UploadStream:
             self._read[entry.name] = read_small(entry)
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Yield batches of small files, limited by number and size."""
+        """Yield batches of small files, limited in number and size."""
         some: list[Row] = []
         size = 0
         for entry in rows:

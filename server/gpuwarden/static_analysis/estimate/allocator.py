@@ -1,6 +1,6 @@
-"""Simulate PyTorch's caching allocator for CUDA to find how much memory it reserves for a sequence of tensors.
+"""Simulate PyTorch's CUDA caching allocator to find how much memory it reserves for a sequence of tensors.
 
-The allocator reserves segments of the card's memory, splits them into blocks, and keeps freed blocks for later tensors.
+The allocator reserves segments of the GPU's memory, splits them into blocks, and keeps freed blocks for later tensors.
 Some gaps are too small for any tensor, so a run reserves more memory than its tensors occupy. The simulation follows
 c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
 """
@@ -17,15 +17,15 @@ _SMALL: Final = MIB
 _SMALL_SEGMENT: Final = 2 * MIB
 _LARGE_SEGMENT: Final = 20 * MIB
 _ALONE: Final = 10 * MIB
-"""A tensor of at least this size gets a segment of its size, rounded up to 2 MiB."""
+"""A tensor of at least this size is allocated in a segment of its size, rounded up to a multiple of 2 MiB."""
 
 
 class CardFull(Exception):
-    """The card has no room for another segment, even after all unused segments were freed."""
+    """The GPU has no room for another segment, even after all unused segments have been freed."""
 
 
 class Block:
-    """A part of a segment, which contains one tensor or is free."""
+    """A part of a segment that contains one tensor or is free."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
 
@@ -43,7 +43,7 @@ class CachingAllocator:
         self.allocated = self.most_allocated = 0
         self.reserved = self.most_reserved = 0
         self.emptied = 0
-        """The number of times that unused segments were freed because the card was full."""
+        """The number of times that unused segments were freed because the GPU was full."""
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._segments = 0
 
@@ -90,7 +90,7 @@ class CachingAllocator:
         return first
 
     def _segment(self, size: int, small: bool) -> Block:
-        """Reserve a segment on the card; if the card is full, free the unused segments first."""
+        """Reserve a segment on the GPU; if the GPU is full, free the unused segments first."""
         if small:
             wanted = _SMALL_SEGMENT
         else:

@@ -1,4 +1,4 @@
-"""Estimate the memory of a training step by formula, part by part, from the model's shape and the settings.
+"""Estimate a training step's memory by formula, part by part, from the model's shape and the settings.
 
 `parts` counts the bytes of each part. Weights, gradients and optimizer states are nearly exact. The other parts depend
 on versions and kernels, so the interval was chosen to contain the published peaks in
@@ -17,11 +17,11 @@ from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 GB: Final = 1e9
 Counted: TypeAlias = Literal["allocated", "reserved", "occupied"]
-"""The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all used memory of the card."""
+"""The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all memory used on the GPU."""
 CONTEXT_GB: Final = (0.35, 1.2)
-"""Memory of CUDA's context and libraries, which PyTorch does not count."""
+"""Memory for CUDA's context and libraries, which PyTorch does not count."""
 _NCCL_GB: Final = 0.8
-"""Memory of NCCL's buffers on several cards, which PyTorch does not count."""
+"""Memory for NCCL's buffers, which PyTorch does not count; used only if there are several GPUs."""
 _KEPT: Final = (0.8, 1.4)
 """Lowest and highest ratio of measured to counted activations in runs without recomputation (the `home` runs in
 `tests/corpus/published-runs.json`).
@@ -42,16 +42,16 @@ _WIDENED: Final = 1.7
 """The highest ratio with a quantized base: peft converts tables and norms to 32 bits, so that all activations between
 the layers have 32 bits (`prepare_model_for_kbit_training`)."""
 _CHUNK: Final = 1024
-"""Tokens in a chunk of a fused loss, if the number is fixed."""
+"""Tokens per chunk of a fused loss, if the number is fixed."""
 _CHANGING = 2.5
 """Highest factor by which the allocator's blocks grow if batches vary in length and leave holes."""
 
 
 _HOLES: Final = 0.35
 """The largest share by which the allocator's blocks exceed temporary tensors: the optimizer's step can't use all blocks
-of the backward pass, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
+from the backward pass, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
 _STASHED: Final = 5
-"""The number of layers whose inputs are still on the card while activations are offloaded (`max_fwd_stash_size` of
+"""The number of layers whose inputs are still on the GPU while activations are offloaded (`max_fwd_stash_size` in
 torchtune and TRL)."""
 
 
@@ -62,7 +62,7 @@ def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
 
 
 def _variants(run: Run) -> list[Run]:
-    """Return one run for each combination of the possible values of a run's unknown settings."""
+    """Return one run for each combination of possible values for a run's unknown settings."""
     found = [run, run.model_copy(update={"method": "full"})] if run.unsure else [run]
     either = (("checkpointing", (True, False)), ("weights", ("half", "float32")), ("batch", (1, 4)))
     for name, values in (*either, ("fused", (True, False))):
@@ -123,13 +123,13 @@ def _extras(run: Run, parts: Parts) -> float:
         extra += 14.0 * head  # peft's `ModulesToSaveWrapper` copies each module, and a tied table twice
     if run.loss == "fused":
         extra += 12.0 * min(run.tokens, _CHUNK) * shape.vocabulary
-    if run.gpus > 1 and not run.zero:  # the buckets in which gradients are summed over the cards
+    if run.gpus > 1 and not run.zero:  # the buckets in which gradients are summed over the GPUs
         extra += parts.gradients
     return extra
 
 
 def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
-    """Return the used memory of one GPU in gigabytes, as an interval that similar measured runs may widen."""
+    """Return the memory used on one GPU in gigabytes, as an interval that similar measured runs may widen."""
     low, high = memory(run)
     known = measured_runs() if measured is None else measured
     alike = [m for m in known if m.method == run.method and (m.task in PICTURE_TASKS) is (run.task in PICTURE_TASKS)]
@@ -155,5 +155,5 @@ def _derivation(run: Run) -> str:
         "logits and loss": parts.logits,
     }
     told = ", ".join(f"{name} {count / GB:.3g}" for name, count in counts.items() if count > 0.005 * GB)
-    shape = f"{run.form.layers} layers of width {run.form.width}" if run.shape else "the usual shape of its size"
-    return f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the card's context"
+    shape = f"{run.form.layers} layers of width {run.form.width}" if run.shape else "the usual shape for its size"
+    return f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the GPU's context"

@@ -1,7 +1,7 @@
-"""Count the bytes of a training step part by part, from the model's shape and the settings.
+"""Count a training step's bytes part by part, from the model's shape and the settings.
 
 Weights, gradients and optimizer states depend only on the number of parameters. Activations are counted per token and
-layer as autograd keeps them (arXiv:2205.05198, for flash attention arXiv:2205.14135).
+layer as autograd keeps them (arXiv:2205.05198; for flash attention, arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ STATES: Final = {
     "galore": 0.6,
     "apollo": 0.1,
 }
-"""The number of values that an optimizer keeps per trained parameter, in the type of the weights. For 8-bit optimizers,
-it is the number of 32-bit values."""
+"""The number of values that an optimizer keeps per trained parameter, in the weights' type. For 8-bit optimizers, it is
+the number of 32-bit values."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The bytes of each part of a step, with activations and logits at their usual size."""
+    """The bytes of each part in a step, with activations and logits at their usual size."""
 
     weights: float
     gradients: float
     states: float
     activations: float
     layer: float
-    """The activations of one layer and their gradients, if activations are recomputed."""
+    """One layer's activations and their gradients, if activations are recomputed."""
     logits: float
     step: float
-    """Temporaries of the optimizer's step."""
+    """Temporary tensors in the optimizer's step."""
     casts: float
     """16-bit copies of 32-bit weights, which autocast keeps for the backward pass."""
     accumulated: bool
@@ -78,8 +78,8 @@ def parts_of(run: Run) -> Parts:
     sharded = shares if run.zero >= 1 else 1
     weights = 0.0 if "weights" in run.offload else stored / (shares if run.zero == 3 else 1)
     gathered = (2 * shape.layer_weights + head) * 2.0 if run.zero == 3 else 0.0
-    # The gradient of a sharded layer and the buffer for its sum are unsharded until the gradient is summed over the
-    # cards.
+    # A sharded layer's gradient and the buffer for its sum are unsharded until the gradient is summed over the
+    # GPUs.
     whole = (6.0 if run.weights == "float32" else 4.0) if run.zero == 3 and run.method == "full" else 0.0
     kept, recomputed = _activations(run)
     casts = run.weights == "float32" and run.compute == "half" and run.quantized is None and run.zero < 3
@@ -97,11 +97,11 @@ def parts_of(run: Run) -> Parts:
 
 
 def _step(run: Run, kind: float) -> float:
-    """Return the bytes of an optimizer's temporaries.
+    """Return the bytes of an optimizer's temporary tensors.
 
-    AdamW on lists of tensors creates temporaries for all square roots (`_multi_tensor_adam` in torch/optim/adam.py).
-    Its fused kernel needs no temporaries. An optimizer that updates one tensor after another creates temporaries that
-    are as large as the largest tensor, the token table.
+    If AdamW works on lists of tensors, it creates temporary tensors for all square roots (`_multi_tensor_adam` in
+    torch/optim/adam.py). Its fused kernel needs none. An optimizer that updates one tensor after another creates
+    temporary tensors that are as large as the largest tensor, the token table.
     """
     if run.optimizer in {"adamw", "paged_adamw"} and not run.fused and not run.layerwise:
         return run.trained * kind
@@ -109,13 +109,13 @@ def _step(run: Run, kind: float) -> float:
 
 
 def _weight_bytes(run: Run) -> float:
-    """Return the bytes of all weights. Quantization does not change the token tables and the norms."""
+    """Return the bytes of all weights. Quantization does not change the token tables or the norms."""
     shape, wide = run.form, 4.0 if run.weights == "float32" else 2.0
     bits = run.quantized
     base = run.params * wide
     if bits is not None:
         tables = shape.embeddings
-        base = (run.params - tables) * (bits / 8 + 0.06) + tables * 2.0  # including the scales of each block
+        base = (run.params - tables) * (bits / 8 + 0.06) + tables * 2.0  # including each block's scales
     if run.task == "dpo" and run.method == "full":
         base *= 2  # the reference model
     extra = run.adapter_weights * (4.0 if run.weights == "float32" else 3.0) if run.method != "full" else 0.0
@@ -125,7 +125,7 @@ def _weight_bytes(run: Run) -> float:
 
 
 def _activations(run: Run) -> tuple[float, float]:
-    """Return the bytes of activations when the backward pass begins, and those that one layer recomputes."""
+    """Return the activation bytes at the start of the backward pass, and those that one layer recomputes."""
     shape, layer = run.form, _layer_bytes(run)
     blocks = shape.blocks * (1.25 if shape.kind == "pair" else 1.0)
     if run.checkpointing is False:
@@ -155,7 +155,7 @@ def _layer_bytes(run: Run) -> float:
     if run.quantized:
         feed_forward += 0.5 * c * (2 * s.width + inner)  # in some versions, kernels keep their inputs
     adapters = 0.0
-    if run.method != "full":  # the inputs of the adapters; with dropout, also a copy and a mask
+    if run.method != "full":  # the adapters' inputs; with dropout, also a copy and a mask
         inputs = sum(s.width for t in run.targets if t != "mlp") + ("mlp" in run.targets) * (2 * s.width + inner)
         adapters = 0.5 * (c + 1) * inputs
     dropout = 2 * s.width * (c + 1) if s.kind != "decoder" else 0.0
@@ -164,9 +164,9 @@ def _layer_bytes(run: Run) -> float:
 
 
 def _logits(run: Run) -> float:
-    """Return the bytes of the last layer's output and of its loss.
+    """Return the bytes of the last layer's output and its loss.
 
-    A fused loss computes the logits of a chunk of tokens and the output layer's gradient, like Liger's kernel, whose
+    A fused loss computes the logits for a chunk of tokens and the output layer's gradient, like Liger's kernel, whose
     chunks need about as much memory as the last layer's input (liger_kernel/ops/fused_linear_cross_entropy.py).
     """
     shape = run.form

@@ -39,7 +39,7 @@ class Sizes(Frozen):
     layers: tuple[tuple[int, ...], ...]
 
     def of(self, layers: int) -> list[int]:
-        """Return the size in bytes of each parameter of a model with `layers` layers."""
+        """Return the size in bytes of each parameter in a model with `layers` layers."""
         middle = len(self.layers) // 2
         repeated = (self.layers[middle],) * (layers - len(self.layers))
         inner = (*self.layers[:middle], *repeated, *self.layers[middle:])
@@ -61,7 +61,7 @@ class Trace(Frozen):
 
     @property
     def repeats(self) -> bool:
-        """Return whether the inner layers allocate the same tensors, so that one layer can represent all of them."""
+        """Return true if the inner layers allocate the same tensors, so that one layer can represent all of them."""
         for step in self.steps:
             taken: dict[str, set[tuple[int, ...]]] = {}
             for segment in step:
@@ -73,7 +73,7 @@ class Trace(Frozen):
 
 
 class Peak(NamedTuple):
-    """The peak sizes in bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
+    """The peak sizes in bytes of PyTorch's tensors and of its allocator's segments, and whether the GPU was full."""
 
     allocated: int
     reserved: int
@@ -97,16 +97,16 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
                 yield (part, of, number), size
             elif of > middle or layer > middle:
                 yield (part, of + more, number), size
-            else:  # if a tensor of the repeated layer is freed outside the layers, it is freed in all copies
+            else:  # if a tensor from the repeated layer is freed outside the layers, it is freed in all copies
                 for copy in range(more + 1) if layer == _OUTSIDE else (0,):
                     yield (part, of + copy, number), size
 
 
 def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
-    """Return the peak memory of a training run with `layers` layers on a card of `limit` bytes.
+    """Return the peak memory of a training run with `layers` layers on a GPU with `limit` bytes.
 
-    With `foreach`, AdamW works on lists of tensors and needs another copy of the gradients. A run that does not fit on
-    the card is replayed without a limit.
+    If `foreach` is true, AdamW works on lists of tensors and needs another copy of the gradients. A run that does not
+    fit on the GPU is replayed without a limit.
     """
     batches = [list(deepened(step, trace.depth, layers)) for step in trace.steps]
     allocator, fits = CachingAllocator(limit), True

@@ -23,7 +23,7 @@ PICTURE_TASKS: Final = frozenset({"detection", "classification", "segmentation"}
 PAIRED_TASKS: Final = frozenset({"dpo", "orpo", "cpo", "reward"})
 """Preference methods. Each sample consists of two sequences."""
 _SMALL_BATCH: Final = 32
-"""Rows in the default mini-batch of those sentence-transformers losses that cache gradients."""
+"""Rows in the default mini-batch for sentence-transformers losses that cache gradients."""
 ADAPTED_MODULES: Final = {
     "q": ("q_proj", "query", "q"),
     "k": ("k_proj", "key", "k"),
@@ -109,12 +109,12 @@ class Run(Frozen):
 
     @property
     def form(self) -> Shape:
-        """Return the model's shape, or the usual shape of a model of its size."""
+        """Return the model's shape, or the usual shape for a model of its size."""
         return self.shape or shape_like(self.params)
 
     @property
     def quantized(self) -> int | None:
-        """Return the number of bits per weight of the frozen base model, or None if it is not quantized."""
+        """Return the number of bits per weight in the frozen base model; None if it is not quantized."""
         return self.bits or (4 if self.method == "qlora" else None)
 
     @property
@@ -139,7 +139,7 @@ class Run(Frozen):
 
     @property
     def trained(self) -> float:
-        """Return the number of parameters that get gradients."""
+        """Return the number of parameters that receive gradients."""
         if self.method == "full":
             return self.params * self.trained_share
         return self.adapter_weights + (self.form.embeddings if self.trains_embeddings else 0)
@@ -199,7 +199,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
 
 
 def run_measured(m: Measured) -> Run:
-    """Return the inputs for the estimates of a measured run."""
+    """Return the estimate inputs for a measured run."""
     return Run(
         params=m.parameters,
         method=m.method,
@@ -223,7 +223,7 @@ def method_of(uses: Uses) -> Method | None:
 
 
 def adapters_of(uses: Uses) -> Method:
-    """Return the method of a script that trains adapters: `qlora` if the base is loaded in 4 bits, else `lora`."""
+    """Return the method for a script that trains adapters: `qlora` if the base is loaded in 4 bits, else `lora`."""
     four_bit = any(c.kwargs.get("load_in_4bit") is True for c in uses.calls) or uses.setting("load_in_4bit") is True
     return "qlora" if four_bit else "lora"
 
@@ -262,9 +262,7 @@ def _weights(uses: Uses) -> Literal["float32", "half"] | None:
 
 
 def _adapters(uses: Uses) -> dict[str, Any]:
-    """Return the rank and target modules of the adapters; all modules if the script does not name any, as TRL's
-    commands do.
-    """
+    """Return the adapters' rank and target modules; all modules if the script names none, as in TRL's commands."""
     call = uses.called("LoraConfig", "get_peft_model")
     given = call.kwargs.get("r") if call else uses.setting("lora_r")
     found: dict[str, Any] = {"rank": _whole(given) or (8 if call else 16)}

@@ -26,7 +26,7 @@ _PLAIN = frozenset({
     "gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2",
     "codegen", "t5", "bart", "vit", "wav2vec2", "whisper", "apertus", "arcee", "nemotron",
 })  # fmt: skip
-"""Families whose feed-forward layers have two matrices; those of other families have a third one, the gate."""
+"""Families whose feed-forward layers have two matrices; those in other families have a third one, the gate."""
 _ENCODERS = frozenset({
     "bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "camembert", "xlm-roberta", "mpnet",
     "modernbert", "vit",
@@ -35,12 +35,12 @@ _SINGLE_NORM = frozenset({"falcon", "phi", "gpt_neox", "gptj"})
 """Families that compute attention and the feed-forward layer in parallel, from the same normalized input."""
 
 _CLOSE = 0.01
-"""Largest relative difference between a shape's number of parameters and that of the files, which also contain biases
-and small norms."""
+"""Largest relative difference between a shape's parameter count and that of the model's files, which also contain
+biases and small norms."""
 
 
 class Shape(Frozen):
-    """Layers, widths and vocabulary of a model. `kind` is a decoder, an encoder, or a pair of both."""
+    """A model's layers, widths and vocabulary. `kind` is a decoder, an encoder, or a pair of both."""
 
     family: str
     kind: Literal["decoder", "encoder", "pair"]
@@ -90,7 +90,7 @@ class Shape(Frozen):
 
     @property
     def blocks(self) -> int:
-        """Return the number of layers in the model, including those of a pair's decoder."""
+        """Return the number of layers in the model, including those in a pair's decoder."""
         return self.layers * (2 if self.kind == "pair" else 1)
 
     @property
@@ -109,7 +109,7 @@ class Shape(Frozen):
 
     @property
     def parameters(self) -> float:
-        """Return the number of parameters of the model."""
+        """Return the model's number of parameters."""
         return self.linear_weights + self.embeddings + self.width
 
     def held(self, counted: int) -> int:
@@ -178,7 +178,7 @@ def _bits(quantized: Any) -> int | None:
 
 
 def shape_like(parameters: int) -> Shape:
-    """Return the usual shape of a language model of this size, for a model with an unknown config.json.
+    """Return the usual shape for a language model of this size, for use if its config.json is unknown.
 
     Layers x width is 35,000 x (billions of parameters)^0.7, fitted to Qwen 2.5 and Llama 3. The width is about 128
     times the number of layers.

@@ -1,9 +1,9 @@
-"""Count the operations in a training step, and convert them to seconds with a card's speed and utilization.
+"""Count the operations in a training step, and convert them to seconds based on a GPU's speed and utilization.
 
 A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to the operations for attention. A step
 consists of a forward pass and a backward pass, which counts as one or two passes; recomputation adds one pass. The
-share of the card's published speed that training reaches, and the launch time of each layer, which limits small
-batches, were fitted to the `home` sources of `tests/corpus/published-runs.json`.
+share of the GPU's published speed that training reaches, and the launch time of each layer, which limits small batches,
+were fitted to the `home` sources in `tests/corpus/published-runs.json`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from gpuwarden.static_analysis.estimate.setup import PICTURE_TASKS, Interval, Ru
 from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 USED: Final = (0.15, 0.75)
-"""Share of a card's published 16-bit speed that training reaches, from small fine-tuning runs to optimized runs."""
+"""Share of a GPU's published 16-bit speed that training reaches, from small fine-tuning runs to optimized runs."""
 FULL_WIDTH_SHARE: Final = (0.06, 0.15)
 """Share of the published 16-bit speed that 32-bit training reaches."""
 LAUNCH_S: Final = (0.0003, 0.0028)
-"""Seconds of Python code and kernel launches per layer and pass, which limit the speed if the card has to wait for
-them.
+"""Seconds of Python code and kernel launches per layer and pass, which limit the speed if the GPU has to wait for them.
 """
 
 
@@ -36,7 +35,7 @@ def operations(run: Run) -> float:
 
 
 def step_seconds(run: Run, gpu: Gpu) -> tuple[float, float]:
-    """Return the minimum and maximum seconds for one forward and backward pass on one GPU's batch."""
+    """Return the minimum and maximum number of seconds for one forward and backward pass on one GPU's batch."""
     low, high = USED if run.compute == "half" else FULL_WIDTH_SHARE
     counted = run.tokens * operations(run) / (gpu.tflops * 1e12)
     if run.quantized:
@@ -68,8 +67,8 @@ _SURE: Final = 0.5
 """
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Minimum seconds for one pass with a model of any size, by task; 0.01 for unlisted tasks. Trainers that generate text
-produce tens of tokens before each pass.
+"""Minimum number of seconds for one pass with a model of any size, by task; 0.01 for unlisted tasks. Trainers that
+generate text produce tens of tokens before each pass.
 """
 
 
@@ -81,7 +80,8 @@ def passes_of(run: Run) -> float | None:
 
 
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
-    """Return the minimum seconds that a run needs, including its start; None if the number of passes is unknown.
+    """Return the minimum number of seconds that a run needs, including its start; None if the number of passes is
+    unknown.
 
     `sized`: the model's size is known.
     """
@@ -96,7 +96,7 @@ def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
 def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> Interval | None:
     """Return the duration of the complete run in seconds; None if the number of tokens is unknown, as for images.
 
-    The interval is widened by measured runs of this method on this card.
+    Measured runs of this method on this GPU widen the interval.
     """
     passes = passes_of(run)
     if run.task in PICTURE_TASKS or passes is None:

@@ -1,10 +1,10 @@
-"""Trace training steps of a model without weights. The program reads tasks as JSON from stdin and prints one JSON
-result per task.
+"""Trace a model's training steps without weights. The program reads tasks as JSON from stdin and prints one JSON result
+per task.
 
 The installed version of transformers builds the architecture with a few layers under torch's FakeTensorMode, so no
 memory is allocated and no kernel runs. The result lists each tensor that a step allocates and frees, in order and by
-layer; `replay` derives the step of the complete model from the list. The child process does not run code from a
-repository, use the network or start other programs.
+layer; `replay` derives the complete model's step from the list. The child process does not run code from a repository,
+use the network or start other programs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recorder:
         self.start(-1)
 
     def start(self, step: int) -> None:
-        """Begin to record another step."""
+        """Start recording another step."""
         self.step = step
         self.segments: list[dict[str, Any]] = []
         self.backward = False
@@ -89,7 +89,7 @@ class Recorder:
 
 
 def _identity(storage: Any) -> int:
-    """Return the address of the storage object, because the data of a fake storage has no address."""
+    """Return the address of the storage object, because a fake storage's data has no address."""
     found: int = storage._cdata  # noqa: SLF001
     return found
 

@@ -19,7 +19,7 @@ _KEPT = "gpuwarden_kept"
 
 
 def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
-    """Return the model of a task with `depth` layers, and its list of layers."""
+    """Return a task's model with `depth` layers, and the model's list of layers."""
     config = transformers.AutoConfig.for_model(**_shortened(task["config"], int(task["layers"]), depth))
     config.use_cache = False
     auto: Any = transformers.AutoModelForCausalLM
@@ -51,7 +51,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
 
 
 def _shortened(given: dict[str, Any], layers: int, depth: int) -> dict[str, Any]:
-    """Return a config with another depth, by changing every number of layers and every list with one item per layer."""
+    """Return a config with a different depth, changing every layer count and every list with one item per layer."""
     found: dict[str, Any] = harmless(given)
     for name, value in found.items():
         if name in _DEPTHS and value == layers:

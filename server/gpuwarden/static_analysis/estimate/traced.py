@@ -1,8 +1,8 @@
-"""Estimate the memory of a training run from a trace of its model, if torch and transformers are installed.
+"""Estimate a training run's memory from a trace of its model, if torch and transformers are installed.
 
-A child process traces a step without weights and without a GPU, and `replay` runs the trace through a model of the
-allocator. The interval contains the published peaks of the `home` sources. Only settings for which traces were compared
-with published peaks are traced; all others use the formula, and `NotTraced` gives the reason.
+A child process traces a step without weights and without a GPU, and `replay` runs the trace through a simulated
+allocator. The interval contains the published peaks from the `home` sources. Only settings for which traces were
+compared with published peaks are traced; all others use the formula, and `NotTraced` gives the reason.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpuwarden.static_analysis.estimate.setup import ADAPTED_MODULES, Interval, 
 CHILD: Final = (sys.executable, "-P", "-m", "gpuwarden.static_analysis.estimate.trace_child")
 LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
-"""Address space of the child process. Fake tensors need no memory, but the libraries map several gigabytes."""
+"""The child process's address space in bytes. Fake tensors need no memory, but the libraries map several gigabytes."""
 _LAYERS: Final = 200
 """Maximum number of layers in a traced model, because replaying more layers takes too long."""
 _LEAST, _MOST = 0.985, 1.06
-"""Lowest and highest ratio of published to replayed bytes in the runs of the `home` sources."""
+"""Lowest and highest ratio of published to replayed bytes in runs from the `home` sources."""
 _HOLES: Final = 0.5
-"""Lowest share of the replayed holes between blocks that also exist in a real run. The holes depend on the order of
-allocations, which differs between versions of the libraries.
+"""Lowest share of the replayed holes between blocks that also exist in a real run. The holes depend on the allocation
+order, which differs between library versions.
 """
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
-"""Ratio of a card's actual bytes to its nominal bytes: 80 GB are 79.15 GiB."""
+"""Ratio of a GPU's actual bytes to its nominal bytes: 80 GB are 79.15 GiB."""
 
 
 class NotTraced(Exception):
@@ -51,18 +51,18 @@ class Traced:
     traces: tuple[Trace, ...]
 
     def peaks(self, limit: float = float("inf")) -> list[Peak]:
-        """Return the peak of each variant on a card of `limit` bytes."""
+        """Return each variant's peak on a GPU with `limit` bytes."""
         steps = (True, False) if self.run.fused is None else (not self.run.fused,)
         return [replay(t, self.run.form.layers, limit, foreach=step) for t in self.traces for step in steps]
 
     def interval(self, card_gb: float | None = None) -> Interval:
-        """Return the minimum and maximum memory used on one card of `card_gb` gigabytes."""
+        """Return the minimum and maximum memory used on one GPU with `card_gb` gigabytes."""
         limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
         peaks = self.peaks(limit)
         low, high = ends(peaks)
         how = f"traced with {self.traces[0].by}: at least {min(p.allocated for p in peaks) / GB:.3g} GB of tensors, "
         how += (
-            f"at most {max(p.reserved for p in peaks) / GB:.3g} GB with the allocator's blocks, and the card's context"
+            f"at most {max(p.reserved for p in peaks) / GB:.3g} GB with the allocator's blocks, and the GPU's context"
         )
         return Interval(
             low=low / GB + _CONTEXT_GB[0], high=high / GB + _CONTEXT_GB[1], unit="GB", how=how, level="traced"
@@ -70,7 +70,7 @@ class Traced:
 
 
 def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
-    """Return the minimum and maximum bytes that PyTorch reserves. On a full card, PyTorch frees its unused blocks."""
+    """Return the minimum and maximum bytes that PyTorch reserves. On a full GPU, PyTorch frees its unused blocks."""
     low = min(p.allocated if p.full else p.allocated + _HOLES * (p.reserved - p.allocated) for p in peaks)
     return _LEAST * low, _MOST * max(p.reserved for p in peaks)
 
@@ -100,8 +100,8 @@ def unproven(run: Run) -> str:
 
 
 def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the tasks for the child process: one for each type of adapters and each time at which logits may be freed,
-    because both differ between versions of the libraries.
+    """Yield the tasks for the child process: one for each adapter type and each point at which logits may be freed,
+    because both depend on the libraries' versions.
     """
     layers = run.form.layers
     adapters = run.method == "lora"

@@ -1,4 +1,4 @@
-"""Look up the first and the last release of a name or an argument, and its replacement."""
+"""Look up the first and last release that has a name or an argument, and its replacement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class History:
     """The releases in which a name existed. `until` is None if the name still exists; `since` is None if it never
     existed.
 
-    A name in the first release of a table may be older than that release.
+    A name in a table's first release may be older than that release.
     """
 
     package: str
@@ -75,7 +75,7 @@ def _spanned(package: str, places: list[int]) -> History:
 
 @dataclass(frozen=True)
 class Ever:
-    """The history of an argument over all releases: its first and last release, and its replacement.
+    """An argument's history across all releases: its first and last release, and its replacement.
 
     `gone_in` is the first release without the argument, or an empty string if the newest release still has it.
     """
@@ -108,7 +108,7 @@ def ever(qualified: str, parameter: str) -> Ever:
 
 
 def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the package and the first and last release of each version of a definition that has an argument."""
+    """Yield the package, first release and last release for each version of a definition that has an argument."""
     for package, start, end, definition in forms:
         if any(p.name == parameter for p in definition.parameters) or parameter in dict(definition.renames):
             yield package, start, end
@@ -166,7 +166,7 @@ def _releases(package: str) -> tuple[str, ...]:
 
 
 def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, int, int, Definition]]:
-    """Yield every version of the definition of a class or function, and of its bases."""
+    """Yield every version of a class's or function's definition, and of its bases' definitions."""
     qualified = canonical(qualified)
     package = package_of(qualified)
     known = table(package)
@@ -174,13 +174,13 @@ def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, in
         return
     seen.add(qualified)
     owner, _, name = qualified.rpartition(".")
-    # A name may refer to another module in another release.
+    # A name may refer to different modules in different releases.
     places = (place for start, end in known.presence(owner, name) for place in range(start, end + 1))
     for target in sorted({t for place in places if (t := known.target(owner, name, place))}):
         yield from _forms(target, seen, depth + 1)
     for start, end, definition in known.definitions(qualified):
         yield package, start, end, definition
-        # A class with its own constructor rejects the arguments of its bases.
+        # A class with its own constructor rejects its bases' arguments.
         for base in _inherited(definition):
             yield from _forms(base, seen, depth + 1)
 

@@ -1,7 +1,7 @@
-"""Look up the releases that have a member of a class, or a name of a module that the signatures don't list.
+"""Look up the releases in which a class has a member, or a module has a name that the signatures don't list.
 
-`tools/build_members.py` writes one table per package. A table contains only differences: members that all releases of a
-class have are omitted, and so are members that no release has.
+`tools/build_members.py` writes one table per package. A table contains only differences: members that a class has in
+all releases are omitted, and so are members that it has in none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Members:
         self._names: dict[str, Any] = content["names"]
 
     def knows(self, owner: str) -> bool:
-        """Return whether a class, given without its module, differs between releases."""
+        """Return true if a class, given without its module, differs between releases."""
         return owner in self._classes
 
     def of_class(self, owner: str, member: str) -> frozenset[int]:
@@ -52,7 +52,7 @@ def _places(runs: Any) -> Iterator[int]:
 
 @cache
 def members(package: str) -> Members | None:
-    """Return the table of a package, or None if it has none."""
+    """Return a package's table; None if it has none."""
     path = data_dir("references") / "signatures" / "members" / f"{package}.json.xz"
     if package not in packages() or not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Choose the release of each package that a job will get, from the conditions in its requirements."""
+"""Choose the release of each package that a job will get, based on the conditions in its requirements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Chosen:
 def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
     """Return the release of each package that has a table, except packages whose release can't be determined.
 
-    If the job has no requirements, `requirements` is None and every package gets its newest release. As in an
+    If the job has no requirements, `requirements` is None and every package gets its newest release. As with an
     installer, a package that is not pinned gets the newest release that is compatible with the pinned ones.
     """
     given = dict(_read(requirements or ()))
@@ -109,7 +109,7 @@ def _versions(package: str, condition: SpecifierSet) -> list[Version]:
 
 
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
-    """Yield the packages with their conditions; None for a package that is installed from a URL."""
+    """Yield the packages with their conditions; None if a package is installed from a URL."""
     for text in requirements:
         found = read_requirement(text)
         if found is None:

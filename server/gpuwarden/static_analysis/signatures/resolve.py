@@ -28,8 +28,8 @@ class Found(Enum):
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a class or a function. `renames` maps deprecated arguments to their new names, "" if there is
-    none.
+    """The arguments of a class or a function. `renames` maps deprecated arguments to their new names, or "" if they
+    have none.
     """
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class Signature:
     renames: Mapping[str, str] = field(default_factory=dict)
 
     def lacks(self, name: str) -> bool:
-        """Return true if passing an argument of this name is certainly an error."""
+        """Return true if passing an argument with this name is certainly an error."""
         return not self.open and name not in self.parameters and name not in self.renames
 
 
 class Installed:
-    """The releases of one environment, as indices into the tables, and the classes that the script defines."""
+    """The releases in one environment, as indices into the tables, and the classes that the script defines."""
 
     def __init__(self, places: Mapping[str, int], own: Mapping[str, Definition] | None = None) -> None:
         self.places = places
@@ -162,7 +162,7 @@ def _signature(definitions: Sequence[Definition]) -> Signature:
 
 
 def _merge(lines: list[list[str]]) -> list[str] | None:
-    """Return the C3 linearization of several orders of classes, or None if none exists."""
+    """Return the C3 linearization of several class orders, or None if none exists."""
     merged: list[str] = []
     while lines := [line for line in lines if line]:
         head = next((line[0] for line in lines if not any(line[0] in other[1:] for other in lines)), None)

@@ -1,7 +1,7 @@
 """Read the tables of released signatures that `tools/build_signatures.py` writes, one per package.
 
 A table is JSON, compressed with xz, and is loaded on first use. A value that changes between releases is a list of
-ranges of releases, `[first release, last release, value]`; a release is given by its index in `releases`, oldest first:
+release ranges, `[first release, last release, value]`; a release is given by its index in `releases`, oldest first:
 
 - `modules`: module -> 1 if it may have names that are not in its source, else 0
 - `names`: module -> name -> the qualified name that it refers to, 0 if the module defines it
@@ -32,8 +32,8 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 class Parameter:
     """One parameter: `default` is Python source, None if a value is required, or `...` for an expression.
 
-    `values` are the strings that it accepts, empty if they are unknown; `enum` is their class. `strict`: other strings
-    are rejected.
+    `values` lists the strings that it accepts, and is empty if they are unknown; `enum` is their class. `strict`: other
+    strings are rejected.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Definition:
 
 
 class Table:
-    """The table of one package."""
+    """One package's table."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._content = content
@@ -68,7 +68,7 @@ class Table:
 
     @cached_property
     def versions(self) -> tuple[Version, ...]:
-        """Return the releases in a form that can be compared."""
+        """Return the releases in a comparable form."""
         from packaging.version import Version
 
         return tuple(map(Version, self.releases))
@@ -93,11 +93,11 @@ class Table:
         return [n for n, runs in self._content["names"].get(module, {}).items() if _at(runs, release) is not None]
 
     def lists(self, module: str) -> bool:
-        """Return true if the table lists the names of a module in any release."""
+        """Return true if the table lists a module's names in any release."""
         return module in self._content["names"]
 
     def homes(self, name: str, release: int) -> list[str]:
-        """Return the modules that bind a name, the shortest path first."""
+        """Return the modules that bind a name, shortest path first."""
         found = [m for m, bound in self._content["names"].items() if _at(bound.get(name, ()), release) is not None]
         return sorted(found, key=lambda m: (m.count("."), m))
 
@@ -111,7 +111,7 @@ class Table:
         return merged
 
     def defined_as(self, name: str) -> list[str]:
-        """Return the qualified names of the classes and functions with this name, the shortest path first."""
+        """Return the qualified names of the classes and functions with this name, shortest path first."""
         found = [key for key in self._content["definitions"] if key.endswith(f".{name}")]
         return sorted(found, key=lambda key: (key.count("."), key))
 
@@ -141,7 +141,7 @@ def _at(runs: Any, release: int) -> Any:
 
 @cache
 def table(package: str) -> Table | None:
-    """Return the table of a package, or None if it has none."""
+    """Return a package's table; None if it has none."""
     path = data_dir("references") / "signatures" / f"{package}.json.xz"
     return Table(json.loads(lzma.decompress(path.read_bytes()))) if package in packages() else None
 

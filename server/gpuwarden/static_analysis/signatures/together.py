@@ -3,7 +3,7 @@
 If the requirements do not specify a release, a removed argument is definitely rejected only if none of the possible
 releases has it. A release is possible if it has all of the script's imports and other arguments, and if it is
 compatible with a possible release of each other package that the script uses. Because the tables have only one release
-of each minor version, a release also counts as possible if the next release in the table is possible.
+for each minor version, a release also counts as possible if the next release in the table is possible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iter
 
 @lru_cache(maxsize=64)
 def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed, ...]) -> tuple[int, ...]:
-    """Return the indices of those releases of a package that are compatible with all imports and calls."""
+    """Return the indices of a package's releases that are compatible with all imports and calls."""
     names: dict[str, list[str]] = {package: []}
     for name in imports:
         if package_of(name) and not name.endswith(".*"):

@@ -6,7 +6,7 @@ The file contains the protected paths and the providers' patterns. A hook call t
 and takes only 0.1 s.
 
     limits      limits per call, and the parser (tree-sitter-bash)
-    printing    the predicted output of a command
+    printing    a command's predicted output
     words       the value of one word: quotes, variables, simple substitutions
     shell       text -> simple commands, with their input and output
     reach       match a path against protected paths: globs, braces, unknown parts
@@ -18,7 +18,7 @@ and takes only 0.1 s.
     files       commands that remove or change gpuwarden's state and policy
     settings    edits of a client's configuration that remove this guard or change a GPUWARDEN variable
     edits       tools that edit or patch a file
-    servers     tools of other MCP servers
+    servers     tools from other MCP servers
     calls       one tool call, as a client sends it
     __main__    the hook's process: it answers in the client's format, and blocks the call on any error
 

@@ -43,7 +43,7 @@ def ended_after(seconds: int) -> None:
 
 
 def bounded() -> None:
-    """Let the system kill this process if it exceeds its limits of time, CPU or memory."""
+    """Let the system kill this process if it exceeds its time, CPU or memory limits."""
     ended_after(MOST_S)
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import resource

@@ -1,4 +1,4 @@
-"""Merge the declarations of the providers with those in `clouds.toml`.
+"""Merge the providers' declarations with those in `clouds.toml`.
 
 This module imports every provider, so the guard's process never imports it.
 """
@@ -34,7 +34,7 @@ def table() -> dict[str, Any]:
 
 
 def declared() -> dict[str, ShellGuard]:
-    """Return the declaration of each provider.
+    """Return each provider's declaration.
 
     Raises NotSupported if a provider can't be loaded, because its patterns would be missing.
     """

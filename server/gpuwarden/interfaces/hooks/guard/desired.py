@@ -1,6 +1,6 @@
 """Check programs that stop or delete a resource through the value of an argument, not through a verb.
 
-`kubectl patch` may suspend a job or scale it to zero, a taint may evict the pods of a node, an Ansible module may set
+`kubectl patch` may suspend a job or scale it to zero, a taint may evict a node's pods, an Ansible module may set
 a machine to absent, and `rclone sync` from an empty folder deletes everything in the target.
 """
 
@@ -106,7 +106,7 @@ def rclone_sync(args: Sequence[str], files: Files) -> str | None:
 
 
 def _option(args: Sequence[str], short: str, long: str) -> str:
-    """Return the value of an option, or an empty string if the option is not given."""
+    """Return an option's value, or an empty string if the option is not given."""
     for word, following in pairwise([*args, ""]):
         if word in {short, long}:
             return following

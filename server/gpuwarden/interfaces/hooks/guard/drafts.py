@@ -15,7 +15,7 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""Maximum size in bytes of a file that is read to determine the content of its copy."""
+"""Maximum size in bytes of a file that is read to determine its copy's content."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
@@ -85,7 +85,7 @@ class Drafts:
         return None
 
     def _output(self, command: Command, text: str) -> str:
-        """Return the output of a command.
+        """Return a command's output.
 
         For a filter, the output is its arguments, followed by the files and texts that it reads.
         """
@@ -99,7 +99,7 @@ class Drafts:
         return "\n".join([*command.words, *command.stdin, UNKNOWN])
 
     def _content(self, file: str) -> str:
-        """Return the content of a file, as far as it is known."""
+        """Return a file's content, as far as it is known."""
         path = self.files.path(file)
         text = self._drafts.get(path)
         text = settings.contents(path, MOST_COPIED) if text is None else text

@@ -1,4 +1,4 @@
-"""Check the effect of a command on files: gpuwarden's state and policy, live runs, and outputs on rented machines."""
+"""Check a command's effect on files: gpuwarden's state and policy, live runs, and outputs on rented machines."""
 
 from __future__ import annotations
 
@@ -229,6 +229,6 @@ def _lost(path: str) -> str:
 
 
 def _scratch(place: str) -> bool:
-    """Return whether a partly unknown path ends in the name of a disposable file."""
+    """Return whether a partly unknown path ends in a disposable file's name."""
     _, unknown, rest = place.rpartition(UNKNOWN)
     return SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))) is not None

@@ -25,7 +25,7 @@ MOST_LOOKS = 10_000
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
-"""These limits exist because parsing time grows with the square of the number of unmatched operators and keywords."""
+"""These limits exist because parsing time grows quadratically with the number of unmatched operators and keywords."""
 DEEPEST = 40
 _MARK = re.compile(r"[|&;<>(){}$`=\[\]!]|case|if|for|while|until|select|do|then|el|fi|esac|function")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)(\w+)")
@@ -75,10 +75,10 @@ def _two_for_one(beyond: re.Match[bytes]) -> bytes:
 def check_marks(text: str) -> None:
     """Raise TooMuch if a command has too many shell operators and keywords outside here-documents.
 
-    Also raise it if the parser would read the delimiter of a here-document as a different word.
+    Also raise it if the parser would misread a here-document's delimiter as a different word.
     """
     if _ODD_HEREDOC.search(text):
-        raise TooMuch("the delimiter of a here-document has unsupported characters")
+        raise TooMuch("a here-document's delimiter contains unsupported characters")
     if text.count("<<") <= MOST_HEREDOCS:
         if _few_marks(text):
             return
@@ -93,8 +93,7 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return the text without apparent here-document bodies, and the numbers of its lines on which these here-documents
-    start.
+    """Return the text without apparent here-document bodies, and the line numbers on which these here-documents start.
 
     Bodies that the shell expands are kept.
     """

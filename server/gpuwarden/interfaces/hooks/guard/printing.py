@@ -1,4 +1,4 @@
-"""Predict the output of a command before it runs.
+"""Predict a command's output before it runs.
 
 Unknown text is represented by `UNKNOWN` and its source text. If the text is one of several paths, `among` lists their
 patterns. For example, `ls -d runs/*` prints only paths that match `runs/*`, so removing them affects no other path.
@@ -21,7 +21,7 @@ _MARKS: Final = re.compile(f"[{UNKNOWN}{_END}{_OR}]")
 PRINTS: Final = frozenset({"echo", "printf"})
 FINDS: Final = frozenset({"which", "command", "type", "whence"})
 PASSES: Final = frozenset({"cat", "tee", "envsubst", "sort", "head", "tail", "uniq", "tac", "shuf", "grep", "sponge"})
-"""Programs that print lines of their standard input unchanged."""
+"""Programs that print lines from their standard input unchanged."""
 SILENT: Final = frozenset({"", ":", "true", "false", "test", "[", "cd", "pushd", "popd", "set",
                            "export", "unset", "local", "declare", "readonly", "shift", "read",
                            "mkdir", "rm", "mv", "cp", "ln", "touch", "chmod", "sleep", "wait", "trap",
@@ -97,7 +97,7 @@ def output_of_code(name: str, args: Sequence[str]) -> str | None:
 
 
 def _decoded(text: str) -> str:
-    """Return the text that base64 encodes. The padding may be missing."""
+    """Decode base64 text. The padding may be missing."""
     try:
         return base64.b64decode(text.strip() + "==").decode("utf-8", "replace")
     except ValueError:

@@ -17,7 +17,7 @@ _SEVERAL: Final = re.compile(rf"[\n{{{UNKNOWN}]")
 _BRACES: Final = re.compile(r"\{([^{},]*,[^{}]*)\}")
 _NESTED: Final = re.compile(r"(?<=[{,])([^{},]*)\{([^{},]*,[^{}]*)\}([^{},]*)(?=[,}])")
 MOST_NESTED: Final = 4096
-"""Maximum length in characters of a text that is checked for nested braces."""
+"""Maximum length, in characters, of text that is checked for nested braces."""
 MOST_BRACED: Final = 200_000
 _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
@@ -33,8 +33,8 @@ class Reach(IntEnum):
 def spellings(text: str) -> Iterator[tuple[str, Reach]]:
     """Yield the patterns that one word represents, each with the highest certainty that a match can have.
 
-    A loop variable may have several lines, braces expand to several words, and the output of a program is one of
-    several alternatives.
+    A loop variable may have several lines, braces expand to several words, and a program's output is one of several
+    alternatives.
     """
     if not _SEVERAL.search(text):
         yield text, Reach.SURELY

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 MARK: Final = "gpuwarden.interfaces.hooks.guard"
 OLD_MARK: Final = "guard.py"
-"""Names of this guard in a client's configuration, in this version and in older versions."""
+"""This guard's names in a client's configuration, in this version and in older versions."""
 MOST_BYTES: Final = 2_000_000
 DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
@@ -24,7 +24,7 @@ _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STA
 _CLIENT_PLACES: Final = frozenset({"HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "CLAUDE_CODE_SAFE_MODE",
                                    "CLAUDE_CODE_SIMPLE"})  # fmt: skip
 _BARE: Final = frozenset({"--bare", "--safe-mode", "--ignore-user-config"})
-"""Variables and options with which a client starts without the user's hooks."""
+"""Variables and options that make a client start without the user's hooks."""
 _SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
 _OFF: Final = re.compile(
     r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"
@@ -174,7 +174,7 @@ def contents(path: str, most: int = MOST_BYTES) -> str | None:
 
 
 def after_edits(before: str, edits: Sequence[dict[str, Any]]) -> str:
-    """Apply the edits of an Edit or MultiEdit call to text, and return the result."""
+    """Apply the edits in an Edit or MultiEdit call to text, and return the result."""
     for edit in edits:
         old, new = str(edit.get("old_string") or ""), str(edit.get("new_string") or "")
         before = before.replace(old, new, -1 if edit.get("replace_all") else 1) if old else before + new

@@ -22,7 +22,7 @@ MOST_ROUNDS: Final = 40
 """
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell. A change of the working directory ends with the subshell."""
+"""Nodes that run in a subshell. Changes to the working directory end with the subshell."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
@@ -35,7 +35,7 @@ class Feed:
     fed: bool = False
 
     def and_(self, other: Feed) -> Feed:
-        """Return this input and output, extended by another one."""
+        """Return this input and output, extended with another feed's."""
         return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
@@ -73,7 +73,7 @@ class Reader(Words):
         self.rounds = 0
 
     def commands(self) -> Iterator[Command]:
-        """Yield the simple commands in the order of the text. A substitution follows the command that contains it."""
+        """Yield the simple commands in text order. A substitution follows the command that contains it."""
         stack: list[Part] = [(self.root, self.feed)]
         while stack:
             node, feed = stack.pop()
@@ -104,7 +104,7 @@ class Reader(Words):
             stack.extend(reversed(parts))
 
     def _parts(self, node: Node, feed: Feed) -> list[Part]:
-        """Return the parts of a compound statement in the order in which they run."""
+        """Return the parts of a compound statement in execution order."""
         kind, inner = node.type, node.named_children
         if kind == "pipeline":
             return [*self._stages(inner, feed)]
@@ -164,13 +164,13 @@ class Reader(Words):
 
     @staticmethod
     def _short(text: str) -> str:
-        """Return the value of a variable. Raises TooMuch if it is too long."""
+        """Return a variable's value. Raises TooMuch if it is too long."""
         if len(text) > MOST_VALUE:
-            raise TooMuch("the value of a variable is too long to check")
+            raise TooMuch("a variable's value is too long to check")
         return text
 
     def _read(self, command: Command) -> None:
-        """Set the variables of `read` from its input. The last variable gets the rest of each line."""
+        """Set the variables that `read` assigns from its input. The last variable gets the rest of each line."""
         names = [w for w in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", w)] or ["REPLY"]
         rows = [line.split(None, len(names) - 1) for text in command.stdin for line in text.splitlines()]
         for at, name in enumerate(names):
@@ -211,7 +211,7 @@ class Reader(Words):
         return [*parts, *((stage, fed.and_(Feed((), feed.targets))) for stage in stages[-1:])]
 
     def _function(self, node: Node) -> tuple[list[Part], Command]:
-        """Store the body of a function for its calls. Return its parts and its redirections."""
+        """Store a function's body for its calls. Return its parts and its redirections."""
         name, body, own = node.child_by_field_name("name"), node.child_by_field_name("body"), Command()
         if name is None or body is None:
             return [(child, Feed()) for child in node.named_children], own
@@ -296,7 +296,7 @@ class Reader(Words):
     # -------------------------------------------------------------------------------------------------------- output
 
     def _output_of(self, node: Node, feed: Feed, depth: int) -> str:
-        """Return the output of a statement."""
+        """Return a statement's output."""
         self.deeper(depth)
         if node.type == "command":
             found = self.command(node, feed, depth + 1)

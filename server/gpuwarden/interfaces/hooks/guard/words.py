@@ -1,4 +1,4 @@
-"""Resolve the value of a shell word: quotes, known variables, and the predictable output of commands."""
+"""Resolve a shell word's value: quotes, known variables, and commands with predictable output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Words:
         return self._text(node.start_byte, node.end_byte)
 
     def fields(self, node: Node, depth: int = 0) -> list[str]:
-        """Return the words to which one word of the text expands. An unquoted variable may expand to several words."""
+        """Return the words to which one word in the text expands. An unquoted variable may expand to several words."""
         self.deeper(depth)
         kind = node.type
         if kind in {"simple_expansion", "expansion", "command_substitution"}:
@@ -86,7 +86,7 @@ class Words:
         return [re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw]
 
     def _braced(self, words: list[str]) -> list[str]:
-        """Return the words to which words with braces expand. If words are omitted, the original word is added.
+        """Return the brace expansions of the words. If words are omitted, the original word is added.
 
         The braces in a path, such as `~/{a,b}`, are kept for `reach`, because a copy needs its target in one word.
         """
@@ -96,7 +96,7 @@ class Words:
         return words
 
     def _double(self, node: Node, depth: int) -> str:
-        """Return the value of double-quoted text, with the blanks next to expansions, which the parser omits."""
+        """Return the value of double-quoted text, including the blanks next to expansions, which the parser omits."""
         self.deeper(depth)
         found, at = [], node.start_byte
         for child in node.named_children:
@@ -131,7 +131,7 @@ class Words:
         return among(["*"]) if name[1] in _NUMBERS else UNKNOWN + raw
 
     def expanded(self, node: Node, depth: int = 0) -> str:
-        """Return the text of a here-document with its expansions replaced by their values."""
+        """Return a here-document's text with its expansions replaced by their values."""
         found, at = [], node.start_byte
         for child in node.named_children:
             if child.type in {"simple_expansion", "expansion", "command_substitution"}:

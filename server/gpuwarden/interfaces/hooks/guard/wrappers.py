@@ -43,7 +43,7 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "alacritty", "foot", "wezterm", "ghostty", "tilix", "terminator", "xfce4-terminal",
                             "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
                             "faketty"})  # fmt: skip
-"""Programs with subcommands and options that run another program, given at any position in their arguments."""
+"""Programs with subcommands and options that run another program, named anywhere in their arguments."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
@@ -139,7 +139,7 @@ def after_c(args: Sequence[str]) -> list[str]:
 
 
 def run_by_git(args: Sequence[str]) -> Iterator[str]:
-    """Yield the shell text that git runs, from settings and options."""
+    """Yield the shell text in settings and options that git runs."""
     for before, word in pairwise(["", *args]):
         whole = before == "-c" or word.startswith("--")
         if found := _RUN_BY_GIT.fullmatch(word if whole else f"{before}={word}"):
@@ -179,7 +179,7 @@ def for_fleets(args: Sequence[str]) -> Iterator[str]:
 
 
 def after_command(args: Sequence[str]) -> list[str]:
-    """Return the text of the command that PowerShell or cmd runs."""
+    """Return the command text that PowerShell or cmd runs."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"(?i)-c(?:o\w*)?|/[ck]", a)), None)
     return [] if flag is None else [" ".join(args[flag + 1 :])]
 

@@ -9,5 +9,5 @@ from gpuwarden.interfaces.http.serving import Serving
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes of the API."""
+    """Return the API routes."""
     return [*reporting.routes(serving), *training.routes(serving), *events.routes(serving)]

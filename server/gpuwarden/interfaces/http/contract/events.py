@@ -1,4 +1,4 @@
-"""GET /api/jobs/{job}/events: the events of a job as server-sent events, and as a WebSocket at the same path.
+"""GET /api/jobs/{job}/events: a job's events as server-sent events, and as a WebSocket at the same path.
 
 Both send the same JSON objects. The first object has the `type` `state`; the others have the `type` `event` (a ledger
 event), `alert`, or `metrics` (the newest point of each metric that has changed). To continue after an event, send its
@@ -26,7 +26,7 @@ from gpuwarden.interfaces.http.serving import Serving
 ALIVE_S: Final = 15.0
 """After this many seconds without an event, a comment is sent to keep the stream alive."""
 SEND_S: Final = 30.0
-"""Maximum seconds that a WebSocket client may take to read one message."""
+"""Maximum time in seconds that a WebSocket client may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"
 
 
@@ -62,7 +62,7 @@ def _since(connection: HTTPConnection) -> Place | None:
 
 
 class EventStream(StreamingResponse):
-    """The server-sent events of a job.
+    """A job's server-sent events.
 
     The subscription starts before the response is sent. If there are too many streams, the request therefore gets an
     error status, even if many clients connect at once. The subscription ends with the response.

@@ -1,6 +1,6 @@
 """Follow jobs: poll the ledger for events, and the metric store for points and alerts, at most four times a second.
 
-One task polls for all subscribers and detects the writes of every process: this one, the watch and commands. The
+One task polls for all subscribers and detects writes by every process: this one, the watch and commands. The
 queue of a slow subscriber holds only the newest point of each metric, and at most MAX_WAITING events. Further events
 remain in storage until the subscriber reads them, so a slow connection loses no events.
 """
@@ -30,7 +30,7 @@ MAX_WAITING: Final = 256
 """Maximum number of queued events for one subscriber."""
 MAX_SUBSCRIBERS: Final = 200
 MAX_EACH: Final = 50
-"""Maximum number of streams for one token or session, so that none can use up the streams of all others."""
+"""Maximum number of streams for one token or session, so that none can use up all streams."""
 Json = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """Return the number of further events that the queue can take."""
+        """Return the number of further events that the queue can hold."""
         return MAX_WAITING - len(self.events)
 
     def put(self, event: Json) -> None:
@@ -99,7 +99,7 @@ class Subscriber:
 
 
 class Live:
-    """The streams of one server."""
+    """One server's streams."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -134,7 +134,7 @@ class Live:
             self._subscribers.remove(one)
 
     def _shown(self, text: str) -> str:
-        """Return a text as a single line without secrets, which are removed before the text is truncated."""
+        """Return text as a single line without secrets, which are removed before the text is truncated."""
         return named(redact(text, self.ctx.hidden(text)), 300)
 
     def running(self) -> AbstractAsyncContextManager[None]:

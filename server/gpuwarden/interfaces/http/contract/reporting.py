@@ -40,8 +40,7 @@ from gpuwarden.metrics.points import (
 
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
-"""Seconds after the end of a job during which it may still report, because a lost connection may have delayed its
-reports.
+"""Seconds for which a job may still report after it ends, because a lost connection may have delayed its reports.
 """
 LOOK_S: Final = 60.0
 """Seconds between two checks of whether a job may still report."""
@@ -70,7 +69,7 @@ class Reporters:
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
 
     def names(self, job_id: str) -> frozenset[str]:
-        """Return the accepted names of a job.
+        """Return a job's accepted names.
 
         Raises AuthFailed if the job is unknown here or ended more than LATE_S ago.
         """
@@ -105,7 +104,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
     serving.lifespans.append(committing)
 
     async def metrics(request: Request) -> Response:
-        """Store the points of one post."""
+        """Store the points in one post."""
         try:
             job, body, large = await _own(request, reporters)
             post = await to_thread.run_sync(read_points, body) if large else read_points(body)

@@ -34,7 +34,7 @@ FIRST_LOOK_S: Final = 30.0
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # Polls are shared, because the watch could not get the lock of a job that continuously requests its own status.
+    # Polls are shared: otherwise, a job that constantly requests its own status would keep the watch from its lock.
     looks = Looks(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:

@@ -8,7 +8,7 @@ from gpuwarden.interfaces.http.serving import Serving
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes of the pages."""
+    """Return the page routes."""
     # Jinja and the templates are imported only if the pages are served.
     from gpuwarden.interfaces.http.pages.approving import approving_routes
     from gpuwarden.interfaces.http.pages.reading import reading_routes

@@ -1,6 +1,6 @@
 """Routes for approvals on a web page, which shows the same facts as the prompt at a terminal.
 
-A passkey or a code from a terminal confirms an approval. Only a browser session can call these routes, from a page of
+A passkey or a code from a terminal confirms an approval. Only a browser session can call these routes, from a page on
 this server. A session alone can't approve, and tokens have no access. The signature covers the digest of the facts that
 were shown; each challenge can be used only once.
 """
@@ -75,7 +75,7 @@ def approving_routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request. A form on another page can't send the required content type."""
+    """Return the JSON object in a request. A form on another page can't send the required content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise BadRequest("the content type is not application/json")
     try:
@@ -88,7 +88,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 class ApprovalPages:
-    """The approval and passkey pages of one server."""
+    """One server's approval and passkey pages."""
 
     def __init__(self, serving: Serving) -> None:
         self.ctx, self.settings = serving.ctx, serving.settings
@@ -105,7 +105,7 @@ class ApprovalPages:
         return page("approve.html", view, here="Now", ticket=ticket, ready=bool(here), open_at=site, code=code)
 
     async def _facts(self, ticket: str) -> View:
-        """Return the facts of a ticket or a receipt, with their digest. Raises NotFound or Conflict."""
+        """Return the facts to approve for a ticket or a receipt, with their digest. Raises NotFound or Conflict."""
         shell = command(approval(ticket))
         if ticket.startswith("r"):
             found = open_spending(self.ctx, ticket)
@@ -139,7 +139,7 @@ class ApprovalPages:
         }
 
     async def challenge(self, request: Request) -> Response:
-        """Return the challenge that a passkey has to sign. The request contains the digest of the displayed facts."""
+        """Return the challenge that a passkey has to sign. The request contains the displayed facts' digest."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if CHANNEL not in self.ctx.policy.approval.channels:
             raise Refused("the policy does not allow approval on the page", approval(ticket))
@@ -212,7 +212,7 @@ class ApprovalPages:
         return page("passkeys.html", {"passkeys": rows}, here="")
 
     async def new_challenge(self, request: Request) -> Response:
-        """Return the options with which a browser creates a passkey. The request contains a code from a terminal."""
+        """Return the options that a browser needs to create a passkey. The request contains a code from a terminal."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])

@@ -41,7 +41,7 @@ SCRIPTS: Final = ("view.js", "card.js")
 WIDTH: Final = 320.0
 HEIGHT: Final = 96.0
 EDGE: Final = 3.0
-"""Distance between a line and the upper and lower edge, in units of the drawing."""
+"""Distance between a line and the upper and lower edge, in drawing units."""
 POINTS: Final = 240
 FEW_POINTS: Final = 60
 """Maximum number of points in a curve that is shown in a list."""
@@ -76,7 +76,7 @@ FIELDS: Final = {
 
 @cache
 def document(kind: Kind) -> str:
-    """Return the HTML of a card.
+    """Return a card's HTML.
 
     The card's content security policy allows only its own script and style, and no requests.
     """
@@ -93,7 +93,7 @@ def document(kind: Kind) -> str:
         "lists": defaultdict(tuple),
         "meters": defaultdict(lambda: {"amount": None, "rate": 0.0}),
     }
-    # Trusted files of this package, which the policy pins by their digests.
+    # Trusted files in this package, which the policy pins by their digests.
     inside = {"style": Markup(style), "script": Markup(script)}  # noqa: S704
     return environment().get_template(f"card_{kind}.html").render(view=empty, kind=kind, policy=policy, **inside)
 
@@ -160,7 +160,7 @@ def _short(row: Row) -> Row:
 
 
 def machine_row(row: InstanceReply) -> Row:
-    """Return one machine of the list."""
+    """Return one machine in the list."""
     clock = row.clocks[0] if row.clocks else None
     return {
         "key": f"{row.platform} {row.instance_id}",
@@ -178,7 +178,7 @@ def machine_row(row: InstanceReply) -> Row:
 
 
 def _progress(ctx: Context, job_id: str) -> Row:
-    """Return the name, the curve and the evidence of the job on a machine."""
+    """Return the name, curve and evidence of the job on a machine."""
     job = read_job(ctx.ledger, job_id)
     metric, curve = _first_curve(ctx, job_id, None, FEW_POINTS)
     proven = [TITLES[step.rung].lower() for step in ladder(ctx, job) if step.held is Held.YES]
@@ -192,7 +192,7 @@ def _progress(ctx: Context, job_id: str) -> Row:
 
 
 def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -> tuple[str, Curve]:
-    """Return a job's first metric, and the curve of this metric."""
+    """Return a job's first metric and its curve."""
     names = names_of(ctx.metrics, job_id, seen)
     metric = names[0] if names else ""
     return metric, curve_of(ctx.metrics, job_id, metric, seen, points=points)

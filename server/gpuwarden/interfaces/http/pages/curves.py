@@ -17,13 +17,13 @@ from gpuwarden.metrics.store import Curve, MetricStore
 
 LOSS: Final = "loss"
 POINTS: Final = 2_000
-"""Maximum number of points of one curve: two for each pixel of a wide screen."""
+"""Maximum number of points in one curve: two for each pixel of a wide screen."""
 FIRST: Final = ("loss", "train/loss", "train_loss", "eval_loss", "val_loss")
 """Metrics that are listed first, in this order."""
 
 
 class Curves:
-    """The curves of one server's jobs."""
+    """The curves for one server's jobs."""
 
     def __init__(self, looks: Looks) -> None:
         self.looks = looks
@@ -47,7 +47,7 @@ class Curves:
         timed: bool = False,
         limit: int = POINTS,
     ) -> View:
-        """Return one curve, or a part of it. A non-finite value is a gap. `timed` adds the time of each point."""
+        """Return one curve, or a part of it. A non-finite value is a gap. `timed` adds each point's time."""
         curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, points=limit, between=between)
         times = curve.times or (None,) * len(curve.x)
         points: list[tuple[float, float | None, float | None]] = [*zip(curve.x, curve.values, times, strict=True)]
@@ -68,7 +68,7 @@ class Curves:
 
 
 def names_of(store: MetricStore, job_id: str, seen: Checked | None) -> list[str]:
-    """Return the metrics of a job that have a curve, the loss first. `seen` is the last poll of the job."""
+    """Return a job's metrics that have a curve, the loss first. `seen` is the job's last poll."""
     found = set(store.latest(job_id)) or ({LOSS} if _observed(seen) else set())
     return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
 

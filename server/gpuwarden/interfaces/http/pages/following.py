@@ -43,7 +43,7 @@ MAX_STREAMS: Final = 200
 A page without a stream polls instead.
 """
 MAX_EACH: Final = 20
-"""Maximum number of streams for one session or token, so that it can't use up the streams of the others."""
+"""Maximum number of streams for one session or token, so that it can't use up the others' streams."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _log(what: str, error: Exception) -> None:
 
 
 class Following:
-    """The streams of one server's pages."""
+    """The streams for one server's pages."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -92,7 +92,7 @@ class Following:
         """The ledger's last event and the metric store's version at the last check."""
 
     def stream(self, request: Request, make: Callable[[], Awaitable[View]], part: str = "") -> Response:
-        """Return the stream of the requested page, or of a part of it. Raises NoCapacity if too many are open."""
+        """Return the stream for the requested page, or for a part of it. Raises NoCapacity if too many are open."""
         who = principal_of(request).id
         if self._full(who):
             raise NoCapacity("too many pages are open", "Close some of them, then reload.")

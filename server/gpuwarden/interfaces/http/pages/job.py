@@ -1,4 +1,4 @@
-"""View of one job for its page: progress, cost, evidence, machine, diagnosis, log and timeline."""
+"""A job's view for its page: progress, cost, evidence, machine, diagnosis, log and timeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, story
 EVENTS: Final = 200
 """Maximum number of events in a timeline. The latest events are shown."""
 FULL: Final = 95.0
-"""Percentage of memory or disk in use at which a gauge is highlighted."""
+"""Memory or disk usage, in percent, at which a gauge is highlighted."""
 TITLES: Final = {
     Rung.DECLARED: "Outputs declared",
     Rung.COPIED: "Copied to this machine",
@@ -179,7 +179,7 @@ def _looked(seen: Checked | None, error: WardenError | None) -> str:
 
 
 def rung_row(step: Step) -> Row:
-    """Return one step of the verification.
+    """Return one verification step.
 
     Its text describes the evidence, such as the number of files, their size and the time.
     """
@@ -274,7 +274,7 @@ def event_rows(ctx: Context, job_id: str) -> list[Row]:
 
 
 def log_view(seen: Checked | None) -> View:
-    """Return the end of a log: its readable text, its start offset and the size of the log in bytes."""
+    """Return the end of a log: its readable text, its start offset and the log's size in bytes."""
     if seen is None or seen.log is None:
         return {"text": "", "start": 0, "size": 0}
     return {"text": seen.log.text, "start": seen.log.start, "size": seen.log.size}

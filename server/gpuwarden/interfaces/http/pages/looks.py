@@ -62,7 +62,7 @@ class Look(Generic[T]):
 
 
 class Looks:
-    """The latest polls of one server: of all platforms, and of the jobs whose pages are open."""
+    """One server's latest polls: of all platforms, and of the jobs whose pages are open."""
 
     def __init__(self, ctx: Context, log_bytes: int = LOG_BYTES) -> None:
         self.ctx, self.log_bytes = ctx, log_bytes

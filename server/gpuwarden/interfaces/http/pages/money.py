@@ -17,11 +17,11 @@ from gpuwarden.lifecycle.records import read_job
 SPANS: Final = (7, 30, 90)
 """Selectable periods in days."""
 JOBS: Final = 50
-"""Maximum number of jobs that the page lists, the most expensive first."""
+"""Maximum number of jobs that the page lists, most expensive first."""
 
 
 def money_view(ctx: Context, days: int) -> View:
-    """Return the machine costs of the last `days` days. Simulated costs are shown but not added to the total."""
+    """Return the machine costs for the last `days` days. Simulated costs are shown but not added to the total."""
     since = day_start(ctx.clock.now(), days - 1)
     found = charges(ctx, since)
     by = {

@@ -16,7 +16,7 @@ ROWS = 50
 
 
 def now_view(reply: StatusReply) -> View:
-    """Return the view of the start page. The page advances the amount of each meter at its hourly rate."""
+    """Return the start page's view. The page advances each meter at its hourly rate."""
     spent, alike = reply.spending, (*reply.running, *reply.ended)
     cap = spent.per_day_cap_usd
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
@@ -34,7 +34,7 @@ def now_view(reply: StatusReply) -> View:
             "left": f"{usd(max(0.0, cap - spent.today_usd))} left of {usd(cap)} today" if cap > 0 else "",
             "cap": "" if cap > 0 else "no daily cap: all spending needs approval",
             "month": f"{usd(spent.month_usd)} this month",
-            "pretend": f"simulated costs of rehearsals{f', {usd_per_hour(pretend)}' if pretend else ''}",
+            "pretend": f"simulated rehearsal costs{f', {usd_per_hour(pretend)}' if pretend else ''}",
             "updated": local(reply.at, "%H:%M:%S"),
             "title": " · ".join([*title, "gpuwarden"]),
         },
@@ -59,7 +59,7 @@ def now_view(reply: StatusReply) -> View:
 
 
 def job_row(line: JobLineReply) -> Row:
-    """Return the row of one job in a list."""
+    """Return a job's row in a list."""
     share = line.step / line.total_steps if line.step is not None and line.total_steps else None
     clock = line.clocks[0] if line.clocks else None
     return {
@@ -98,7 +98,7 @@ def waiting_row(waiting: WaitingReply) -> Row:
 
 
 def other_row(other: InstanceReply) -> Row:
-    """Return one machine that is not used by a job of this ledger."""
+    """Return one machine that no job in this ledger uses."""
     return {
         "key": f"{other.platform} {other.instance_id}",
         "state": "unknown" if other.billing is None else "billing",
@@ -125,7 +125,7 @@ def account_row(account: AccountReply) -> Row:
 
 
 def jobs_view(reply: JobsReply) -> View:
-    """Return the view of one page of the list of all jobs."""
+    """Return the view of one page in the list of all jobs."""
     return {
         "lists": {"jobs": [job_row(line) for line in reply.jobs]},
         "texts": {"message": shown(reply.message), "count": counted(len(reply.jobs), "job")},

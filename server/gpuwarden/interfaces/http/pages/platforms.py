@@ -1,4 +1,4 @@
-"""Build the views of the platforms (storage persistence, deadlines) and of the references (known failures)."""
+"""Build the views for platforms (storage persistence, deadlines) and references (known failures)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def running_clocks(ctx: Context) -> list[Row]:
 
 
 def knowledge_view(query: str) -> View:
-    """Return the reference entries that match a symptom or lines of a log."""
+    """Return the reference entries that match a symptom or log lines."""
     reply = look_up(query) if query.strip() else None
     return {
         "query": query,

@@ -112,7 +112,7 @@ def _number(request: Request, name: str) -> float | None:
 
 
 def _days(request: Request) -> int:
-    """Return the period of the page Money. Raises BadRequest."""
+    """Return the period for the Money page. Raises BadRequest."""
     asked = _number(request, "days")
     days = SPANS[1] if asked is None else int(asked)
     if not 1 <= days <= 366:
@@ -121,7 +121,7 @@ def _days(request: Request) -> int:
 
 
 def _filters(request: Request) -> dict[str, str]:
-    """Return the filters of the list of jobs, and the job after which it starts. Raises BadRequest."""
+    """Return the job list's filters, and the job after which the list starts. Raises BadRequest."""
     asked = {name: request.query_params.get(name, "") for name in ("name", "state", "platform", "project", "after")}
     if asked["state"] and asked["state"] not in STATES:
         raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
@@ -167,11 +167,11 @@ class Pages:
         return page("now.html", await self._now(), here="Now")
 
     async def now_json(self, _request: Request) -> Response:
-        """Return the view of the start page as JSON."""
+        """GET the start page's view as JSON."""
         return JSONResponse(await self._now())
 
     async def now_events(self, request: Request) -> Response:
-        """GET the view of the start page as a stream of updates."""
+        """GET the start page's view as a stream of updates."""
         return self.following.stream(request, self._now)
 
     async def _look_now(self) -> View:
@@ -189,13 +189,13 @@ class Pages:
         """GET /jobs: all jobs, one page at a time."""
         asked = _filters(request)
         first = f"/jobs?{urlencode(_kept(asked))}"
-        # A filter on other fields than the state reads each job, which takes too long to be repeated.
+        # Filters on fields other than the state read every job, which takes too long to repeat.
         follows = _kept(asked).keys() <= {"state"} and not asked["after"]
         live = f"/jobs.json?{urlencode({'state': asked['state']})}" if follows else ""
         return page("jobs.html", self._jobs(asked), here="Jobs", asked=asked, states=STATES, first=first, live=live)
 
     async def jobs_json(self, request: Request) -> Response:
-        """GET the view of the list of jobs as JSON."""
+        """GET the job list's view as JSON."""
         return JSONResponse(self._jobs(_filters(request)))
 
     async def jobs_events(self, request: Request) -> Response:
@@ -240,11 +240,11 @@ class Pages:
         return page("job.html", view, here="Jobs", **more)
 
     async def job_json(self, request: Request) -> Response:
-        """GET the view of a job as JSON."""
+        """GET a job's view as JSON."""
         return JSONResponse(await self._job_with_metrics(request.path_params["job_id"]))
 
     async def job_events(self, request: Request) -> Response:
-        """GET the view of a job as a stream of updates."""
+        """GET a job's view as a stream of updates."""
         job_id = request.path_params["job_id"]
         read_job(self.ctx.ledger, job_id)  # raises for an unknown job
         return self.following.stream(request, lambda: self._job_with_metrics(job_id))
@@ -262,7 +262,7 @@ class Pages:
     async def curve(self, request: Request) -> Response:
         """GET one curve, or the part of it between two steps or times, with at most about `points` points.
 
-        `x=time` adds the time of each point.
+        `x=time` adds each point's time.
         """
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)

@@ -56,7 +56,7 @@ class Challenge:
 
 
 class Challenges:
-    """The open challenges of a server. They are kept in memory only, so a restart invalidates them."""
+    """A server's open challenges. They are kept in memory only, so a restart invalidates them."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx

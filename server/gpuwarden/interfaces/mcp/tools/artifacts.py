@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
-"""Limits for one verification of a path: seconds, bytes and folder entries."""
+"""Limits for verifying one path: seconds, bytes and folder entries."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
@@ -78,10 +78,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def _address(ctx: Context, what: str) -> str:
-    """Return an address on the Hub unchanged, and anything else as a path on this machine.
+    """Return a Hub address unchanged, and anything else as a path on this machine.
 
     Over HTTP, only paths below the working directory and pulled copies are allowed, because the report lists files, and
-    a token with the scope read does not imply an account on this machine.
+    a token with the `read` scope does not imply an account on this machine.
     """
     if what.startswith(SCHEME):
         return what
@@ -104,7 +104,7 @@ def _usable(path: str) -> Path:
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """Return an agent's destination. Raises BadRequest unless it resolves to a place below the working directory.
+    """Return an agent's destination. Raises BadRequest unless it resolves to a path below the working directory.
 
     Hidden folders are refused, because programs read their settings from them and the machine chooses the file names.
     """

@@ -52,7 +52,7 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
 
 
 def edited(result: CallToolResult, **changes: Any) -> CallToolResult:
-    """Return a result with some fields changed, in its text and in its structured content."""
+    """Return a result with some fields changed in both its text and its structured content."""
     body = {**(result.structured_content or {}), **changes}
     short = {k: v for k, v in body.items() if k != "next" and (v not in (None, "", [], {}) or k == "ok")}
     return CallToolResult(content=[_text(short)], structured_content=body)

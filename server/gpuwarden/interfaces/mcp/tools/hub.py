@@ -37,7 +37,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.tool(annotations=READ)
     async def dataset_search(
-        query: Annotated[str, Field(description="Words of the name")] = "",
+        query: Annotated[str, Field(description="Words in the name")] = "",
         author: Annotated[str, Field(description="Owner")] = "",
         tags: Annotated[list[str] | None, Field(description="For example task_categories:text-generation")] = None,
         sort: Annotated[Sort, Field(description="Highest first")] = "downloads",

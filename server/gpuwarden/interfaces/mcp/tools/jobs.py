@@ -78,7 +78,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         offers_for: Annotated[str | None, Field(description="GPU to price on every platform")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.InstancesReply]:
-        """List every rented machine, ours or not: state, billing, cost, job. Unreadable means unknown, not gone."""
+        """List all machines in the user's accounts: state, billing, cost, job. Unreadable means unknown, not gone."""
         from gpuwarden.lifecycle.monitoring.inventory import list_instances
         from gpuwarden.lifecycle.offers import offers
 
@@ -133,7 +133,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
         receipt; a call with only that receipt launches, once. Returns at once; follow with check_job.
         """
-        # The parameters that are fields of the spec; an omitted parameter gets the spec's default.
+        # The parameters that are spec fields; an omitted parameter gets the spec's default.
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }

@@ -30,7 +30,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.tool(annotations=LOOK)
     async def search_references(
-        query: Annotated[str, Field(description="A symptom in any words, an id, or lines of a log")],
+        query: Annotated[str, Field(description="A symptom in any words, an id, or log lines")],
         limit: Annotated[int, Field(description="Up to 10")] = 5,
     ) -> Annotated[CallToolResult, SearchReply]:
         """Search known failures and how-to pages: cause, fix, page."""
@@ -40,8 +40,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         return answer(ctx, reply)
 
     @server.resource(ENTRY_TEMPLATE, name="entry", title="One known failure", mime_type=MARKDOWN)
-    async def entry(id: str) -> str:  # noqa: A002 - the variable of the template
-        """Return a full entry of the references by its id."""
+    async def entry(id: str) -> str:  # noqa: A002 - the template's variable
+        """Return a full reference entry by its id."""
         try:
             return await anyio.to_thread.run_sync(entry_text, id)
         except NotFound as error:
@@ -62,7 +62,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:
-        """Return a shipped training script or, for a model and a dataset on the Hub, the matching arguments."""
+        """Return a bundled training script or, for a model and a dataset on the Hub, the matching arguments."""
         try:
             if not (model or dataset):
                 return template_page(await anyio.to_thread.run_sync(trainer, name))

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context as ClientContext
 
 T = TypeVar("T")
 Note = Callable[[float, float | None], None]
-"""Progress callback. Its arguments are the number of bytes done, and the total number if it is known."""
+"""Progress callback. Its arguments are the number of bytes done and, if known, the total."""
 
 
 async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]], doing: str) -> T:

@@ -51,7 +51,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def ask_person(
         view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
     ) -> Elicit[Yes] | Unasked:
-        """Ask the user in the client, if the client supports this and every proof is present."""
+        """Ask the user in the client if the client supports forms and every proof is present."""
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
         # A client that declares support only for URLs does not show forms.
@@ -75,8 +75,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         elicited: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
-        """Request the end of a job's machine. Refused until its outputs are pulled and proven; then the user approves
-        with `gpuwarden approve`. No argument approves it. Call again for its progress.
+        """Request to stop or terminate a job's machine. Refused until its outputs are pulled and proven; then the user
+        approves with `gpuwarden approve`. No argument approves it. Call again for its progress.
         """
         form = elicited.data if isinstance(elicited, AcceptedElicitation) else None
         choice = form.approve if isinstance(form, Yes) else None
@@ -100,12 +100,12 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 def question(view: TeardownView) -> str:
     """Return the question to the user.
 
-    It contains the digest of the facts, because an approval applies only to these facts.
+    It contains the facts' digest, because an approval applies only to these facts.
     """
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    # The cost is that at the time of the ticket, because the user would be asked again if the text changed.
+    # Use the cost at the time of the ticket: if the text changed, the user would be asked again.
     price = lease.instance.price_usd_per_hour if lease.instance else None
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (

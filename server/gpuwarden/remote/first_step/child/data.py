@@ -132,7 +132,7 @@ def _cell(value: Any, feature: Any) -> Any:
 
 
 def _picture(side: int = 64) -> bytes:
-    """Return a grey PNG."""
+    """Return a gray PNG."""
     rows = b"".join(b"\0" + b"\x80" * 3 * side for _ in range(side))
     chunks: List[bytes] = []
     for name, content in (

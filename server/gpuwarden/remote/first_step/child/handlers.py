@@ -1,7 +1,7 @@
 """Record the errors that a script catches and ignores, because their effects would otherwise go unnoticed.
 
 Only handlers that catch all exceptions are watched, and only if they contain nothing but calls, for example to print,
-log or exit. A caught error is a fault of the script if the code is wrong, or if the failed code was supposed to save
+log or exit. A caught error is the script's fault if the code is wrong, or if the failed code was supposed to save
 something.
 """
 

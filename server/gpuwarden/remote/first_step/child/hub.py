@@ -106,7 +106,7 @@ def patch_auto(record: Record, module: ModuleType) -> None:
 
 
 def plain_loading(record: Record, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the arguments of `from_pretrained` without those that need a GPU, and without `revision`."""
+    """Return the `from_pretrained` arguments, except `revision` and those that need a GPU."""
     kept = dict(given)
     for name in ("quantization_config", "load_in_4bit", "load_in_8bit"):
         if kept.pop(name, None):

@@ -12,7 +12,7 @@ Patch = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that wraps the loaders of the modules to patch. All other modules are found as usual."""
+    """A finder that wraps the loaders for modules to patch. All other modules are found as usual."""
 
     def __init__(self, patches: Dict[str, Patch]) -> None:
         self._patches = patches

@@ -1,6 +1,6 @@
 """End training loops after their first optimizer step, so that the code after them runs too.
 
-A loop is a training loop if its body calls `.backward(...)`, or a function of the script that calls it. A counter wraps
+A loop is a training loop if its body calls `.backward(...)`, or a function in the script that calls it. A counter wraps
 the loop's iterable or condition; line numbers do not change. A loop without an optimizer step ends after `MOST`
 iterations.
 """
@@ -59,7 +59,7 @@ class _Bounded(ast.NodeTransformer):
 
 
 def _training(tree: ast.Module) -> Set[str]:
-    """Return the names of the script's functions that call `.backward(...)`, directly or through other functions."""
+    """Return the names of the script's functions that call `.backward(...)`, directly or indirectly."""
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     found: Set[str] = set()
     while True:

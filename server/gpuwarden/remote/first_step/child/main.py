@@ -92,7 +92,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def peak() -> float:
-    """Return the peak memory of this process in megabytes."""
+    """Return this process's peak memory in megabytes."""
     try:
         import resource
     except ImportError:
@@ -136,7 +136,7 @@ def rehearse(record: Record) -> Dict[str, Any]:
 
 
 def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
-    """Return the outcome of a script that ran to its end."""
+    """Return the outcome for a script that ran to completion."""
     if record.unfit:
         return {"outcome": "stopped", "why": record.unfit, "message": record.unfit}
     if not record.steps and "step" not in record.reached:

@@ -1,4 +1,4 @@
-"""Record one rehearsal: the stages that it reached, and the substitutes that it used."""
+"""Record one rehearsal: the stages it reached and the substitutes it used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 MOST = 40
 FEW_LAYERS = 128
-"""A number in a config above this value is a width; a smaller number may also count layers, heads or experts."""
+"""In a config, a number above this value is a width; a smaller one may also be a count of layers, heads or experts."""
 _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
 
 
@@ -57,7 +57,7 @@ class Record:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether the script contains a number that fits only the real model and explains the error `words`.
+        """Return whether the script contains a number that fits only the real model and explains the message `words`.
 
         Such a number is the index of a layer or head that the small model does not have, or the real width times 1, 2,
         1/2 or 1/4.

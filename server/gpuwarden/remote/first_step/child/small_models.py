@@ -84,12 +84,12 @@ def prepare(record: Record, hub: str) -> None:
 
 
 def folder_of(hub: str, name: str) -> str:
-    """Return the folder of a model's only snapshot, which the parent process created."""
+    """Return the folder that contains a model's only snapshot, which the parent process created."""
     return os.path.join(hub, "models--" + name.replace("/", "--"), "snapshots", "rehearsal")
 
 
 def give_weights(record: Record, hub: str, name: str, subfolder: str, asked: Any) -> None:
-    """Save a small model with random weights, of the architecture in its config or otherwise of the class `asked`."""
+    """Save a small model with random weights. Its class is the one named in its config or, by default, `asked`."""
     import transformers
 
     folder = os.path.join(folder_of(hub, name), subfolder)

@@ -33,7 +33,7 @@ _CALLS = re.compile(
 
 
 def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that ended with an error."""
+    """Return the outcome for a script that ended with an error."""
     line, text = place(error, script)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
@@ -51,7 +51,7 @@ def certain(record: Record, error: BaseException) -> bool:
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that caught an error. `certain` is false, because the error may be expected."""
+    """Return the outcome for a script that caught an error. `certain` is false, because the error may be expected."""
     found = judge(record, error, script)
     return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
@@ -113,7 +113,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def place(error: BaseException, script: str) -> Tuple[int, str]:
-    """Return the number and text of the last line of the script in an error's traceback."""
+    """Return the number and text of the last script line in an error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return error.lineno or 0, (error.text or "").strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == script]

@@ -15,7 +15,7 @@ const HEIGHT = 320;
 const ROWS = 40;
 let plot = null;
 let curves = [];
-let byTime = false; // the x axis, which is that of the first run with points
+let byTime = false; // whether the x axis is time, as in the first run with points
 let hours = across.value === "time"; // or the hours since each run's first point
 let part = null; // the zoomed range of the x axis
 const whole = new Map(); // each run's whole curve over hours, in which a zoom finds the steps to request
@@ -167,7 +167,7 @@ function readout(index) {
   if (!plot) return;
   const hovered = index !== null && index !== undefined;
   curves.forEach((curve, n) => {
-    // Runs that report at other steps have no value at this one; the last one before it counts.
+    // A run that reports at other steps has no value here, so its last earlier value is shown.
     let at = hovered ? index : -1;
     while (at >= 0 && (plot.data[n + 1][at] === null || plot.data[n + 1][at] === undefined)) at -= 1;
     const shown = at >= 0 ? `${number(plot.data[n + 1][at])} at ${place(plot.data[0][at])}` : hovered ? "-" : number(last(curve));

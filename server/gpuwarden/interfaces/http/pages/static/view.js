@@ -9,7 +9,7 @@ export function write(element, text) {
 }
 
 function tell(element, text) {
-  // Text between two backticks is code. An odd number of backticks is shown as it is.
+  // Text between two backticks is code. Text with an odd number of backticks is shown unchanged.
   const pieces = text.split("`");
   const parts = pieces.length % 2 ? pieces : [text];
   if (element.textContent === parts.join("")) return;
