@@ -54,7 +54,7 @@ def use_no_cache() -> None:
 
 
 def forbid(event: str, _: Any) -> None:
-    """Raise PermissionError if an audit event uses the network or starts another program."""
+    """Raise PermissionError for an audit event that reports use of the network or of another program."""
     if event.startswith(_FORBIDDEN):
         raise PermissionError(f"{event} is not allowed here")
 

@@ -145,7 +145,7 @@ def _progress(now: Findings, before: Findings, compared: Compared) -> None:
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], compared: Compared) -> None:
-    """Check that every adapted module exists in the base model and has the dimensions that its matrices require."""
+    """Check that the base model has every adapted module, with the dimensions that its A and B matrices require."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"

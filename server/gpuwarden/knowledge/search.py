@@ -47,7 +47,7 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""Repeated occurrences of a term in a field do not count, because aliases in two languages repeat the same concept."""
+"""Further occurrences of a term in a field are not counted, because aliases in two languages repeat a concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5

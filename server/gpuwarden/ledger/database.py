@@ -68,7 +68,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Insert an event with its hash. Return False if its number or its kind and token are taken."""
+        """Insert an event with its hash. Return False if its number, or its kind and token, are already taken."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)

@@ -36,7 +36,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Return whether disk space or permissions are lacking. The ledger may then still be readable."""
+    """Return whether the error is due to a lack of disk space or permissions. The ledger may then still be readable."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 

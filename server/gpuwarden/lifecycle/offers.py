@@ -64,7 +64,7 @@ class Offer:
 
 
 async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
-    """Query one platform. Raises NotFound for an unknown name, and NotSupported if the platform has no rentals."""
+    """Query one platform. Raises NotFound for an unknown name, and NotSupported if gpuwarden can't rent there."""
     profile, provider = ctx.profile(platform), ctx.provider(platform)
     try:
         answer = await in_time(platform, provider.quote(resources))

@@ -128,8 +128,8 @@ class Rented:
     ) -> Answer[tuple[Instance, ...]]:
         """Parse a list row by row, so that an invalid row does not hide other instances.
 
-        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without an
-        id and a name could be any instance, so the whole list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row that lacks
+        either could be any instance, so the whole list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -244,8 +244,8 @@ async def agreed_gone(
 ) -> Answer[Instance | None]:
     """Return None if the list does not contain the instance either, otherwise the instance as listed.
 
-    Returns Unknown if the list can't be read. `message` describes the reply to the query for this instance. A single
-    404 may be wrong, and a retired API address returns 404 for every instance.
+    Returns Unknown if the list or the instance's row can't be read. `message` describes the reply to the query for this
+    instance. A single 404 may be wrong, and a retired API address returns 404 for every instance.
     """
     try:
         answer = known_list() or await listing()

@@ -123,7 +123,7 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 
 @contextmanager
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
-    """Let `get` use a recently read list to confirm that an instance is gone. If None, `get` requests a new list.
+    """Let `get` use a recently read list to confirm that an instance is gone. If it is None, `get` requests a new list.
 
     Without a shared list, a thousand reclaimed machines would cause a thousand requests for the list.
     """

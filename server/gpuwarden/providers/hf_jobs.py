@@ -1,7 +1,7 @@
 """Provider `hf_jobs`: Hugging Face Jobs. No machine is rented in advance: the job is the instance.
 
 `create` makes a reservation, which costs nothing: it writes the token to a file and requests the price. After the
-launch, the instance has the state of the job whose label contains the token; when the job ends, the instance is gone. A
+launch, the instance has the state of the job that has the token in a label; when the job ends, the instance is gone. A
 reservation that was terminated without a launch is also gone.
 
 The list includes the account's other jobs, and its scheduled jobs, which start billed jobs automatically.

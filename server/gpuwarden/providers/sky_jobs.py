@@ -6,7 +6,8 @@ the managed job with the reservation's name.
 
 An ended job does not prove that its machine is gone: the controller sets the state first and ends the machine
 afterward. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
-if it lists the machine, agrees. If the controller failed, the machine's state is unknown, and it counts as billed.
+if it lists the machine, agrees. If the controller failed, the machine's state is unknown, and the machine counts as
+billed.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """Return one or more matching offers, cheapest first. Raises NoCapacity if no offer matches."""
+        """Return the matching offers (at least one), cheapest first. Raises NoCapacity if no offer matches."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk, names = resources.disk_gb or DISK_GB, await self._named(asked)
         query: dict[str, object] = {

@@ -32,7 +32,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the parts of all lower ranks exist, and that the iteration in the tracker file was saved."""
+    """Check that no lower rank's part is missing, and that the iteration in the tracker file was saved."""
     judgement = Judgement(NAME, folder.rel)
     if _TRACKER in folder.files:
         _tracked(folder, found, judgement)

@@ -121,7 +121,7 @@ def _literal(args: tuple[Any, ...]) -> bool:
 
 
 def _moment(args: tuple[Any, ...]) -> bool:
-    """Accept numbers, bytes, and datetime objects such as a time zone."""
+    """Accept numbers, bytes, and objects from the datetime module, such as a time zone."""
     funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
     return all(isinstance(f, Global) and f.module == "datetime" for f in funcs)
 

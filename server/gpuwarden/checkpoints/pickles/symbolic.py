@@ -93,7 +93,7 @@ class Machine:
         return out
 
     def number(self, form: str) -> int:
-        """Return an integer in a `struct` format."""
+        """Return an integer that is encoded in a `struct` format."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 

@@ -63,7 +63,7 @@ def fill(
     name: str,
     limits: Limits,
 ) -> None:
-    """Add the tensors in `tree` to `found`. `stored` maps each storage key to its storage's byte offset and size."""
+    """Add the tensors in `tree` to `found`. `stored` maps each storage key to its offset and size in bytes."""
     judge(found, tree, allow_list.of_file(name))
     strange = [op for op in tree.opcodes if op not in PYTHON_OPS]
     if strange:
@@ -183,7 +183,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(args, tuple) or len(args) < REBUILD[name]:
         raise Broken(f"its pickle calls {name} with too few arguments", Cause.CONTRADICTION)
     if not isinstance(args[0], Persistent):
-        raise Doubtful(f"its pickle calls {name}, but an argument is not a storage reference")
+        raise Doubtful(f"its pickle calls {name}, but the first argument is not a storage reference")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]

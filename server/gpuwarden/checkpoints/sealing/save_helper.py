@@ -146,7 +146,7 @@ def _folders(root: Path) -> list[tuple[float, int, Path]]:
 
 
 def _saved_at(folder: Path) -> float:
-    """Return the time in the manifest; the folder's own time if the manifest is damaged, or 0 if it is missing."""
+    """Return the manifest's time; the folder's own time if the manifest is damaged, or 0 if there is no manifest."""
     try:
         at = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["taken_at"]
         if 0 < at < 1e11:

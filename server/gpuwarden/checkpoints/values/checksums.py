@@ -1,6 +1,6 @@
 """Compute digests and CRC-32 checksums, and search bytes for NaN and infinity.
 
-If numpy, isal and xxhash are installed, only memory bandwidth limits the speed. Without them, the computation is
+If numpy, isal and xxhash are installed, memory bandwidth limits the speed. Without them, the computation is
 slower, and the XXH3 digest is omitted.
 """
 

@@ -37,7 +37,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--name", default=None, help="Short name; default: the script's name.")
 @click.option("--project", default=None, help="Tag for `gpuwarden costs`.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A shell variable to pass as a secret.")
+@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="An environment variable to pass as a secret.")
 @click.option(
     "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload from the working directory."
 )

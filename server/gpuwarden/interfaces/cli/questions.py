@@ -128,7 +128,7 @@ def ask_keys(env: Mapping[str, str], folder: Path, terminal: Terminal) -> None:
     wanted = terminal.ask("Platforms whose key to store in a file, separated by spaces (Enter: none): ")
     for name in wanted.replace(",", " ").split():
         if name not in lacking:
-            terminal.say(f"  skipped: {name} is unknown or needs no key file")
+            terminal.say(f"  skipped: {name} is unknown, already has a key, or takes no key file")
         elif key := terminal.secret(f"Key for {name} (not shown): ").strip():
             variable = lacking[name]
             try:

@@ -33,7 +33,10 @@ class _Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, with a per-principal limit. They also end when the principal's token ends."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
-        """Open a session, or return None if a limit is reached. The principal's longest-idle session makes room."""
+        """Open a session, or return None if a limit leaves no room.
+
+        At the limit per principal, the principal's longest-idle session is closed to make room.
+        """
         scopes = [self._server_instances[key].idle_scope for key, owner in self._session_owners.items()
                   if owner == requestor]  # fmt: skip
         open_now = [scope for scope in scopes if scope is not None and not scope.cancel_called]

@@ -159,7 +159,7 @@ class Tasks(Extension):
 
     async def _checked(self, ctx: Request, asked: Asked) -> tuple[CallToolResult, dict[str, Any]]:
         result = await self._check(ctx, asked.model_dump(exclude={"until"}, exclude_none=True))
-        assert isinstance(result, CallToolResult) and result.structured_content, "check_job never asks the client"
+        assert isinstance(result, CallToolResult) and result.structured_content, "check_job asks the client nothing"
         return result, result.structured_content
 
     def _news(self, body: dict[str, Any]) -> News:

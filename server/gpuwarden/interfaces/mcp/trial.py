@@ -43,7 +43,7 @@ Show = Callable[[str], None]
 
 
 async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], show: Show) -> None:
-    """Run a job through the client `title`'s entry `run`; `show` receives a line for each step.
+    """Run a job through the entry `run` for the client `title`; `show` receives a line for each step.
 
     Raises BadRequest with the client, the command and the end of the server's standard error.
     """

@@ -94,8 +94,7 @@ class JobProvisioning(Body):
 class JobMovedOn(Body):
     """A platform confirmed that it has no capacity, so the job's next choice is used.
 
-    `choice` is the next choice's index, counted from 0. `lease` and `generation` are those of the abandoned
-    request.
+    `choice` is the next choice's index, counted from 0. `lease` and `generation` are those of the abandoned request.
     """
 
     event: Literal["job.moved_on"] = "job.moved_on"

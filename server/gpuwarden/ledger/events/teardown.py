@@ -128,9 +128,9 @@ class EndingOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
     `through` names the place where it was enabled: the policy file with the digest `policy`, or the approval of the
-    receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic
-    teardown, the event is valid only while the policy still enables it. `storage` lists the storage that is billed
-    after a termination. This storage was shown at submission, and the user accepted it together with the job.
+    receipt `receipt`. The event is recorded when the job is accepted. If a policy enabled automatic teardown, the event
+    is valid only while the policy still enables it. `storage` lists the storage that is billed after a termination.
+    This storage was shown at submission, and the user accepted it together with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"

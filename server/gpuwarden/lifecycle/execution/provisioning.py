@@ -139,7 +139,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     waiting for its machine, which counts as billed, until a second poll `settle_s` seconds later: if a machine is
     found, it is adopted as if the request had succeeded; otherwise the job fails with the refusal. If the same work is
     submitted elsewhere in the meantime, the user must approve it (`spending_question`). If the platform refuses before
-    anything was ordered, such as after an empty search, the job fails at once and can be submitted elsewhere.
+    anything was ordered, such as after a search without results, the job fails at once and can be submitted elsewhere.
     """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)

@@ -20,9 +20,9 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""End reasons that would recur on any other machine."""
+"""Reasons for a job's end that would recur on any other machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
-"""End reasons that may be due to the loss of the job's machine, unless gpuwarden ended the machine."""
+"""Reasons for a job's end that may be due to the loss of its machine, unless gpuwarden ended the machine."""
 NOT_RENTED_AGAIN: Final = "No replacement machine is rented automatically."
 
 

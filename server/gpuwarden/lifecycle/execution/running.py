@@ -389,7 +389,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _launch_again(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
-    """Start the next attempt on the job's machine once it is running. If it was interrupted, restart it."""
+    """Start the next attempt on the job's machine once it is running. If the machine was interrupted, restart it."""
     try:
         if job.resumed:  # the cost of the pause counts against the limits
             allowed_attempt(ctx, job)

@@ -130,7 +130,7 @@ class Row:
 class Inventory:
     """All rows, the running jobs without a lease, and the failed queries (`unknown`).
 
-    If `ledger` is set, it describes a problem with the ledger, and machines may be missing.
+    If `ledger` is set, it describes a problem with the ledger, and machines may be missing from the ledger.
     """
 
     rows: tuple[Row, ...]

@@ -152,7 +152,7 @@ class HubSchedules:
     # ----------------------------------------------------------------------------------------------------- times
 
     def tick(self) -> None:
-        """Start the jobs that are due. A time is skipped if an earlier job from the schedule is still running."""
+        """Start due jobs. A scheduled time is skipped if an earlier job from the schedule is still running."""
         now = self._now()
         for one in self.schedules.values():
             if not one.suspend and one.next_at <= now:

@@ -7,7 +7,7 @@
 Runs on Linux with Python >= 3.8 and only the standard library. The agent writes no files. A fact that can't be read is
 None, never a guess. The caller interprets the facts. The verbs are:
 
-    facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, and NCCL-related variables
+    facts    report identity, interfaces, InfiniBand, fabric manager, PyTorch, and NCCL, Gloo and similar variables
     clock    report this node's time
     listen   answer other nodes over TCP and UDP at one address, until `unlisten`
     reach    connect to another node's listener from one address

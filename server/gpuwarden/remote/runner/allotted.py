@@ -1,4 +1,4 @@
-"""Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command.
+"""Run a job inside an engine's allocation, such as a Slurm allocation. The engine may rerun the command by itself.
 
 The engine's batch script runs `allot`, which prints no reply and exits when the job ends. The order is in
 `order.<attempt>.json` in the run folder. The secrets are in the environment variable `GPUWARDEN_ORDER`, which is not

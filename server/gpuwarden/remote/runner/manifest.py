@@ -137,7 +137,7 @@ class Listing:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Hash a file once. Return its size and times, and its digests (empty if the file changed)."""
+        """Hash a file once. Return its size and times, and its digests (empty if the file changed meanwhile)."""
         import hashlib
 
         fd = self.opener.open(real)

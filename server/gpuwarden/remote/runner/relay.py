@@ -227,7 +227,7 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # without halving, one invalid point would discard the others
+            refused = status == 422 and half  # without halving, the others would be lost with one invalid point
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 

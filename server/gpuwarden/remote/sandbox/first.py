@@ -1,4 +1,4 @@
-"""Start a job's command in a sandbox: read its environment from a pipe, run the command, and report its outcome.
+"""The first program in a sandbox: read the job's environment from a pipe, run its command, and report the outcome.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 

@@ -81,7 +81,7 @@ def denied_login(endpoint: Endpoint, methods: list[str], message: str = "") -> A
 
 
 def agent_keys(endpoint: Endpoint) -> int | None:
-    """Return the number of keys in the agent for this host; None if no agent is running."""
+    """Return the number of keys in the agent for this host; None if no agent is available."""
     agent = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     tool = shutil.which("ssh-add")
     if not agent or agent == NO_AGENT or tool is None:

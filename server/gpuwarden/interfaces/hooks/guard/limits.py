@@ -93,7 +93,7 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return the text without apparent here-document bodies, and the line numbers on which these here-documents start.
+    """Return the text without apparent here-document bodies, and the line numbers in the result at which they started.
 
     Bodies that the shell expands are kept.
     """

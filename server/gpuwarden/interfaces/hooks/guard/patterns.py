@@ -142,7 +142,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the command that a program runs on the rented machine, or None."""
+        """Return the command that a program runs on the rented machine; None if it runs nothing there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:

@@ -40,8 +40,7 @@ from gpuwarden.metrics.points import (
 
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
-"""Seconds for which a job may still report after it ends, because a lost connection may have delayed its reports.
-"""
+"""Seconds after a job's end during which it may still report, because a lost connection may delay its reports."""
 LOOK_S: Final = 60.0
 """Seconds between two checks of whether a job may still report."""
 LARGE: Final = 64 << 10

@@ -84,7 +84,7 @@ def prepare(record: Record, hub: str) -> None:
 
 
 def folder_of(hub: str, name: str) -> str:
-    """Return the folder that contains a model's only snapshot, which the parent process created."""
+    """Return the folder of a model's only snapshot, which the parent process created."""
     return os.path.join(hub, "models--" + name.replace("/", "--"), "snapshots", "rehearsal")
 
 

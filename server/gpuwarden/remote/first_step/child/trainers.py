@@ -1,4 +1,4 @@
-"""Limit transformers and Lightning trainers to one step, save and resume on the CPU, without experiment trackers."""
+"""Limit transformers and Lightning trainers to one step, save and resume, on the CPU, without experiment trackers."""
 
 from __future__ import annotations
 
