@@ -299,8 +299,10 @@ def _is_object(found: object) -> bool:
 
 
 def _error(refused: Any, context: str) -> Exception:
-    """Return the exception for an error status. If the reply is not from the API server, it proves only that the
-    request was not authorized: a proxy may require its own login.
+    """Return the exception for an error status.
+
+    A reply that is not from the API server proves nothing, except that the request was not authorized if the status is
+    401 or 403: a proxy may require its own login.
     """
     try:
         found = json.loads(refused.body)

@@ -162,7 +162,7 @@ class SkyJobsBackend:
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
         """Read the log of the newest start from a byte cursor; a negative cursor counts from the log's current end.
 
-        The log is empty while the job has no machine, because SkyPilot does not return a log until the job has one.
+        The log is empty while the job has no machine, because SkyPilot returns a log only if the job has a machine.
         """
         job = newest(await self._queue(_stem(handle)), _stem(handle))
         waits = job is None or STATES.get(job.status, (Job.UNKNOWN,))[0] is Job.QUEUED

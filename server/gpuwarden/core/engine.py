@@ -35,7 +35,7 @@ def engine_options(options: type[_Options], given: object, engine: str) -> _Opti
 
 
 class Queue(Frozen):
-    """An engine's queue, such as a Slurm partition. `open` is False if it currently does not accept or start jobs.
+    """An engine's queue, such as a Slurm partition. `open` is False if it currently accepts no jobs or starts none.
 
     `preempts` is the engine's action on the queue's jobs when it makes room for other jobs. `gpus` maps each GPU type
     to the number per machine; the type is "" if the engine does not report it. `accounts` and `qos` are the values that

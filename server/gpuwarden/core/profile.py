@@ -166,8 +166,7 @@ class DangerClock(Sourced):
 
     `after` is text for readers. If it is a duration, `after_s` is its length in seconds, counted from the event
     `counts_from`: the machine's creation or its last stop. If the action is taken when the account's balance is used
-    up, its date is computed from hourly spending. `without_timeout` deadlines apply only to jobs without a
-    timeout.
+    up, its date is computed from hourly spending. `without_timeout` deadlines apply only to jobs without a timeout.
     """
 
     trigger: str

@@ -10,7 +10,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to use one of your accounts and QOS, or leave both out", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to use an account and a QOS that you have, or leave both out", name="options"),
 )
 def account_known(facts: SubmitFacts) -> Iterator[Found]:
     """The user has access to the job's account and QOS.

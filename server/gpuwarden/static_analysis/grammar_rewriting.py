@@ -114,7 +114,7 @@ class Rewriting:
         return end
 
     def _handler(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the edits that put parentheses around the exceptions in `except A, B:`; return the end's index."""
+        """Yield the edits that put parentheses around the exceptions in `except A, B:`; return the index of the end."""
         depth = lambdas = 0
         comma = False
         n += n < len(tokens) and tokens[n].text == "*"

@@ -29,8 +29,8 @@ class RepoUse:
     """One repo that a program reads. `role` is data, model, adapter, tokenizer or file.
 
     `unknown` lists the fields whose values are unknown. `maybe` is true if the repo is read only under an unknown
-    condition, and `tried` if the program continues after a failure. `inside` is the folder in the repo that it is
-    loaded from.
+    condition, and `tried` if the program continues after a failure. `inside` is the folder in the repo from which
+    the program loads.
     """
 
     id: str

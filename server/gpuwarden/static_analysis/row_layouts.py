@@ -85,11 +85,10 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method can read a Hub dataset's column of this type as `name`. `beside` contains the other
-    columns.
+    """Return whether a method can read a Hub dataset's column of this type as `name`.
 
-    Return None if the type is unknown. A string is never an image here, because only paths in local files refer to
-    images.
+    `beside` contains the names of the other columns. Return None if the type is unknown. A string is never an image
+    here, because only paths in local files refer to images.
     """
     labels_answers = name in {"label", "labels"} and "completion" in beside
     if name in _PICTURES:

@@ -436,8 +436,8 @@ class Program:
             yield given or default, where, call
 
     def bound(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope]]:
-        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None if one is
-        unknown. Yields nothing if the name is not a variable.
+        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None for one that
+        is unknown. Yields nothing if the name is not a variable.
         """
         while True:
             inner = isinstance(scope, ast.ClassDef)  # its methods do not see its variables
@@ -461,7 +461,7 @@ class Program:
         return self._survey.dotted(node)
 
     def _partial(self, func: ast.expr, scope: Scope) -> tuple[ast.Call, Scope] | None:
-        """Return the call to `functools.partial` that creates a function, and its scope; None otherwise."""
+        """Return the `functools.partial` call that creates a function, and its scope; None for any other function."""
         found = [*islice(self.bound(func.id, scope), 2)] if isinstance(func, ast.Name) else [(func, scope)]
         match found:
             case [(ast.Call(func=maker, args=[_, *_]) as made, where)] if self.dotted(maker) == "functools.partial":

@@ -25,7 +25,7 @@ class CardFull(Exception):
 
 
 class Block:
-    """A part of a segment that contains one tensor or is free."""
+    """A part of a segment; it contains one tensor or is free."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
 

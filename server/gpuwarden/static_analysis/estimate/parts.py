@@ -78,8 +78,7 @@ def parts_of(run: Run) -> Parts:
     sharded = shares if run.zero >= 1 else 1
     weights = 0.0 if "weights" in run.offload else stored / (shares if run.zero == 3 else 1)
     gathered = (2 * shape.layer_weights + head) * 2.0 if run.zero == 3 else 0.0
-    # A sharded layer's gradient and the buffer for its sum are unsharded until the gradient is summed over the
-    # GPUs.
+    # A sharded layer's gradient and the buffer for its sum are unsharded until the gradient is summed over the GPUs.
     whole = (6.0 if run.weights == "float32" else 4.0) if run.zero == 3 and run.method == "full" else 0.0
     kept, recomputed = _activations(run)
     casts = run.weights == "float32" and run.compute == "half" and run.quantized is None and run.zero < 3

@@ -80,8 +80,7 @@ def passes_of(run: Run) -> float | None:
 
 
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
-    """Return the minimum number of seconds that a run needs, including its start; None if the number of passes is
-    unknown.
+    """Return a run's minimum duration in seconds, including its start; None if the number of passes is unknown.
 
     `sized`: the model's size is known.
     """
