@@ -72,6 +72,7 @@ SURVIVED = {
         "from transformers import AutoModel\n"
         "AutoModel.from_pretrained('Qwen/Qwen3-0.6B', attn_implementation='flash_attention_2')"
     ),
+    "PF-HUB-002": "from transformers import AutoModel\nAutoModel.from_pretrained('rehearsal/taken-down')",
     "PF-HUB-005": "from huggingface_hub import hf_hub_download as d\nd('Qwen/Qwen3-0.6B', 'nothing.bin')",
     "PF-HUB-007": "model.push_to_hub('someone/x')",
     "PF-IN-005": "from transformers import AutoModel\nAutoModel.from_pretrained('./my-model')",
@@ -146,6 +147,19 @@ def test_a_repo_that_the_job_creates_is_missing_at_first(hub: HubServer) -> None
     written = "rows.to_parquet('hf://datasets/rehearsal/rows/a.parquet')"
     assert severities(hub, written, "PF-HUB-001") == []
     assert severities(hub, written.replace("datasets/rehearsal", "buckets/me"), "PF-HUB-007") == []
+
+
+CIRCLES = (
+    "class ATrainer(BTrainer): pass\nclass BTrainer(ATrainer): pass\nATrainer(args=1)",
+    "from transformers import *\nclass Trainer(Trainer): pass\nTrainer(args=TrainingArguments('x'))",
+    "class A0(B): pass\n" + "".join(f"class A{n + 1}(A{n}, A{n}): pass\n" for n in range(60)) + "A60(args=1)",
+)
+
+
+@pytest.mark.parametrize("script", CIRCLES)
+def test_classes_that_inherit_in_circles_are_judged(hub: HubServer, script: str) -> None:
+    script = f"from transformers import TrainingArguments\n{script}\nTrainingArguments('x', evaluation_strategy='no')"
+    assert severities(hub, script, "PF-API-001") == [Severity.ERROR]
 
 
 def test_a_split_that_is_looked_up_in_a_try_is_a_warning(hub: HubServer) -> None:

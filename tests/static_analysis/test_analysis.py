@@ -122,6 +122,12 @@ def test_a_long_sum_of_words_is_an_unknown_program() -> None:
 STREAMED = "from datasets import load_dataset\nfrom trl import SFTTrainer\ndef f0():\n    return load_dataset('a/b', streaming=True)\n"  # noqa: E501
 GROWING = {
     "values": lambda n: "g = x\n" * n + "g()\n" * n,
+    "readers": lambda n: (
+        STREAMED
+        + "s = f0()\n" * n
+        + "".join(f"def g{i}():\n    return s\n" for i in range(n))
+        + f"SFTTrainer(train_dataset=[{', '.join(f'g{i}()' for i in range(n))}])"
+    ),
     "callers": lambda n: "def f(g):\n    g()\n" * n + "f(1)\n" * n,
     "calls that return": lambda n: (
         STREAMED
@@ -164,7 +170,9 @@ HOSTILE = {
     "surrogate": "x = '\ud800'",
     "bom": "\ufeffx = 1",
     "form feed": "\x0cx = 1",
-    "circle": "class ATrainer(BTrainer): pass\nclass BTrainer(ATrainer): pass\nATrainer(args=1)",
+    "elif": "if x: pass\n" + "elif x: pass\n" * 900,
+    "statements": "if x:\n" + " a\n" * 20_000,
+    "words": f"import os\nx = {'sudo ' * 800!r}\nos.system(f'" + "{x}" * 1_000 + "')",
 }
 
 

@@ -26,7 +26,7 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
     hub = facts.hub
     for fact in hub.repos if hub else ():
         repo = fact.repo
-        severity = Severity.WARNING if fact.use.maybe else None
+        severity = None if fact.use.certain else Severity.WARNING
         if repo.status == "disabled":
             yield Found(
                 f"{fact.where}: {repo.why}", fix="Choose another repo, or a copy of this one.", severity=severity

@@ -8,11 +8,11 @@ from gpuwarden.static_analysis.writes import MAY_SAVE, TEXT_SUFFIXES
 _NAMES = """
 save _save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights
 savez savez_compressed savetxt tofile save_pretrained_merged save_pretrained_gguf save_pretrained_torchao save_to_disk
-save_to_hub push_to_hub upload_folder upload_file CommitScheduler ZipFile to_parquet to_json to_pickle
+save_to_hub push_to_hub upload_folder upload_file CommitScheduler to_parquet to_json to_pickle
 dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
-_REPORTS = frozenset("dump write write_text savetxt to_json to_parquet to_pickle copy copytree move ZipFile".split())  # noqa: SIM905
+_REPORTS = frozenset("dump write write_text savetxt to_json to_parquet to_pickle copy copytree move".split())  # noqa: SIM905
 """Calls that write metrics, settings or copies, but not the model, in a script with a Trainer."""
 _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 
@@ -43,7 +43,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """
     uses = facts.uses
     passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # a call's `via` ends in parentheses
-    saves = any(c.last in _SAVES for c in uses.calls) or passed_on & _SAVES
+    saves = any(c.last in _SAVES for c in uses.calls) or passed_on & {*_SAVES, "ZipFile()"}
     kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
     unclear = [w for w in uses.writes if MAY_SAVE.fullmatch(w.via.removesuffix("()"))]
     if kept or any((w.path or "").startswith("hf://") for w in uses.writes):

@@ -34,11 +34,11 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
     packages = installed(script.uses.shells, "apt") | installed(script.uses.shells, "conda")
     there = packages | {program for p in packages for program in APT.get(p, ())}
     header = " ".join(script.header.dependencies) if script.header else ""
+    unknown = any("?" in package for package in packages) or any(shell.program == "?" for shell in script.uses.shells)
     missing: dict[str, Shell] = {}
     for shell in sorted(script.uses.shells, key=lambda shell: shell.maybe):
         if shell.program in SYSTEM_TOOLS and shell.program not in there and shell.program not in header:
             missing.setdefault(shell.program, shell)
     for program, shell in sorted(missing.items()):
-        certain = facts.metered and not shell.maybe and not any("?" in p for p in packages)
-        severity = None if certain else Severity.WARNING
+        severity = None if facts.metered and not shell.maybe and not unknown else Severity.WARNING
         yield Found(f"line {shell.line} runs {program}, which the script does not install", severity=severity)

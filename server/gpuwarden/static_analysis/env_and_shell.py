@@ -7,10 +7,12 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 from gpuwarden.static_analysis.survey import catches
+from gpuwarden.static_analysis.three_valued import bounded
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,17 @@ def _worded(program: Program, node: ast.AST, scope: Any, depth: int = 0) -> str:
     if depth > _DEEPEST:
         return "?"
     match node:
-        case ast.JoinedStr() | ast.FormattedValue():
-            return "".join(_worded(program, part, scope, depth + 1) for part in ast.iter_child_nodes(node))
+        case ast.JoinedStr(values=parts):
+            words = [_worded(program, part, scope, depth + 1) for part in parts]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _worded(program, left, scope, depth + 1) + _worded(program, right, scope, depth + 1)
-    value = program.value(node, scope)
-    return str(value) if isinstance(value, str | int | float) else "?"
+            words = [_worded(program, part, scope, depth + 1) for part in (left, right)]
+        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+            words = [_worded(program, value, scope, depth + 1)]
+        case _:
+            value = program.value(node, scope)
+            words = [str(value) if isinstance(value, str | int | float) else "?"]
+    text = bounded("".join(words))
+    return text if isinstance(text, str) else "?"
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:
@@ -186,9 +193,11 @@ def commands(argv: Any) -> Iterator[tuple[str, ...]]:
         yield ("?",)
 
 
+_PREFIXES = frozenset({"sudo", "env", "time", "exec", "nohup"})
+
+
 def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:
-    while words and (words[0] in {"sudo", "env", "time", "exec", "nohup"} or re.fullmatch(r"\w+=.*", words[0])):
-        words = words[1:]
+    words = [*dropwhile(lambda word: word in _PREFIXES or re.fullmatch(r"\w+=.*", word), words)]
     if (
         len(words) >= 3
         and words[0].rpartition("/")[2] in {"sh", "bash"}

@@ -68,7 +68,12 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
             if isinstance(value, str) and (found := HF_URL.match(value)):
                 uses.append(
                     RepoUse(
-                        found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file", maybe=call.maybe
+                        found[2],
+                        "dataset" if found[1] == "datasets" else "model",
+                        call.line,
+                        "file",
+                        maybe=call.maybe,
+                        tried=call.tried,
                     )
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):

@@ -169,7 +169,9 @@ class Libraries:
         name = OWN + name if OWN + name in self.use.own else name
         for _ in self.use.own:  # classes may inherit from each other in a circle
             own = self.use.own.get(name)
-            name = own.bases[0] if own is not None and own.bases else name
+            if own is None or not own.bases:
+                break
+            name = own.bases[0]
         return name
 
     def arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
@@ -195,17 +197,22 @@ class Libraries:
                     message = f"line {call.line}: no release of {call.last} has an argument {argument}"
                     yield Misfit(message, f"Use {meant}.", call.certain)
 
-    def accepted_ever(self, name: str, below: frozenset[str] = frozenset()) -> frozenset[str] | None:
-        """Return the arguments that a class accepts in any release; None if the class or a base accepts any name.
-
-        `below` contains the classes that inherit from it.
-        """
-        own = self.use.own.get(OWN + name.removeprefix(OWN))
-        if own is None or name in below:
-            return accepted_ever(name) if package_of(name) else None
-        bases = (self.accepted_ever(base, below | {name}) for base in own.bases)
-        found = [frozenset(p.name for p in own.parameters), *bases]
-        return None if own.open or None in found else frozenset().union(*(names or () for names in found))
+    def accepted_ever(self, name: str) -> frozenset[str] | None:
+        """Return the arguments that a class accepts in any release; None if the class or a base accepts any name."""
+        found, pending, seen = set[str](), [name], set[str]()
+        while pending:
+            name = pending.pop()
+            own = self.use.own.get(OWN + name.removeprefix(OWN))
+            if own is None:
+                names = accepted_ever(name) if package_of(name) else None
+            else:
+                names = None if own.open else frozenset(p.name for p in own.parameters)
+                pending += [base for base in own.bases if base not in seen]
+                seen |= {*own.bases}
+            if names is None:
+                return None
+            found |= names
+        return frozenset(found)
 
     def _missing_argument(
         self, call: Call, name: str, argument: str, signature: Signature, calls: Iterable[Call]

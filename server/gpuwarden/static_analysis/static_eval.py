@@ -439,17 +439,23 @@ class Program:
         """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None for one that
         is unknown. Yields nothing if the name is not a variable.
         """
-        while True:
-            inner = isinstance(scope, ast.ClassDef)  # its methods do not see its variables
-            found = () if inner else self._survey.assigned.get((id(scope) if scope else 0, name), ())
-            yield from ((value, scope) for value in found)
-            if name in _parameters(scope):
-                passed = ((value, where) for value, where, _ in self._given(name, scope))
-                yield from chain([first], passed) if (first := next(passed, None)) else [(None, scope)]
-                return
-            if scope is None or found:
-                return
+        scope = self.home(name, scope)
+        yield from ((value, scope) for value in self._assigned(name, scope))
+        if name in _parameters(scope):
+            passed = ((value, where) for value, where, _ in self._given(name, scope))
+            yield from chain([first], passed) if (first := next(passed, None)) else [(None, scope)]
+
+    def home(self, name: str, scope: Scope) -> Scope:
+        """Return the scope to which a variable that is read in a scope belongs."""
+        while scope is not None:
+            seen = not isinstance(scope, ast.ClassDef)  # methods do not see the variables of their class
+            if seen and (self._assigned(name, scope) or name in _parameters(scope)):
+                break
             scope = self._survey.parents.get(id(scope))
+        return scope
+
+    def _assigned(self, name: str, scope: Scope) -> Sequence[ast.expr | None]:
+        return self._survey.assigned.get((id(scope) if scope else 0, name), ())
 
     # ---------------------------------------------------------------------------------------------------- calls
 

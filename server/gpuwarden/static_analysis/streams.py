@@ -77,7 +77,7 @@ class _Streams:
 
     def variable(self, name: str, scope: Scope, depth: int) -> Sources:
         """Return the sources of a variable: of everything that is assigned to it or passed for it."""
-        key = (name, id(scope))
+        key = (name, id(self.program.home(name, scope)))
         if key not in self.names:
             self.names[key] = set()  # a variable that is its own source adds nothing
             found = [*self.program.bound(name, scope)]
@@ -97,6 +97,7 @@ class _Streams:
         method = [owner] if owner and call.base not in self.program.aliases else []
         given = [*method, *node.args, *(k.value for k in node.keywords)]
         if call.last in _KEEP:
-            return self.all_of(given[:1], call.scope, depth)
+            named = [k.value for k in node.keywords if k.arg in {"datasets", "dsets"}]
+            return self.all_of([*named, *given, None][:1], call.scope, depth)
         sized = call.name == "list" or call.name.startswith("datasets.Dataset.")
         return {False} if sized or self.all_of(given, call.scope, depth) <= {False} else {None}

@@ -7,6 +7,7 @@ instead of recursion, so that deep nesting can't overflow the stack.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -18,12 +19,12 @@ Scope: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Cl
 _MUTATORS = frozenset({"append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear", "sort"})
 _FIRST = frozenset({"is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero"})
 _EXISTS = frozenset({"exists", "isdir", "isfile", "is_dir", "is_file"})
-_WORK = frozenset({"train", "fit", "backward"})
+_WORK = re.compile(r"(run_|start_|do_)?(train|training|fit|fine_?tune|backward)(_model|(_one)?_epoch|_loop)?")
 _UNRELATED = frozenset(
     """KeyboardInterrupt SystemExit GeneratorExit StopIteration StopAsyncIteration OutOfMemoryError MemoryError
     RecursionError ArithmeticError ZeroDivisionError OverflowError FloatingPointError AssertionError ConnectionError
     TimeoutError Timeout NameError UnboundLocalError
-    CalledProcessError TimeoutExpired JSONDecodeError""".split()  # noqa: SIM905
+    TimeoutExpired JSONDecodeError""".split()  # noqa: SIM905
 )
 """Errors that do not indicate a missing file, a missing package or a wrong argument."""
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit", "parser.error"})
@@ -86,7 +87,7 @@ class Survey:
             soft = guarded_parts(node)
             open_ = self._open(node)
             usual = {id(n) for n in node.body} if isinstance(node, ast.If) and _new_machine(node.test) else set[int]()
-            survived = _survived_parts(node)
+            rare, survived = open_ - usual, _survived_parts(node)
             stack += [
                 (
                     n,
@@ -94,7 +95,7 @@ class Survey:
                     guarded or id(n) in soft,
                     maybe or id(n) in open_,
                     tried or id(n) in survived,
-                    unusual or id(n) in open_ - usual,
+                    unusual or id(n) in rare,
                 )
                 for n in reversed([*self._running(node)])
             ]
@@ -358,7 +359,7 @@ def _survived_parts(node: ast.AST) -> set[int]:
         return set()
     block = getattr(node, "body", [])
     calls = (n.func for s in block for n in ast.walk(s) if isinstance(n, ast.Call))
-    works = any((getattr(f, "attr", "") or getattr(f, "id", "")) in _WORK for f in calls)
+    works = any(_WORK.fullmatch(getattr(f, "attr", "") or getattr(f, "id", "")) for f in calls)
     return set() if works else {id(statement) for statement in block}
 
 

@@ -47,6 +47,7 @@ class Installed:
     def __init__(self, places: Mapping[str, int], own: Mapping[str, Definition] | None = None) -> None:
         self.places = places
         self.own = own or {}
+        self._orders: dict[tuple[str, int], list[str] | None] = {}
 
     def exists(self, qualified: str) -> Found:
         """Return whether a dotted name can be imported."""
@@ -132,6 +133,12 @@ class Installed:
         return [found[1] for found in resolved if found is not None]
 
     def _linear(self, qualified: str, depth: int = 0) -> list[str] | None:
+        asked = (qualified, depth)
+        if asked not in self._orders:  # otherwise, many classes with many bases would take exponential time
+            self._orders[asked] = self._linearized(qualified, depth)
+        return self._orders[asked]
+
+    def _linearized(self, qualified: str, depth: int) -> list[str] | None:
         found = self.definition(qualified)
         if found is None or depth > _HOPS:
             return None
