@@ -143,6 +143,10 @@ def test_arguments_that_the_script_sets_itself_are_not_known() -> None:
     ]
 
 
+def test_a_constant_of_a_class_does_not_depend_on_the_arguments() -> None:
+    assert seen("import sys\nsys.argv = ['x']\nclass CFG:\n    data = 'a/b'\nsee(CFG.data)") == ["a/b"]
+
+
 def test_the_own_name_of_a_script_is_no_argument() -> None:
     text = "import argparse, sys\nsys.argv[{}] = 'x'\np = argparse.ArgumentParser()\np.add_argument('--go', type=int)\n"
     text += "args = p.parse_args()\nsee(args.go)"

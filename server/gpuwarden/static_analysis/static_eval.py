@@ -344,7 +344,9 @@ class Program:
         if given is not None:
             return given
         calls = self._methods
-        if self.rewrites or (_CONFIGURED & calls.keys() and self.configured):
+        if (self.rewrites and (option.words or _PARSES & calls.keys())) or (
+            _CONFIGURED & calls.keys() and self.configured
+        ):
             return UNKNOWN
         parse = calls.get("parse_args")
         if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
