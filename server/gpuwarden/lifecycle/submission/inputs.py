@@ -24,7 +24,7 @@ from gpuwarden.static_analysis.script import decode
 
 MAX_FILES: Final = 1_000
 MAX_LOOKED: Final = 20_000
-MORE: Final = "Pass fewer inputs; put larger data into a dataset on the Hub and load it by its id."
+MORE: Final = "Pass fewer inputs; upload larger data to a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
 """Bytes at the end of a block that are searched again with the next block, to find a token that spans both blocks."""
