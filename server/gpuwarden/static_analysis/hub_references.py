@@ -77,8 +77,8 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
                     )
                 )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
-        found = flagged_repos(program.given, program.option)
-        uses += (replace(use, maybe=program.rewrites) for use in found)
+        flagged = flagged_repos(program.given, program.option)
+        uses += (replace(use, maybe=program.rewrites) for use in flagged)
     yield from (use for use in uses if is_repo_id(use.id, local))
 
 
