@@ -9,7 +9,7 @@ MOST_PARTS = 9_000  # S3 allows 10,000
 
 
 def part_size(size: int) -> int:
-    """Return the size of a file's parts, in bytes. `remote/runner/parts.py` has the same rule."""
+    """Return a file's part size in bytes. `remote/runner/parts.py` has the same rule."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2

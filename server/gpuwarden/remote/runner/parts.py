@@ -1,4 +1,4 @@
-"""Parts of a large file, as in an S3 multipart upload: their size, and one digest over all the parts' digests."""
+"""Split a large file into parts, as in an S3 multipart upload, and compute one digest over the digests of all parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_PARTS = 9_000  # S3 allows 10,000
 
 
 def part_size(size: int) -> int:
-    """Return a file's part size in bytes. `checkpoints/sealing/parts.py` uses the same rule."""
+    """Return a file's part size in bytes. `checkpoints/sealing/parts.py` has the same rule."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2

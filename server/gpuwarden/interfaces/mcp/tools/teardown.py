@@ -76,7 +76,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
         """Request to stop or terminate a job's machine. Refused until its outputs are pulled and proven; then the user
-        approves with `gpuwarden approve`. No argument approves it. Call again for its progress.
+        approves with `gpuwarden approve`. No argument approves it. Call again for progress.
         """
         form = elicited.data if isinstance(elicited, AcceptedElicitation) else None
         choice = form.approve if isinstance(form, Yes) else None
