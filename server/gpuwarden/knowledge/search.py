@@ -159,17 +159,14 @@ class Index:
     def rarity(self, term: str) -> float:
         """Return a term's inverse document frequency; an unknown term gets the maximum."""
         if term not in self._rarities:
-            self._rarities[term] = self._rarity(term)
+            most = MAX_RARITY  # everyday words and counts carry little information
+            if term in everyday():
+                most = EVERYDAY_RARITY
+            elif _COUNT.fullmatch(term) and term not in _CODES:
+                most = COUNT_RARITY
+            seen = len(self.postings.get(term, ()))
+            self._rarities[term] = min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), most)
         return self._rarities[term]
-
-    def _rarity(self, term: str) -> float:
-        most = MAX_RARITY  # everyday words and counts carry little information
-        if term in everyday():
-            most = EVERYDAY_RARITY
-        elif _COUNT.fullmatch(term) and term not in _CODES:
-            most = COUNT_RARITY
-        seen = len(self.postings.get(term, ()))
-        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), most)
 
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""

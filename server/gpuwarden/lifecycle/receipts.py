@@ -11,7 +11,6 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import line
-from gpuwarden.ledger.events import ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult
@@ -37,18 +36,13 @@ async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -
     if build(JobSpec, base.model_dump() | more) != base:
         raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
     if issued.script_file and not receipt_used(ctx.ledger, receipt):
-        _check_file(ctx.cwd or Path.cwd(), issued, base)
+        try:
+            changed = script_file(ctx.cwd or Path.cwd(), issued.script_file) != base.script
+        except BadRequest as gone:
+            raise Conflict(f"the checked script can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
+        if changed:
+            name = line(issued.script_file)
+            raise Conflict(f"the script {name} has changed since the receipt was issued", ANOTHER_RECEIPT)
     if issued.plan is not None:
         return await fan_out(ctx, issued.plan, receipt=receipt)
     return await submit(ctx, base, receipt=receipt)
-
-
-def _check_file(root: Path, issued: ReceiptIssued, base: JobSpec) -> None:
-    """Raise Conflict if the script file has changed since the check."""
-    name = line(issued.script_file)
-    try:
-        changed = script_file(root, issued.script_file) != base.script
-    except BadRequest as gone:
-        raise Conflict(f"the checked script can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
-    if changed:
-        raise Conflict(f"the script {name} has changed since the receipt was issued", ANOTHER_RECEIPT)

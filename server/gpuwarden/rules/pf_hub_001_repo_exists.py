@@ -33,14 +33,11 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         if repo.status in {"missing", "private_or_missing"}:
             # A name without an owner may be a folder that another program creates, but not for a bundled trainer.
             certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
-            resumed = fact.use.tried and any(_same(push.target, fact.use.id) for push in facts.uses.pushes)
+            # A push target without an owner belongs to the token's account, which may own this repo.
+            names = {fact.use.id, fact.use.id.rpartition("/")[2]}
+            resumed = fact.use.tried and any(push.target in names for push in facts.uses.pushes)
             severity = None if certain and not resumed else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":
             fix = "Try again when the Hub answers."
             yield Found(f"{fact.where} could not be checked: {repo.why}", fix=fix, severity=facts.could_not)
-
-
-def _same(target: str | None, repo: str) -> bool:
-    """Return true if a push may write to a repo; the owner of a target without one is the token's account."""
-    return target is not None and target in {repo, repo.rpartition("/")[2]}

@@ -48,15 +48,11 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
         return
     if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
         return  # this is the smoke run
-    smoke = f"submit it with {_inputs(facts)}max_steps=20, a timeout of 1200 s and the same outputs."
+    known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
+    inputs = ""  # if the script reads columns, the known data may lack them
+    if len(known) == 1 and known[0] is not None and not (facts.uses.reads or facts.uses.row_functions):
+        inputs = f"model {known[0][0]}, data {known[0][1]}, "
+    smoke = f"submit it with {inputs}max_steps=20, a timeout of 1200 s and the same outputs."
     rehearse = do(Action.REHEARSE, "to run its first step here")
     fix = (f"First {smoke}",) if facts.rehearsed is not None else (rehearse, f"Or first {smoke}")
     yield Found("this script has not succeeded here before", fix=fix)
-
-
-def _inputs(facts: SubmitFacts) -> str:
-    """Return known inputs for the script's only method; none if the script reads columns that those inputs may lack."""
-    known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
-    if len(known) != 1 or known[0] is None or facts.uses.reads or facts.uses.row_functions:
-        return ""
-    return f"model {known[0][0]}, data {known[0][1]}, "

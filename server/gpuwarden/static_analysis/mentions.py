@@ -29,7 +29,8 @@ class Mention:
 def mentions(program: Program) -> Iterator[Mention]:
     """Yield the functions, methods and classes that a program mentions without calling them, except its settings."""
     own = {n.name for n, _ in program.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    types = _types(program)
+    hints = (getattr(node, name, None) for node, _ in program.nodes for name in ("annotation", "returns"))
+    types = {id(n) for hint in hints if hint is not None for n in ast.walk(hint)}
     for node in (part for n, _ in program.nodes for part in _handed_on(program, n) if id(part) not in types):
         match node:
             case ast.Name(id=name) if name in program.aliases or name in program.classes:
@@ -68,15 +69,3 @@ def _handed_on(program: Program, node: ast.AST) -> Iterator[ast.AST]:
             yield from (one, other)
         case ast.FunctionDef(args=given) | ast.AsyncFunctionDef(args=given) | ast.Lambda(args=given):
             yield from (n for n in (*given.defaults, *given.kw_defaults) if n is not None)
-
-
-def _types(program: Program) -> set[int]:
-    """Return the ids of the nodes in annotations."""
-    hints: list[ast.AST | None] = []
-    for node, _ in program.nodes:
-        match node:
-            case ast.arg(annotation=hint) | ast.AnnAssign(annotation=hint):
-                hints.append(hint)
-            case ast.FunctionDef(returns=hint) | ast.AsyncFunctionDef(returns=hint):
-                hints.append(hint)
-    return {id(n) for hint in hints if hint is not None for n in ast.walk(hint)}

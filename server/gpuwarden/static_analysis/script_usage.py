@@ -293,7 +293,13 @@ def _chooses(program: Program, name: str) -> bool:
 def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> Iterator[tuple[str, int]]:
     """Yield the settings that a program may change in its configurations, each with its line; `**` for all settings."""
     made = {id(call.node) for call in configs}
-    own = {n.name for n, _ in program.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    setters = {
+        scope.name
+        for n, scope in program.nodes
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+        or getattr(n, "id", "") in {"setattr", "vars"}
+    }
 
     def is_config(node: ast.AST) -> bool:
         return id(node) in made or (isinstance(node, ast.Name) and node.id in holders)
@@ -306,17 +312,8 @@ def _changed(program: Program, configs: Sequence[Call], holders: set[str]) -> It
                 if call.name == "setattr":
                     name = call.get("name", 1)
                     yield name if isinstance(name, str) else "**", call.line
-                elif call.name in {"vars", "dataclasses.replace"} or (call.name in own and _sets(program, call.name)):
+                elif call.name in {"vars", "dataclasses.replace"} | setters:
                     yield "**", call.line
-
-
-def _sets(program: Program, name: str) -> bool:
-    """Return true if a function in the script sets attributes."""
-    return any(
-        (isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)) or getattr(n, "id", "") in {"setattr", "vars"}
-        for n, scope in program.nodes
-        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and scope.name == name
-    )
 
 
 def renamed_trainers(program: Program) -> Iterator[Mention]:

@@ -124,14 +124,12 @@ def _completeness(modules: dict[str, set[str]], judgement: Judgement) -> None:
     for module, rest in modules.items():
         roles[role(module)] |= rest
     half = [m for m, rest in modules.items() if rest != roles[role(m)]]
-    half += [m for m, rest in modules.items() if _halves(rest)]
+    for module, rest in modules.items():
+        matrices = {match[2] for r in rest if (match := _PAIR.fullmatch("m." + r))}
+        if len(matrices) == 1:  # LoRA needs A and B
+            half.append(module)
     if half:
         judgement.problems.append(f"some modules lack a tensor: {some(dict.fromkeys(half))}")
-
-
-def _halves(rest: set[str]) -> bool:
-    """Return true if only one of LoRA's two matrices exists."""
-    return len({match[2] for r in rest if (match := _PAIR.fullmatch("m." + r))}) == 1
 
 
 def _layers(config: dict[str, Any], modules: Collection[str], judgement: Judgement) -> None:

@@ -16,7 +16,6 @@ from gpuwarden.core.plural import counted
 from gpuwarden.interfaces.cli import console
 from gpuwarden.interfaces.cli.drawing import billing_now, local, progress_parts, zone
 from gpuwarden.interfaces.cli.wording import command
-from gpuwarden.interfaces.results.base import EndingReply
 from gpuwarden.interfaces.results.overview import (
     CostsReply,
     JobLineReply,
@@ -86,18 +85,6 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
     return Group(*parts)
 
 
-def _questions(waiting: list[WaitingReply]) -> Table:
-    """Return each decision in full, followed by a line with the commands for it."""
-    table = _plain_table()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for w in waiting:
-        ends = f" [dim](until {local(w.expires_at)} {zone()})[/]" if w.expires_at else ""
-        way = " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next)
-        table.add_row(f"  {w.ticket or w.job_id}", f"{console.shown(w.text)}{ends}\n{way}")
-    return table
-
-
 def _waiting(waiting: list[WaitingReply]) -> Table:
     """Return one line for each decision: the job, its machine's cost, and the commands for the decision.
 
@@ -132,23 +119,19 @@ def _jobs(lines: list[JobLineReply]) -> Table:
         cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
         stays = f" [yellow]{console.shown(' and '.join(line.storage))} still billed[/]" if line.storage else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
+        ending, plan = "", line.ending
+        if plan and plan.automatic_teardown is not None and plan.objected_at is None:
+            at = f" at {local(plan.ends_at)}" if plan.ends_at is not None else " once proven"
+            ending = f" [cyan]{plan.automatic_teardown}s{at} automatically[/]"
         table.add_row(
             f"  [bold]{line.job_id}[/]",
             f"{console.colored(line.state)} {local(line.since)}",
             console.shown(line.platform),
             " ".join(
-                [console.shown(line.name), *progress_parts(line), f"{bills}{cost}{clocks}{_ending(line.ending)}{stays}"]
+                [console.shown(line.name), *progress_parts(line), f"{bills}{cost}{clocks}{ending}{stays}"]
             ).rstrip(),
         )
     return table
-
-
-def _ending(found: EndingReply | None) -> str:
-    """Return a short description of automatic teardown; empty if it does not apply."""
-    if found is None or found.automatic_teardown is None or found.objected_at is not None:
-        return ""
-    at = f" at {local(found.ends_at)}" if found.ends_at is not None else " once proven"
-    return f" [cyan]{found.automatic_teardown}s{at} automatically[/]"
 
 
 def _money(reply: StatusReply) -> list[str]:
@@ -232,9 +215,16 @@ def costs_csv(reply: CostsReply) -> str:
 
 
 def waits(reply: WaitsReply) -> None:
-    """Print the open approvals."""
+    """Print each open approval in full, followed by a line with the commands for it."""
     if reply.waiting:
-        console.out.print(_questions(reply.waiting))
+        table = _plain_table()
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for w in reply.waiting:
+            ends = f" [dim](until {local(w.expires_at)} {zone()})[/]" if w.expires_at else ""
+            way = " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next)
+            table.add_row(f"  {w.ticket or w.job_id}", f"{console.shown(w.text)}{ends}\n{way}")
+        console.out.print(table)
     console.message(reply)
 
 

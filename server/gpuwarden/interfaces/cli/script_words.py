@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import is_fan_out
-
-if TYPE_CHECKING:
-    from gpuwarden.static_analysis.flag_owner import ScriptFlags
 
 _END: Final = "--"
 
@@ -36,7 +33,11 @@ class RunsProgram(click.Command):
         elif _END in words:
             at = words.index(_END)
             before, behind = words[:at], words[at + 1 :]
-            if self._are_options(ctx, before):
+            try:
+                only_options = not self._what(ctx, before, interspersed=True)
+            except click.UsageError:
+                only_options = False
+            if only_options:
                 ours, words = [*ours, *before], behind
             else:
                 moved, rest = self._sorted(program, before)
@@ -57,13 +58,6 @@ class RunsProgram(click.Command):
         what = parser.parse_args(list(args))[0].get("what")
         return what if isinstance(what, tuple) else ()
 
-    def _are_options(self, ctx: click.Context, words: Sequence[str]) -> bool:
-        """Return whether all words belong to gpuwarden's options."""
-        try:
-            return not self._what(ctx, words, interspersed=True)
-        except click.UsageError:
-            return False
-
     def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Split a program's words into gpuwarden's options and the other words.
 
@@ -73,7 +67,9 @@ class RunsProgram(click.Command):
         options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
         if not options.keys() & {word.partition("=")[0] for word in words}:
             return [], list(words)
-        flags = _flags_of(program, words)
+        from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
+
+        flags = flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()
         moved: list[str] = []
         rest: list[str] = []
         left = list(words)
@@ -101,13 +97,6 @@ class RunsScript(RunsProgram):
     def takes_words(self, program: str) -> bool:
         """Return whether the following words belong to the program."""
         return program.endswith(".py")
-
-
-def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags that a program declares, without running it. Only .py files have known flags."""
-    from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
-
-    return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()
 
 
 def read_script_file(path: Path) -> str:

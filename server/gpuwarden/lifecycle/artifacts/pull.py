@@ -163,20 +163,13 @@ async def _pull_machine(
         received = await receive(source, listed, target, owner=job_id, progress=progress, replacing=aside)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
-    growing = _growing(received) if job.state is Job.RUNNING else frozenset()
+    # A job that writes often to a log would otherwise never have a complete copy.
+    growing = {p.path for p in received.problems if job.state is Job.RUNNING and _LOG.search(p.path)}
     settled = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in growing)})
     log, lost = await _pull_log(backend, job.handle, target, places.values())
     _record(ctx, job, Pulled(job=job_id, dest=str(target), manifest=settled, places=places), received)
     rest = following(ctx, job)
     return PullResult(job, target, manifest, received, manifest.missing, log, rest, log_lost=lost)
-
-
-def _growing(received: Received) -> frozenset[str]:
-    """Return the logs that could not be received because a running job writes to them.
-
-    A job that writes often to a log would otherwise never have a complete copy.
-    """
-    return frozenset(p.path for p in received.problems if _LOG.search(p.path))
 
 
 def _record(ctx: Context, job: JobRecord, pulled: Pulled, received: Received) -> None:

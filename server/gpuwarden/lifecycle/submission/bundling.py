@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from gpuwarden.core.errors import BadRequest
@@ -33,8 +33,11 @@ def whole_script(text: str, folder: Path | None = None) -> str:
         return text
     if header is not None and PACKAGE in listed(header.dependencies):
         return text
-    own = folder is not None and (folder / PACKAGE).is_dir()
-    return bundled(text, tree, _package_in(folder) if folder is not None and own else shipped_package())
+    if folder is None or not (folder / PACKAGE).is_dir():
+        return bundled(text, tree, shipped_package())
+    # Files with other names, which some editors create, are skipped.
+    names = sorted(file.name for file in (folder / PACKAGE).glob("*.py") if file.stem.isidentifier() and file.is_file())
+    return bundled(text, tree, sources_of({name: script_in(folder, f"{PACKAGE}/{name}") for name in names}))
 
 
 def script_file(root: Path, name: str) -> str:
@@ -55,9 +58,3 @@ def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]
     folder = (root / path).parent
     named = PurePosixPath(path).parent / PACKAGE / "__init__.py"
     return whole_script(text, folder) if any(f.path == str(named) for f in files) else text, args
-
-
-def _package_in(folder: Path) -> Mapping[str, str]:
-    # Files with other names, which some editors create, are skipped.
-    names = sorted(file.name for file in (folder / PACKAGE).glob("*.py") if file.stem.isidentifier() and file.is_file())
-    return sources_of({name: script_in(folder, f"{PACKAGE}/{name}") for name in names})

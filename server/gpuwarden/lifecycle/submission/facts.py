@@ -128,8 +128,16 @@ async def _ask(
     found = _Replies(hub=elsewhere.hub if elsewhere else None)
 
     async def price() -> None:
-        if profile is not None and profile.meter.metered:
-            found.quote, found.unsold = await _quote(ctx, spec)
+        if profile is None or not profile.meter.metered:
+            return
+        try:
+            offer = await ask_offer(ctx, spec.platform, wanted(spec))
+        except WardenError as error:  # there is no provider to query; another rule reports this
+            found.quote = Unknown(error.message)
+            return
+        found.quote = offer.quote
+        if refusal := offer.refusal:
+            found.unsold = f"{refusal.message}. {manual_text(refusal.next_steps)}".strip()
 
     async def hub() -> None:
         if elsewhere is None:
@@ -271,18 +279,6 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
     except (NotFound, NotSupported) as error:
         return f"{error.message}. {manual_text(error.next_steps)}".strip()
     return ""
-
-
-async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
-    """Return the current price, and the reason why the machine can't be rented: empty if it can be, or if that is
-    unknown.
-    """
-    try:
-        offer = await ask_offer(ctx, spec.platform, wanted(spec))
-    except WardenError as error:  # there is no provider to query; another rule reports this
-        return Unknown(error.message), ""
-    refusal = offer.refusal
-    return offer.quote, f"{refusal.message}. {manual_text(refusal.next_steps)}".strip() if refusal else ""
 
 
 def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:

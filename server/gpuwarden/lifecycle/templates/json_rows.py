@@ -174,29 +174,24 @@ class Boxes:
         if name in COCO and not isinstance(value, dict):
             raise NotCoco(f"one of its {name} is not an object: {line(value, 60)}")
         try:
-            self._add(name, value)
+            if name == "categories":
+                self.names[value["id"]] = value["name"]
+            elif name == "images":
+                number = self._number(value["id"])
+                if self.files[number] is None:
+                    self.order.append(number)
+                self.files[number] = value["file_name"]
+            elif name == "annotations" and not value.get("iscrowd"):  # with iscrowd: around several objects
+                box = value["bbox"]
+                if len(box) != _SIDES:
+                    raise TypeError(f"a bbox with {len(box)} numbers")
+                self.of[self._number(value["image_id"])].append(len(self.kinds))
+                self.kinds.append(self.known.setdefault(value["category_id"], len(self.known)))
+                self.sides.extend(box)
         except KeyError as error:
             raise NotCoco(f"one of its {name} has no {error.args[0]}") from error
         except (TypeError, OverflowError) as error:
             raise NotCoco(f"one of its {name} has an unknown form: {line(error, 100)}") from error
-
-    def _add(self, name: str, value: Any) -> None:
-        if name == "categories":
-            self.names[value["id"]] = value["name"]
-        elif name == "images":
-            number = self._number(value["id"])
-            if self.files[number] is None:
-                self.order.append(number)
-            self.files[number] = value["file_name"]
-        elif name == "annotations":
-            if value.get("iscrowd"):
-                return  # a box around several objects
-            box = value["bbox"]
-            if len(box) != _SIDES:
-                raise TypeError(f"a bbox with {len(box)} numbers")
-            self.of[self._number(value["image_id"])].append(len(self.kinds))
-            self.kinds.append(self.known.setdefault(value["category_id"], len(self.known)))
-            self.sides.extend(box)
 
     def _number(self, image: Any) -> int:
         number = self.numbers.setdefault(image, len(self.files))

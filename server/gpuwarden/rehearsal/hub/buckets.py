@@ -31,6 +31,7 @@ from gpuwarden.rehearsal.hub.strict import parsed, route
 PAGE = 1_000
 MOST = 5_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_OPERATIONS: dict[str, Any] = {"addFile": AddFile, "copyFile": CopyFile, "deleteFile": DeleteFile}
 
 
 @dataclass
@@ -268,7 +269,13 @@ class HubBuckets:
     async def batch(self, request: Request) -> Response:
         """POST operations, one per line: first additions and copies of content in the xet store, then deletions."""
         bucket, user = self._bucket(request, write=True), self.access.known_user(request)
-        operations = [_operation(line) for line in (await request.body()).splitlines() if line.strip()]
+        operations: list[Operation] = []
+        for line in filter(bytes.strip, (await request.body()).splitlines()):
+            raw = json.loads(line)
+            model = _OPERATIONS.get(str(raw.get("type")) if isinstance(raw, dict) else "")
+            if model is None:
+                raise HubError(400, "Unknown operation")
+            operations.append(parsed(model, raw))
         deleting = [isinstance(o, DeleteFile) for o in operations]
         if deleting != sorted(deleting):
             raise HubError(400, "All add/copy operations must come before all delete operations")
@@ -342,13 +349,3 @@ def _known_place(bucket: Bucket, path: str) -> Path | None:
         return bucket.place(path)
     except ValueError:
         return None
-
-
-def _operation(line: bytes) -> Operation:
-    raw = json.loads(line)
-    models: dict[str, Any] = {"addFile": AddFile, "copyFile": CopyFile, "deleteFile": DeleteFile}
-    model = models.get(str(raw.get("type")) if isinstance(raw, dict) else "")
-    if model is None:
-        raise HubError(400, "Unknown operation")
-    operation: Operation = parsed(model, raw)
-    return operation

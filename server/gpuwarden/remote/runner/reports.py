@@ -44,19 +44,14 @@ class Reports:
         self.names = [job, *([own["JOB_ID"]] if own.get("JOB_ID") else [])]
         if keys.get("TOKEN") and spec.get("relay", True):
             self.listener = listen()
-        self.variables = self._variables(own)
-
-    def _variables(self, own: Json) -> dict[str, str]:
-        """Return the job's reporting variables. If the job sets an address itself, it gets no key for that address."""
-        found = {"JOB_ID": self.job, "USER_ID": "local"}
-        if self.listener is None:
-            return found
-        base = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        if "METRICS_API_URL" not in own:
-            found.update(METRICS_API_URL=base + METRICS_PATH, JOB_TOKEN=self.keys["TOKEN"])
-        if "ALERT_API_URL" not in own:
-            found.update(ALERT_API_URL=base + ALERTS_PATH, INTERNAL_API_KEY=self.keys.get("KEY", ""))
-        return found
+        self.variables = {"JOB_ID": job, "USER_ID": "local"}
+        if self.listener is not None:
+            base = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+            # If the job sets an address itself, it gets no key for that address.
+            if "METRICS_API_URL" not in own:
+                self.variables.update(METRICS_API_URL=base + METRICS_PATH, JOB_TOKEN=keys["TOKEN"])
+            if "ALERT_API_URL" not in own:
+                self.variables.update(ALERT_API_URL=base + ALERTS_PATH, INTERNAL_API_KEY=keys.get("KEY", ""))
 
     @property
     def waits(self) -> list[int]:
