@@ -1,4 +1,4 @@
-"""Hooks, and the fixtures of every test; the kits have the others."""
+"""Pytest hooks, and the fixtures that every test uses. The kits define the others."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ PROTECTS = (
     "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_artifact",
     "remote/test_sandbox",
 )  # fmt: skip
-"""Select the tests that protect money or data by how their ids begin: ledger, kills, gates, teardown, exploit files.
+"""Prefixes of the ids of tests that protect money or data: ledger, kills, gates, teardown, exploit files.
 
-Also selected are tests of the plugins in real clients, of the protocol's conformance, and of jobs on a real Slurm.
+They also select tests of the plugins in real clients, of protocol conformance, and of jobs on a real Slurm.
 
-`.ci/run` runs their proofs. A failed one is never run again, because a race there is a bug.
+`.ci/run` runs the `prove` tests among them. A failed test is never rerun, because a race there is a bug.
 """
 
-# A busy machine is not a failure. CI draws the same examples each time; a run by hand looks further.
+# No deadline, because a busy machine is not a failure. CI always draws the same examples; local runs draw new ones.
 settings.register_profile(
     "gpuwarden", deadline=None, derandomize=REQUIRE_REAL, database=None if REQUIRE_REAL else settings.default.database
 )
 settings.load_profile("gpuwarden")
 
-# Kits with fixtures. Registered before anything imports one, so that their assertions say what they saw.
+# Kits with fixtures, registered before any of them is imported, so that pytest rewrites their assertions.
 pytest_plugins = [
     "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "artifact_store_kit", "orders_kit",
     "plugin_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
@@ -56,17 +56,17 @@ pytest_plugins = [
 pytest.register_assert_rewrite(*pytest_plugins)
 
 
-# A worker holds millions of objects by its end. To look through them as often as a small program does costs a sixth of
+# By its end, a worker holds millions of objects. Collecting garbage as often as a small program does takes a sixth of
 # the whole run.
 gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Send what pytest-rerunfailures writes at once.
+    """Send the messages of pytest-rerunfailures immediately.
 
-    With `--reruns`, a worker writes twice and then reads, for every test. Without this option the kernel keeps the
-    second write back until the first is acknowledged, 40 ms later: 165 s for 12,000 tests and three workers.
+    With `--reruns`, a worker writes twice and then reads, for every test. Without TCP_NODELAY, the kernel delays the
+    second write until the first is acknowledged, 40 ms later: 165 s for 12,000 tests and three workers.
     """
     if connection := getattr(getattr(config, "failures_db", None), "sock", None):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,9 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark tests before `-m` and `-k` choose among them, and put those that take long first afterwards.
+    """Mark tests before `-m` and `-k` select from them, and move the long ones to the front afterwards.
 
-    What an attack declares, and whose client runs, goes among the test's properties for `tools/attacks.py`.
+    Also record each test's declared attack and each real client in the test's properties, for `tools/attacks.py`.
     """
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(PROTECTS):
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.fixture
 def need_program() -> Callable[[str], str]:
-    """Return the path of a program, or skip or fail."""
+    """Return a function that finds a program's path. If the program is missing, it skips or fails the test."""
 
     def find(name: str) -> str:
         path = shutil.which(name)
@@ -113,7 +113,7 @@ def need_program() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio."""
+    """Run async tests on asyncio."""
     return "asyncio"
 
 
@@ -125,11 +125,11 @@ def forked_programs() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def built_once() -> Iterator[None]:
-    """Build the schemas of each tool once, and read the certificates once, because hundreds of tests need them."""
+    """Build each tool's schemas once and read the certificates once, because hundreds of tests need them."""
     schemas: dict[object, FuncMetadata] = {}
 
     def schema(tool: FunctionType, **options: Any) -> FuncMetadata:
-        key = (tool.__code__, tool.__defaults__, repr(options))  # a tool is another function in each server
+        key = (tool.__code__, tool.__defaults__, repr(options))  # each server defines its tools again
         if key not in schemas:
             schemas[key] = func_metadata(tool, **options)
         return schemas[key].model_copy()
@@ -142,10 +142,10 @@ def built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[Callable[[int], None]]:
-    """Leave what this process writes to the kernel, and return the real `os.fsync`.
+    """Skip disk syncs in this process, and yield the real `os.fsync`.
 
-    Only a machine that dies would lose the writes, and tests only kill processes. A sync takes milliseconds, and there
-    are tens of thousands. Processes that tests start sync as for a user.
+    Only a machine crash would lose unsynced writes, and tests only kill processes. A sync takes milliseconds, and there
+    are tens of thousands. Processes that tests start still sync, as for a user.
     """
     fsync = os.fsync
     with pytest.MonkeyPatch.context() as patch:
@@ -159,7 +159,7 @@ _USERS = count()
 
 @pytest.fixture(autouse=True)
 def fresh_account(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give each test an account without a ledger and a policy, whatever whoever runs the tests has."""
+    """Give each test an account without a ledger or a policy, independent of the account that runs the tests."""
     home = tmp_path_factory.getbasetemp() / f"account{next(_USERS)}"
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))

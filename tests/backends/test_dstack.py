@@ -1,4 +1,4 @@
-"""The dstack backend and its meter against a double that answers as the recorded replies of a real server."""
+"""The dstack backend and its meter against a double that answers like the recorded replies of a real server."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def job(text: str, **fields: Any) -> JobSpec:
     return JobSpec.model_validate(given | fields)
 
 
-# --------------------------------------------------------------------------------------------------------- what is sent
+# ------------------------------------------------------------------------------------------------------------- requests
 
 
 def test_a_run_is_bounded_priced_and_ends_its_machine() -> None:
@@ -252,7 +252,7 @@ async def test_a_token_without_rights_and_a_missing_project(server: FakeDstack, 
         await far.submit(job("true"), PLACE, "t", secrets={})
 
 
-# ---------------------------------------------------------------------------------------------------- what it observes
+# -------------------------------------------------------------------------------------------------------- observations
 
 
 def seen(of_run: str, /, **start: Any) -> Any:
@@ -420,7 +420,7 @@ async def test_an_ended_run_whose_machine_idles_still_bills(
 async def test_a_machine_without_a_known_address_or_state_may_be_the_runs(
     server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
 ) -> None:
-    """The run ended while its machine was being provisioned: neither record need have its address."""
+    """If the run ended while its machine was being provisioned, the address may be missing in either record."""
     made = await provider.create(Resources(gpu="H100"), "lease-6")
     assert isinstance(made, Known) and made.value.place is not None
     await ended(backend, await backend.submit(job("true"), made.value.place, "j1", secrets={}))
@@ -452,7 +452,7 @@ async def test_a_machine_without_a_known_address_or_state_may_be_the_runs(
 async def test_a_copy_of_a_runs_configuration_is_another_run(
     server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
 ) -> None:
-    """A member of the project ran our configuration again: it has our tags, but not our name."""
+    """If a project member runs gpuwarden's configuration again, the copy has the same tags but another name."""
     made = await provider.create(Resources(gpu="H100"), "lease-5")
     assert isinstance(made, Known) and made.value.place is not None
     handle = await backend.submit(job("sleep 60"), made.value.place, "j1", secrets={})
@@ -551,7 +551,7 @@ def test_the_backend_is_found_by_name() -> None:
     assert (backend.name, backend.seals, backend.takes_inputs) == ("dstack", False, False)
 
 
-# ------------------------------------------------------------------------------------------------------- a whole life
+# ------------------------------------------------------------------------------------------------- a job's whole life
 
 
 @pytest.mark.slow
@@ -586,7 +586,7 @@ async def test_a_whole_life_and_one_that_is_interrupted(
                 server.processes.kill(run["id"])
                 server.end(run["id"], "failed", "interrupted_by_no_capacity", None)
             if run is None or run["status"] not in {"submitted", "provisioning", "running"}:
-                clock.time += 30  # what runs is a real process, which takes real time
+                clock.time += 30  # a running job is a real process, which takes real time
             assert not await reconcile(ctx)
             return read_job(ctx.ledger, launched.id)
 
@@ -594,7 +594,7 @@ async def test_a_whole_life_and_one_that_is_interrupted(
         assert (seen.state, seen.reason) == (
             (Job.FAILED, Code.TAKEN_FOR_GOOD) if taken else (Job.SUCCEEDED, Code.EXITED)
         )
-        (run,) = server.runs.values()  # another machine is another spending, which a person allows first
+        (run,) = server.runs.values()  # another machine is new spending, which needs approval first
         assert run["run_spec"]["configuration"]["max_price"] == 2.49
         lease = run["run_spec"]["configuration"]["tags"]["gpuwarden-lease"]
         for _ in range(10):

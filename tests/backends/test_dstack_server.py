@@ -1,7 +1,7 @@
 """The dstack backend against the real dstack server, started on loopback without a network.
 
-What dstack's background work and its machines would do is played by the test, as `dstack_kit` says: no cloud and no
-Docker are here. Sign-in, projects, plans, names, lists, logs, stops and every refusal are the server's own.
+With no cloud and no Docker here, the tests play the part of dstack's background work and machines, as `dstack_kit`
+describes. Sign-in, projects, plans, names, lists, logs, stops, and every refusal come from the server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDstack]:
 
 @pytest.fixture(autouse=True)
 def forgotten(server: RealDstack) -> None:
-    """Delete the runs of earlier tests, whose tokens come again."""
+    """Delete the runs of earlier tests, whose tokens are used again."""
     server.processes.close()
     server.write("UPDATE runs SET deleted = 1, status = 'TERMINATED'")
 
@@ -55,7 +55,7 @@ def place() -> Place:
 
 
 def guest_token(server: RealDstack, name: str) -> str:
-    """Return the token of a new user who is a member of nothing."""
+    """Return the token of a new user who belongs to no project."""
     server.call("/api/users/create", {"username": name, "global_role": "user", "email": None})
     return str(server.call("/api/users/refresh_token", {"username": name})["creds"]["token"])
 
@@ -147,7 +147,7 @@ async def test_a_second_apply_starts_nothing_while_the_first_runs(
     async def blind(project: str, token: str) -> Run | None:
         return await plain(project, token) if next(looks, True) else None
 
-    monkeypatch.setattr(backend, "_ours", blind)  # as when two processes look before either has started it
+    monkeypatch.setattr(backend, "_ours", blind)  # as if two processes looked before either one started the run
     assert await backend.submit(engine.job("sleep 60"), PLACE, "twice", secrets={}) == first
     rows = server.write("SELECT count(*) FROM runs WHERE run_name = 'gw-twice'")
     assert rows == [(1,)]
@@ -170,7 +170,7 @@ async def test_the_meter_from_the_reservation_to_the_bill(
     server: RealDstack, backend: DstackBackend, engine: DstackEngine, provider: DstackProvider
 ) -> None:
     with pytest.raises(NoCapacity):
-        await provider.quote(Resources(gpu="H100"))  # the plan is real, and no cloud is configured
+        await provider.quote(Resources(gpu="H100"))  # the plan is real, but no cloud is configured
     provider._write("lease-r", {"at": SystemClock().now(), "usd": 2.49, "most": 2.49, "ended": False})
     handle = await backend.submit(engine.job("sleep 60"), provider._place("lease-r"), "metered", secrets={})
     await until(backend, handle, lambda o: o.state is Job.RUNNING)

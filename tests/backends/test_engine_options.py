@@ -1,4 +1,4 @@
-"""Options that an engine would read as something else: a second field, a variable, another line."""
+"""Options that an engine would misread as a second field, a variable, or another line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kubernetes backend against an API server in memory whose pods are processes: the contract, and its own."""
+"""The kubernetes backend against an in-memory API server whose pods are processes: the contract and specific tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def engine(cluster: Cluster) -> KubeEngine:
 
 @pytest.mark.prove
 class TestKubernetes(EngineContract):
-    """All of it, over HTTP and WebSockets."""
+    """The whole contract, over HTTP and WebSockets."""
 
     async def test_an_interrupted_job_goes_on_in_another_pod(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
@@ -211,7 +211,7 @@ async def test_a_namespace_without_rights_is_one_finding_of_the_gate(cluster: Cl
 
 
 async def _said(backend: KubernetesBackend, handle: Handle, line: str) -> list[str]:
-    """The log once it has a line, without what a shell says of its own children."""
+    """Wait until the log contains a line; return its lines without the shell's messages about its children."""
     while line not in (log := (await backend.logs(handle)).text.splitlines()):
         await anyio.sleep(0.05)
     return [said for said in log if said != "Terminated"]

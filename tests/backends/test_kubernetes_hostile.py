@@ -1,4 +1,4 @@
-"""A configuration that can't be read, and an API server that lies, redirects, or never ends its reply."""
+"""An unreadable configuration, and an API server that lies, redirects, or never completes its reply."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[byt
 
 @contextmanager
 def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[str, list[str]]]:
-    """A server on loopback that answers as a test says, and the requests that it got."""
+    """Run a loopback server that answers with `answer`; yield its URL and the requests received."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,7 +59,7 @@ def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[s
             self._any()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Keep quiet."""
+            """Log nothing."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
@@ -133,7 +133,7 @@ OTHER = b'{"message": "no route", "code": 404}'
 def test_a_refusal_that_the_cluster_did_not_write_tells_nothing(
     configured: Callable[[bytes], KubeApi], code: int, body: bytes
 ) -> None:
-    """A proxy's page is neither "there is no such job" nor "it is there already" nor "the job is refused"."""
+    """A proxy's page does not mean that the job is missing, already exists, or was refused."""
     with server(lambda handler: says(handler, code, body)) as (url, _):
         api = configured(config_text(url).encode())
         calls = (lambda: api.job("j"), lambda: api.create(JOB), lambda: api.delete_job("j", "u"), api.jobs)
@@ -158,7 +158,7 @@ def test_the_clusters_own_refusals_are_told_apart(configured: Callable[[bytes], 
 async def test_a_reply_that_comes_byte_by_byte_is_left(
     configured: Callable[[bytes], KubeApi], monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    """Each byte comes in time, and the whole never does: other clusters are observed meanwhile."""
+    """Each byte arrives in time, but the reply never completes; other clusters are observed meanwhile."""
     monkeypatch.setattr("gpuwarden.backends.kubernetes.WORK_S", 0.5)
     over = threading.Event()
 
@@ -223,7 +223,7 @@ def test_a_pod_that_is_never_there_is_asked_for_with_pauses(monkeypatch: pytest.
             self.asked += 1
 
         def create(self, body: Any) -> None:
-            """Take it, and forget it."""
+            """Accept the pod and forget it."""
 
     now = [0.0]
     monkeypatch.setattr("gpuwarden.backends._kube_exec.time.monotonic", lambda: now[0])
@@ -235,7 +235,7 @@ def test_a_pod_that_is_never_there_is_asked_for_with_pauses(monkeypatch: pytest.
 
 
 class Pods:
-    """An API server that has only pods; each that is created runs."""
+    """An API server that has only pods, where every created pod runs."""
 
     def __init__(self, **pods: dict[str, Any]) -> None:
         self.pods = pods

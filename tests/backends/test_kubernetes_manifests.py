@@ -1,4 +1,4 @@
-"""What gpuwarden creates in a cluster, against the published schemas of Kubernetes."""
+"""The objects that gpuwarden creates in a cluster, checked against Kubernetes' published schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kubernetes backend against a real kube-apiserver, as a user who has the least rights. `make kube` runs it."""
+"""The kubernetes backend against a real kube-apiserver, as a user with minimal rights. `make kube` runs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.prove]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    """One for all tests: it takes seconds to start."""
+    """The cluster, shared by all tests because it takes seconds to start."""
     programs = os.environ.get("GPUWARDEN_KUBE", "")
     if not programs:
         pytest.skip("GPUWARDEN_KUBE does not name a folder with kube-apiserver; `make kube` builds one")
@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def configured(cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cluster, and the user with the rights of docs/kubernetes-rights.yaml and no others."""
+    """Empty the cluster, and use a user with only the rights in docs/kubernetes-rights.yaml."""
     cluster.clear()
     use(cluster, monkeypatch, "gpuwarden")
 
@@ -62,7 +62,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> RealEngine:
 
 
 class TestKubernetes(EngineContract):
-    """All of it, on real objects."""
+    """The whole contract, on real objects."""
 
 
 async def test_a_job_lives_its_whole_life_on_a_real_cluster(cluster: RealCluster, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_name_that_another_tool_took_is_left_alone(
     assert await backend.find(place, "r-name") == Known(None)
     with pytest.raises(Conflict, match="gw-r-name-a1"):
         await backend.submit(engine.job("true"), place, "r-name", secrets={})
-    backend.api("test").delete_job("gw-r-name-a1", "11111111-2222-3333-4444-555555555555")  # ours had another uid
+    backend.api("test").delete_job("gw-r-name-a1", "11111111-2222-3333-4444-555555555555")  # the uid of gpuwarden's job
     there = cluster.admin.get(f"{jobs}/gw-r-name-a1").json()
     assert there["metadata"]["uid"] == theirs["metadata"]["uid"] and "deletionTimestamp" not in there["metadata"]
 

@@ -1,4 +1,4 @@
-"""A cluster's jobs and pods as rows: what each state means, and that an odd reply is never read as an answer."""
+"""A cluster's jobs and pods as rows: the meaning of each state; an odd reply is never read as an answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_jobs_and_pods_of_others_are_not_read() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_copy_of_a_job_under_another_name_is_another_tools_job(alone: bool) -> None:
-    """`kubectl get job NAME -o yaml`, edited and created again, has gpuwarden's labels and annotations."""
+    """A job created from an edited copy of `kubectl get job NAME -o yaml` has gpuwarden's labels and annotations."""
     own = job() if alone else array()
     copied = copy.deepcopy(own) | {"status": done("Complete") | {"completedIndexes": "0-2"}}
     copied["metadata"] |= {"name": "a-copy", "uid": "u-9"}
@@ -95,7 +95,7 @@ def test_a_copy_of_a_job_under_another_name_is_another_tools_job(alone: bool) ->
 
 
 def oddities(whole: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a reply."""
+    """Yield the path of every value in a reply."""
     yield path
     for key in whole if isinstance(whole, dict) else range(len(whole)) if isinstance(whole, list) else ():
         yield from oddities(whole[key], (*path, key))

@@ -1,4 +1,4 @@
-"""The local backend: the contract, and what only it promises."""
+"""The local backend: the contract, and the promises that only it makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ray backend against a real head: the contract, and what only Ray's Jobs API has."""
+"""The ray backend against a real head: the contract, and features that only Ray's Jobs API has."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.prove,
     pytest.mark.usefixtures("patient_ray"),
-]  # each job takes Ray some seconds
+]  # Ray takes several seconds for each job
 
-# Counts its starts in a file, as a job that loads its checkpoint would.
+# Counts its starts in a file, like a job that loads its checkpoint.
 RESUMES = 'n=$(cat count 2>/dev/null || echo 0); echo "from $n"; echo $((n + 1)) > count; [ $n = 1 ] || sleep 3600'
 
 
@@ -73,7 +73,7 @@ class TestRay(BackendContract):
 
 
 async def limits(backend: RayBackend, spec: JobSpec, place: Place) -> EngineLimits:
-    """Return the cluster's limits: Ray says only some seconds after its start that nothing adds nodes."""
+    """Return the cluster's limits. Only several seconds after its start does Ray report that nothing adds nodes."""
 
     async def look() -> EngineLimits | None:
         found = await backend.limits(spec, place)
@@ -96,7 +96,7 @@ async def test_a_header_is_compared_with_the_python_of_the_cluster(backend: RayB
     async def unmet() -> bool:
         return bool((await backend.readiness(place, Needs("<3.8", ("torch",)))).unmet)
 
-    await soon(unmet, 60, every=0.2)  # a node's report comes some seconds after its start
+    await soon(unmet, 60, every=0.2)  # a node reports several seconds after its start
     lacks = await backend.readiness(place, Needs("<3.8", ("torch",)))
     assert lacks.unmet == ("Python <3.8",) and lacks.python.startswith("3.")
     assert not (await backend.readiness(place, Needs(f">={lacks.python}", ("torch",)))).unmet
@@ -121,7 +121,7 @@ async def test_a_job_whose_node_fails_is_preempted_and_the_next_attempt_goes_on(
 
 
 def _alive(handle: Handle) -> list[str]:
-    """The processes of a job, wherever they hang."""
+    """Return the pids of a job's processes, wherever they are in the process tree."""
     mark = f"GPUWARDEN_RUN_DIR={handle.run_dir}\0".encode()
     found = []
     for path in Path("/proc").iterdir():
@@ -179,7 +179,7 @@ async def test_another_job_of_the_same_name_is_not_ours(
     backend: RayBackend, place: Place, engine: RayEngine, head: Head
 ) -> None:
     ours = (await backend.handle_of(place, "r-name")).run_dir
-    for folder in ("", "/elsewhere", ours):  # the last one is copied, with an id that Ray made up
+    for folder in ("", "/elsewhere", ours):  # the last one is a copy, with an id that Ray chose
         marks = {"gpuwarden_job": "gw-r-name", "gpuwarden_folder": folder, "gpuwarden_attempt": "1"} if folder else {}
         body = {"entrypoint": "exit 5", "metadata": marks}
         assert head.ask("POST", "/api/jobs/", json.dumps(body).encode())[0] == 200
@@ -216,7 +216,7 @@ async def test_jobs_without_a_sandbox_are_closed_until_a_person_opens_them(
     assert not head.jobs("gw-r-closed") and not head.jobs("gw-r-home")
 
 
-# Saves a step, and goes on from it; the first run never comes further.
+# Saves a step and resumes from it; the first run never gets any further.
 LOADS = TRAIN.replace(
     'os.makedirs("out", exist_ok=True)',
     """
@@ -234,7 +234,7 @@ if not start:
 
 @pytest.fixture
 def ctx(tmp_path: Path, head: Head) -> Context:
-    """A warden whose notes name the head and the path that it shares, and whose user opened this machine's cluster."""
+    """A context whose notes name the head and the path it shares, with unsandboxed jobs allowed on this machine."""
     profiles = tmp_path / "profiles"
     profiles.mkdir()
     text = (data_dir("profiles") / "ray.md").read_text("utf-8")
@@ -253,7 +253,7 @@ def train(**changes: object) -> JobSpec:
 
 
 async def checked(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
-    """Check a job until the view is good."""
+    """Check a job until `good` accepts the result."""
 
     async def look() -> Checked | None:
         seen = await check(ctx, job_id)

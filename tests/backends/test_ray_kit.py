@@ -1,4 +1,4 @@
-"""The kit's own promise: a Ray head whose raylet gave up on a slow agent is started once more, and no other one is."""
+"""The kit restarts a Ray head once if its raylet gave up on a slow agent, and in no other case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROKEN = "[2026-11-22 11:20:31,114 C 811 811] (raylet) plasma.cc:12:  Check fail
 
 
 class Played(Head):
-    """A head whose raylets end with these words in turn; one without words runs the first job."""
+    """A head whose raylets end with the given messages in turn; with an empty message, it runs the first job."""
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         super().__init__(folder)

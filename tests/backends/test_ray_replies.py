@@ -1,4 +1,4 @@
-"""What Ray's dashboard may answer, without a Ray: other forms, other versions, other people's jobs."""
+"""Possible replies of Ray's dashboard, tested without Ray: other formats, other versions, and other users' jobs."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_the_last_line_of_a_traceback_names_the_cause(wording: Wording) -> None:
 
 
 class Dashboard:
-    """Something that listens where Ray's dashboard should be. A request without a reply is hung up on."""
+    """A server in place of Ray's dashboard. It closes the connection on a request for which it has no reply."""
 
     def __init__(self, folder: Path) -> None:
         self.replies: dict[str, tuple[int, str]] = {}
@@ -393,7 +393,7 @@ async def test_a_job_that_never_came_to_ray_leaves_no_secret(dashboard: Dashboar
         return [f.name for f in Path(handle.run_dir).rglob("*") if f.is_file() and b"hunter22" in f.read_bytes()]
 
     dashboard.jobs()
-    dashboard.replies["POST /api/jobs/"] = (401, HTML)  # the token was changed a moment ago
+    dashboard.replies["POST /api/jobs/"] = (401, HTML)  # as if the token had just been changed
     with pytest.raises(AuthFailed):
         await backend.submit(JOB, place, "t", secrets={"TOKEN": "hunter22"})
     assert not left(), "nothing was started"
@@ -485,7 +485,7 @@ async def test_an_entrypoint_takes_its_secrets_and_leaves_no_command_when_it_is_
     dashboard.jobs(row(**known, status="SUCCEEDED", driver_exit_code=0))
     seen = (await backend.poll([handle]))["t"]
     assert seen.state is (Job.UNKNOWN if kill else Job.SUCCEEDED), "a success needs both words"
-    if not kill:  # a runner that is killed may not have read it
+    if not kill:  # a killed runner may not have read it
         assert (await backend.logs(handle)).text == "***\n"
 
 

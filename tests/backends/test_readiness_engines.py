@@ -1,4 +1,4 @@
-"""Judge whether an engine's machines can start a job: only what is sure refuses, the rest is a warning or unknown."""
+"""Whether an engine's machines can start a job: only definite problems refuse it; the rest is a warning or unknown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def header(*dependencies: str, python: str = ">=3.9", body: str = "print(1)") ->
 
 
 async def found(ctx: Context, job: JobSpec, rule: str) -> list[tuple[Severity, str]]:
-    """The findings of one rule about a job, whether it is refused or not."""
+    """Return one rule's findings about a job, whether or not the job is refused."""
     try:
         findings = (await check_spec(ctx, job)).findings
     except Refused as refused:
@@ -113,7 +113,7 @@ async def test_what_a_ray_cluster_surely_lacks(tmp_path: Path, monkeypatch: pyte
     assert not lacks.starts_header
     for needs in (
         Needs(">=3.11", ("torch",)),
-        Needs(">=3.12"),  # started by the first Python of a node, which nothing names
+        Needs(">=3.12"),  # started by the node's first Python, which is unknown
         Needs("nonsense", ("torch",)),
         Needs("", ("torch",), program="torchrun", files=("/no/such", f"{tmp_path}/other")),
     ):

@@ -37,7 +37,7 @@ async def backend(sky: SkyClient, sshd: Sshd) -> AsyncIterator[SkyBackend]:
 
 @pytest.fixture
 def place(sky_server: SkyServer, tmp_path: Path) -> Place:
-    """A cluster of the test's own, which `box` of the SSH configuration leads to."""
+    """The test's own cluster, reached through the alias `box` in the SSH configuration."""
     name = f"gw-{tmp_path.name}".replace("_", "-")[:40].rstrip("-")
     sky_server.up(name)
     return Place(platform="sky/aws", instance_id=name, host="box", run_root=str(tmp_path / "runs"))

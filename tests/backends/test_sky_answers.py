@@ -1,4 +1,4 @@
-"""How SkyPilot's SDK is reached and its answers are read, without SkyPilot."""
+"""Reaching SkyPilot's SDK and reading its answers, tested without SkyPilot."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_process_that_ended_is_started_again(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """End the processes of a test with it."""
+    """End a test's processes when the test ends."""
     yield
     while client._HELPERS:
         helper = client._HELPERS.popitem()[1]

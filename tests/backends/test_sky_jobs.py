@@ -1,4 +1,4 @@
-"""The backend of managed jobs: SkyPilot's real SDK against a double of its API server, whose machines are folders."""
+"""The managed jobs backend: SkyPilot's real SDK against a double of its API server, whose machines are folders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def backend(sky_server: SkyServer) -> SkyJobsBackend:
 def place(sky_server: SkyServer) -> Place:
     for job in sky_server.managed_jobs:
         job.end(job.status if job.row()["end_at"] else "CANCELLED")
-        job.name = f"over-{job.id}"  # a controller's queue is for ever
+        job.name = f"over-{job.id}"  # a controller's queue keeps jobs forever
     return PLACE
 
 
@@ -67,7 +67,7 @@ async def test_a_request_that_the_sdk_repeats_rents_one_machine(
     with engine.cut(), pytest.raises(Unreachable):
         await backend.submit(engine.job("sleep 1800"), place, "m-twice", secrets={})
     first = next(job for job in sky_server.managed_jobs if job.name == "gw-m-twice-a1")
-    if sum(job.name == first.name for job in sky_server.managed_jobs) == 1:  # this SDK did not
+    if sum(job.name == first.name for job in sky_server.managed_jobs) == 1:  # this SDK did not repeat it
         sky_server.do_jobs__launch({"task": json.dumps(first.task), "name": first.name})
     handle = await backend.submit(engine.job("sleep 1800"), place, "m-twice", secrets={})
     states = [job.status for job in sky_server.managed_jobs if job.name == first.name]
@@ -130,7 +130,7 @@ async def test_a_script_brings_its_arguments_and_a_refused_launch_says_why(
     finally:
         sky_server.refusals.clear()
     lost = backend._handle(place, "m-none")
-    seen = (await backend.poll([lost]))["m-none"]  # as a process sees it that was killed meanwhile
+    seen = (await backend.poll([lost]))["m-none"]  # as seen by a process started after a kill
     assert (seen.state, seen.meter, seen.reason) == (Job.FAILED, False, Code.NOT_STARTED) and "no A100" in seen.why
     assert await backend.find(place, "m-none") == Known(None)
 
@@ -210,7 +210,7 @@ def test_a_state_that_nobody_knows_is_no_end() -> None:
 
 
 class Queue(SkyClient):
-    """A controller whose queue has these rows at one look after the other, and that refuses a cancel with `error`."""
+    """A controller that returns the given queues one after the other and refuses a cancel with `error` if set."""
 
     def __init__(self, looks: list[tuple[ManagedJob, ...]], error: WardenError | None = None) -> None:
         super().__init__({})

@@ -1,4 +1,4 @@
-"""SkyPilot's real API server, started offline with no cloud enabled, and what the double has from it."""
+"""SkyPilot's real API server, started offline with no cloud enabled, and the behavior that the double copies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_empty_server_answers_every_question(real: RealServer, provider
                 await verb("gw-never")
             except NotFound:
                 return True
-            return False  # a refusal that comes late is in nobody's answer, and a repetition is refused too
+            return False  # a late refusal reaches no caller, and a repeated call is refused too
 
         assert await soon(refused, 300)
     account = await provider.account_id()
@@ -93,7 +93,7 @@ async def test_an_empty_server_answers_every_question(real: RealServer, provider
 async def test_without_a_cloud_a_dry_run_is_refused_and_a_launch_leaves_nothing(provider: SkyProvider) -> None:
     with pytest.raises(AuthFailed, match="sky check"):
         await provider.quote(Resources(options={"cpus": "2+"}))
-    with suppress(AuthFailed, NoCapacity):  # or it is still working on it after a moment
+    with suppress(AuthFailed, NoCapacity):  # or the server is still working on it
         seen = await provider.create(Resources(options={"cpus": "2+"}), "p-real")
         assert isinstance(seen, Known) and seen.value.state is InstanceState.BOOTING
 
@@ -110,7 +110,7 @@ async def test_without_a_cloud_a_dry_run_is_refused_and_a_launch_leaves_nothing(
 async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controller(
     real: RealServer, tmp_path: Path
 ) -> None:
-    """The controller is in the API server (consolidation mode). It launches nothing from this port."""
+    """The controller runs in the API server (consolidation mode). It launches nothing from this port."""
     profile = load_profile("sky-jobs").model_copy(update={"id": "sky-jobs/aws"})
     meter = SkyJobsProvider(profile, tmp_path, SystemClock(), real.env)
     backend = SkyJobsBackend(SystemClock(), SkyClient(real.env))

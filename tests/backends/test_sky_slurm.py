@@ -1,7 +1,7 @@
-"""A whole life on a real Slurm cluster through SkyPilot's real API server. `make sky` runs it; it takes minutes.
+"""A cluster's whole life on real Slurm through SkyPilot's real API server. `make sky` runs it, which takes minutes.
 
-SkyPilot installs its runtime on the node by uv. Its installer's address can't be reached everywhere, so uv from PyPI is
-put where SkyPilot looks for it, with this machine's certificates and one of its interpreters.
+SkyPilot installs its runtime on the node with uv. The address of uv's installer isn't reachable everywhere, so uv from
+PyPI is put where SkyPilot looks for it, with this machine's certificates and one of its interpreters.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ exec {uv} "${{words[@]}}"
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """An API server that may use a Slurm cluster of one node, over SSH."""
+    """An API server that can use a one-node Slurm cluster over SSH."""
     base = tmp_path_factory.mktemp("skyslurm")
     host = socket.gethostname().split(".")[0]
-    cluster = Cluster(base / "slurm", names=(host,))  # SkyPilot looks the address of a node up by its name
+    cluster = Cluster(base / "slurm", names=(host,))  # SkyPilot looks up a node's address by name
     far, home = base / "far", base / "home"
     for folder in (far, home / ".slurm"):
         folder.mkdir(parents=True)
@@ -72,7 +72,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 
 def place_uv(real: RealServer, name: str, user: str) -> None:
-    """Put uv where SkyPilot looks for it on the node, before it looks."""
+    """Put uv on the node where SkyPilot looks for it, before it does."""
     python = Path(real.env["GPUWARDEN_SKY_PYTHON"])
     uv = shutil.which("uv", path=f"{python.parent}:{os.environ['PATH']}")
     need("uv", uv is not None)
@@ -83,7 +83,7 @@ def place_uv(real: RealServer, name: str, user: str) -> None:
 
 
 def alias(real: RealServer, name: str) -> Path:
-    """Return the alias that SkyPilot wrote; OpenSSH knows root's home folder from the system, not from the test."""
+    """Return a copy of SkyPilot's SSH alias with absolute paths: OpenSSH takes `~` from the system, not the test."""
     text = (Path(real.env["HOME"]) / f".sky/generated/ssh/{name}").read_text()
     file = Path(real.env["HOME"]) / "ssh_config"
     file.write_text(text.replace(" ~/", f" {real.env['HOME']}/"))
@@ -97,7 +97,7 @@ def provider(real: RealServer, tmp_path: Path) -> SkyProvider:
 
 
 async def looked(provider: SkyProvider, name: str, state: InstanceState) -> Instance:
-    """Look until the cluster is in a state, for as long as SkyPilot needs."""
+    """Poll until the cluster is in a state, for at most 900 seconds."""
     with anyio.fail_after(900):
         while True:
             answer = await provider.get(name)
@@ -115,7 +115,7 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
     async def enabled() -> bool:
         return await provider.check() == []
 
-    await soon(enabled, 60, every=1)  # the server looks for its clouds after it has started
+    await soon(enabled, 60, every=1)  # the server checks its clouds after it has started
     place_uv(real, name, (await SkyClient(real.env).ask(Info, "info")).user)
     wanted = Resources(options={"cpus": "1", "memory": "1", "region": "localslurm"}, deadline_s=3_600)
     quote = await provider.quote(wanted)

@@ -1,4 +1,4 @@
-"""The slurm backend against real daemons: the contract, and what only a queue has."""
+"""The slurm backend against real daemons: the contract, and features that only a queue has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 
-# Counts its starts in a file, as a job that loads its checkpoint would, and saves when it is told to end.
+# Counts its starts in a file, like a job that loads its checkpoint, and saves on SIGTERM.
 RESUMES = """
 n=$(cat count 2>/dev/null || echo 0); echo "from $n $KEY"
 trap 'echo $((n + 1)) > count; echo saved; exit 0' TERM
@@ -72,7 +72,7 @@ def ctx(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Co
 
 
 async def told(backend: SlurmBackend, handle: Handle) -> list[str]:
-    """The lines of the log, without what a shell says of its own children."""
+    """Return the log's lines without the shell's messages about its children."""
     return [line for line in (await backend.logs(handle)).text.splitlines() if line != "Terminated"]
 
 
@@ -85,7 +85,7 @@ class TestSlurm(BackendContract):
 
 @pytest.mark.prove
 class TestSlurmArrays(ArrayContract):
-    """A hundred tasks at most, as the configuration says."""
+    """The cluster's configuration allows at most a hundred tasks."""
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_is_unkno
 async def test_a_job_that_slurm_forgot_is_neither_lost_nor_canceled_while_its_runner_goes_on(
     ctx: Context, engine: SlurmEngine, cluster: Cluster
 ) -> None:
-    """The list may be another cluster's, or `slurmctld` may have lost its state."""
+    """The list may come from another cluster, or `slurmctld` may have lost its state."""
     spec = train(script="import time\nprint('up', flush=True)\ntime.sleep(600)\n", name="forgot")
     launched = (await submit(ctx, spec)).job
     assert launched is not None
@@ -359,7 +359,7 @@ async def test_the_whole_life_of_a_job_on_a_cluster(ctx: Context, cluster: Clust
     async def over() -> bool:
         return (await check(ctx, job_id)).job.state in TERMINAL_JOBS
 
-    await soon(over, 60, every=0.1)  # on Slurm's own rounds
+    await soon(over, 60, every=0.1)  # depends on Slurm's scheduling cycle
     seen = await check(ctx, job_id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
     assert [s.action for s in seen.next_steps][-2:] == [Action.PULL, Action.VERIFY]
@@ -381,13 +381,13 @@ while (runs / "hold").exists():
 
 
 async def advanced(ctx: Context, fan_id: str, good: Callable[[FanOutResult], bool]) -> FanOutResult:
-    """Move a fan-out on until it is as wanted."""
+    """Advance a fan-out until `good` accepts the result."""
 
     async def moved() -> FanOutResult | None:
         found = await advance_fan_out(ctx, fan_id)
         return found if good(found) else None
 
-    found = await soon(moved, 120, every=0.2)  # Slurm waits for half a minute before a requeued task runs again
+    found = await soon(moved, 120, every=0.2)  # Slurm waits half a minute before it runs a requeued task
     assert found is not None
     return found
 
@@ -407,10 +407,10 @@ async def test_a_fan_out_is_one_array_of_which_a_killed_task_is_queued_again_and
     fan_id = found.now.fan.id
     (number,) = {row.partition("_")[0] for row in cluster.jobs(f"gw-{fan_id}-r1")}
     assert set(cluster.jobs("gw-j")) <= set(before), "no cell went to the queue by itself"
-    await advanced(ctx, fan_id, lambda _: len(list(runs.iterdir())) == 3)  # two cells run, and `hold`
+    await advanced(ctx, fan_id, lambda _: len(list(runs.iterdir())) == 3)  # two running cells, and `hold`
     first = min(int(path.name) for path in runs.iterdir() if path.name != "hold")
     cluster.run("scontrol", "requeue", f"{number}_{first}")
-    await advanced(ctx, fan_id, lambda _: len(list(runs.iterdir())) == 4)  # another has its place
+    await advanced(ctx, fan_id, lambda _: len(list(runs.iterdir())) == 4)  # another cell has taken its place
     (runs / "hold").unlink()
     done = await advanced(ctx, fan_id, lambda found: found.now is not None and found.now.over)
     assert done.now is not None

@@ -1,4 +1,4 @@
-"""The slurm backend on a cluster with accounting: a real slurmdbd over MariaDB, which enforces its limits."""
+"""The slurm backend on a cluster that enforces accounting limits, with a real slurmdbd on MariaDB."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slurm_kit import Accounted, SlurmEngine, login_node, place_of, train
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
 GONE = {"squeue": 'echo \'{"meta": {}, "errors": [], "jobs": []}\''}
-"""A queue that has forgotten all jobs, as Slurm's does some minutes after their end."""
+"""A queue that has forgotten all jobs, as Slurm's does some minutes after they end."""
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def ctx(tmp_path: Path, accounted: Accounted, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def found(ctx: Context, tasks: int = 1, **given: Any) -> list[Finding]:
-    """What the engine's rules find before a job is sent."""
+    """Return the engine rules' findings about a job before it is submitted."""
     facts = await gather(ctx, train(**given), tasks=tasks)
     return [f for f in run_rules(catalog.rules_of("submit"), facts) if f.rule.startswith("PF-ENG")]
 
 
 def words(finding: Finding) -> set[str]:
-    """The words and figures of a finding."""
+    """Return the words and numbers in a finding's message."""
     return set(re.findall(r"\w+", finding.message))
 
 
@@ -195,7 +195,7 @@ async def test_a_job_that_has_left_the_queue_is_read_from_accounting(
                 (killed, Job.CANCELED),
                 (broken, Job.PREEMPTED),
             ):
-                # The controller passes an end on to the database in its own time.
+                # The controller reports an end to the database with a delay.
                 seen = await until(backend, handle, lambda o, s=state: o.state is s and o.allocation is not None)
                 assert seen.meter is False and seen.allocation is not None
                 if handle in (done, failed):

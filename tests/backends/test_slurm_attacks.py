@@ -1,6 +1,6 @@
-"""Jobs that want to be unstoppable or to blind gpuwarden, and calls that die: Slurm's commands are played by scripts.
+"""Jobs that try to be unstoppable or to blind gpuwarden, and calls that fail; scripts stand in for Slurm's commands.
 
-A job on a cluster runs as the user, in no sandbox: it can write its own run folder and hold its locks.
+A job on a cluster runs as the user without a sandbox, so it can write to its own run folder and hold its locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOP = {"name": "gw-j1", "token": "j1", "grace_s": 0.2, "wait_s": 60.0, "ended":
 
 
 class Played:
-    """A cluster of scripts with one job, which runs until `scancel` is called for good."""
+    """A simulated cluster with one job, which runs until `scancel` is called without `--batch`."""
 
     def __init__(self, folder: Path, **row: Any) -> None:
         self.run_dir, self.bin, self.log = folder / "runs/gw-j1", folder / "bin", folder / "asked"
@@ -57,7 +57,7 @@ class Played:
         return slurm_agent.stop({**STOP, "folder": str(self.run_dir)}, slurm_agent.environment(self.env))
 
     def hears(self) -> None:
-        """Let the job's runner be there, and deaf."""
+        """Write the status of a running runner, which will ignore every request."""
         status = {"state": "running", "engine_id": "7", "requeues": 0}
         (self.run_dir / "status.json").write_text(json.dumps(status))
 
@@ -255,7 +255,7 @@ def test_a_job_that_is_being_submitted_is_not_gone(tmp_path: Path, array: bool) 
 
 
 def test_accounting_is_asked_for_the_users_own_jobs(tmp_path: Path) -> None:
-    """By default, root and operators see everybody's: another user's job may have this name and folder."""
+    """By default, root and operators see every user's jobs, and another user's job may have this name and folder."""
     played = Played(tmp_path, name="another")
     played.play("sacct", f'printf "%s\\n" "$@" > {tmp_path}/given')
     slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))

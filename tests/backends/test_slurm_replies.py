@@ -1,4 +1,4 @@
-"""What Slurm's versions say of jobs and of themselves, and how it is read together with the runner's status."""
+"""Replies of different Slurm versions about jobs and the cluster, and how they combine with the runner's status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wording import Wording
 
 
 def old(**changes: Any) -> dict[str, Any]:
-    """A row as 21.08 and 22.05 write it: plain words and numbers."""
+    """Return a row as Slurm 21.08 and 22.05 write it: plain strings and numbers."""
     return {
         "job_id": 7, "name": "gw-j1-a1", "job_state": "RUNNING", "state_reason": "None", "partition": "gpu",
         "nodes": "n1", "restart_cnt": 0, "submit_time": 100, "eligible_time": 100, "start_time": 200, "end_time": 3800,
@@ -43,7 +43,7 @@ def num(value: float, **flags: bool) -> dict[str, Any]:
 
 
 def new(**changes: Any) -> dict[str, Any]:
-    """The same as 23.11 and later write it: lists of states, numbers that may be unset or infinite."""
+    """Return the same row as Slurm 23.11 and later write it: lists of states, numbers that may be unset or infinite."""
     times = {k: num(v) for k, v in old().items() if k.endswith("_time") or k == "time_limit"}
     code = {"status": ["SUCCESS"], "return_code": num(0), "signal": {"id": num(0, set=False), "name": ""}}
     return {**old(), **times, "job_state": ["RUNNING"], "exit_code": code, **changes}
@@ -197,7 +197,7 @@ def test_accounting_is_read_line_by_line() -> None:
 
 
 def status(state: str = "running", **changes: Any) -> dict[str, Any]:
-    """The runner's status as the login node reads it: of a process that it can't see."""
+    """Return the runner's status as the login node reads it, where the process isn't visible."""
     given = {
         "state": state, "folder": "present", "now": 1000.0, "attempt": 1, "requeues": 0, "started_at": 200.0,
         "updated_at": 995.0, "alive": False, "child_alive": False, "machine": "login/1", "log_bytes": 3,
@@ -221,7 +221,7 @@ SAW: list[tuple[dict[str, Any], dict[str, Any] | None, Job, Code]] = [
     (status("timeout"), {"job_state": "FAILED", "exit_code": 124 << 8}, Job.FAILED, Code.TIME_LIMIT),
     (status(), {"job_state": "OUT_OF_MEMORY"}, Job.FAILED, Code.OUT_OF_MEMORY),
     (status(), {"job_state": "NODE_FAIL"}, Job.PREEMPTED, Code.ENGINE_TOOK),
-    (ABSENT, {"job_state": ["NODE_FAIL", "DROPPED"]}, Job.PREEMPTED, Code.ENGINE_TOOK),  # no flag of Slurm means this
+    (ABSENT, {"job_state": ["NODE_FAIL", "DROPPED"]}, Job.PREEMPTED, Code.ENGINE_TOOK),  # not a Slurm flag
     (status(), {"job_state": "PREEMPTED"}, Job.PREEMPTED, Code.ENGINE_TOOK),
     (status("preempted"), {"job_state": "FAILED", "exit_code": 143 << 8}, Job.PREEMPTED, Code.ENGINE_TOOK),
     (status("preempted"), {"job_state": "CANCELLED"}, Job.CANCELED, Code.STOPPED),
@@ -232,7 +232,7 @@ SAW: list[tuple[dict[str, Any], dict[str, Any] | None, Job, Code]] = [
     (status("failed"), {"name": "gw-j1-a2", "job_state": "PENDING"}, Job.QUEUED, Code.ENGINE_QUEUE),
     (status("succeeded"), {"name": "gw-j1-a2", "job_state": "FAILED"}, Job.FAILED, Code.EXITED),
     (status("succeeded"), None, Job.SUCCEEDED, Code.EXITED),
-    (status(), None, Job.UNKNOWN, Code.UNLISTED),  # it is not listed, and its runner goes on
+    (status(), None, Job.UNKNOWN, Code.UNLISTED),  # not listed, but its runner is still running
     (status(updated_at=1004.0), None, Job.UNKNOWN, Code.UNLISTED),
     (status(updated_at=900.0), None, Job.FAILED, Code.VANISHED),
     (status(updated_at=5000.0), None, Job.FAILED, Code.VANISHED),
@@ -476,7 +476,7 @@ def test_gpus_and_delays() -> None:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------- request
+# ---------------------------------------------------------------------------------------------------------- requests
 
 
 def spec(**changes: Any) -> JobSpec:

@@ -1,4 +1,4 @@
-"""The ssh backend against a real OpenSSH server: the contract, and what only it promises."""
+"""The ssh backend against a real OpenSSH server: the contract, and the promises that only it makes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBac
     handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
     await ended(backend, handle)
     serving = f"{place.run_root}/.gpuwarden/runner.* serve"
-    for _ in range(SESSIONS + 1):  # none of the dead keeps its place
+    for _ in range(SESSIONS + 1):  # a killed session frees its slot
         subprocess.run(["pkill", "-f", serving], check=True, timeout=300)
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3

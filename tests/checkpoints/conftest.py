@@ -1,4 +1,4 @@
-"""Fixtures of the tests of checkpoints."""
+"""Fixtures for the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def synced(no_wait_for_the_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync to the disk as for a user: without it, a seal does not notice a later write to a mapped file."""
+    """Sync to the disk, as for a user: without a sync, a seal misses later writes to a mapped file."""
     monkeypatch.setattr("os.fsync", no_wait_for_the_disk)

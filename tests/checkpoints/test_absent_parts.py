@@ -1,4 +1,4 @@
-"""Saves that consist of several parts: an intact one is proven, one that lacks a part is not."""
+"""A save with several parts is proven if it is intact, and not proven if a part is missing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def components(**classes: str) -> str:
-    """Return a model_index.json for classes such as "diffusers.AutoencoderKL"; an empty one stands for null."""
+    """Return a model_index.json with classes such as "diffusers.AutoencoderKL"; an empty string becomes null."""
     pairs: dict[str, Any] = {name: kind.split(".") if kind else [None, None] for name, kind in classes.items()}
     return json.dumps({"_class_name": "APipeline", "_diffusers_version": "0.35.0", "force_zeros": True, **pairs})
 
 
 def modules(**classes: str) -> str:
-    """Return a modules.json for the classes of paths; the path `root` stands for the folder itself."""
+    """Return a modules.json that maps paths to classes; the path `root` stands for the folder itself."""
     paths = {"" if name == "root" else name.removeprefix("_"): kind for name, kind in classes.items()}
     return json.dumps([{"idx": n, "name": str(n), "path": p, "type": paths[p]} for n, p in enumerate(paths)])
 
@@ -48,7 +48,7 @@ FLUX: dict[str, str] = {
     "text_encoder_2": "transformers.T5EncoderModel", "tokenizer": "transformers.CLIPTokenizer",
     "transformer": "diffusers.FluxTransformer2DModel", "vae": "diffusers.AutoencoderKL", "image_encoder": "",
 }  # fmt: skip
-# The lists of published models; in each folder, the files that matter here.
+# Component lists from published models, with the files that matter here in each folder.
 SAVES: dict[str, dict[str, str | None]] = {
     "SD 1.5": {
         INDEX: components(
@@ -174,7 +174,7 @@ def lay(root: Path, files: dict[str, str | None], without: str = "-") -> Path:
 
 
 def look(root: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
-    monkeypatch.setattr(examine, "GAVE_UP", ())  # an error in a layout is raised
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a layout propagate
     return verify(root, Level.STRUCTURE)
 
 

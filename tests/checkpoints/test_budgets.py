@@ -1,4 +1,4 @@
-"""Bound what a small file costs at every level: bytes decompressed and lines parsed are counted, not seconds."""
+"""The cost of a small file is bounded at every level, in bytes decompressed and lines parsed instead of seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def seen(report: Report) -> str:
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> Path:
-    """8 kB that are 8 MiB when decompressed."""
+    """An 8 kB archive that decompresses to 8 MiB."""
     np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20))
     return tmp_path / "bomb.npz"
 
@@ -52,7 +52,7 @@ def test_an_archive_is_not_decompressed_beyond_its_limit(
     assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.LIMIT,)
     wording(seen(report), "8,388,736")
     assert sum(pieces) <= 1 << 20
-    assert verify(bomb, level).verdict is Verdict.PROVEN  # what is small is read, whatever the ratio
+    assert verify(bomb, level).verdict is Verdict.PROVEN  # small data is read whatever its compression ratio
 
 
 def test_two_gigabytes_from_two_megabytes_are_more_than_the_limit() -> None:
@@ -73,7 +73,7 @@ def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path, wording
 
 
 def test_a_line_costs_little(tmp_path: Path) -> None:
-    """Two lines of Python for each good line; one call of `json.loads` runs more than ten."""
+    """A good line runs two lines of Python; a call of `json.loads` would run more than ten."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 12345, "loss": 1.25}\n' * 200_000)
     with Source(path) as source:

@@ -1,4 +1,4 @@
-"""Against an earlier checkpoint, an adapter's base, a GGUF file's source."""
+"""Comparison with an earlier checkpoint, an adapter's base model, or a GGUF file's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file against the model that it was made from: values within what its types allow, all in their place."""
+"""A GGUF file compared with its source model: values within the types' precision, and every tensor in its place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seen(report: Report) -> str:
 
 
 def weights(seed: int = 0) -> Arrays:
-    """A llama's tensors, as transformers names them."""
+    """Return a Llama model's tensors under their transformers names."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> Any:
@@ -60,7 +60,7 @@ def weights(seed: int = 0) -> Arrays:
 
 
 def turned(name: str, array: Any) -> Any:
-    """Reorder the rows of queries and keys, as the converter of llama does."""
+    """Reorder the rows of query and key weights, as llama.cpp's converter does for Llama models."""
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return array
     heads = HEADS if name.endswith("q_proj.weight") else GROUPS
@@ -90,7 +90,7 @@ def convert(
     tokens: list[str] | None = None,
     swap: dict[str, str] | None = None,
 ) -> Path:
-    """Write a GGUF file with the library's names and quantisation."""
+    """Write a GGUF file with the `gguf` library's names and quantization."""
     table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), LAYERS)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(LAYERS)
@@ -131,7 +131,7 @@ def test_the_wrong_source_is_refuted(gguf: Any, tmp_path: Path, kind: str) -> No
     ("kind", "moved"), [("F32", 1e-4), ("F16", 1e-3), ("BF16", 5e-3), ("Q8_0", 0.01), ("Q4_0", 0.2)]
 )
 def test_another_step_of_the_run_is_refuted(gguf: Any, tmp_path: Path, kind: str, moved: float) -> None:
-    """`moved` is how far training went, relative to the weights; less than the type's own error can't be seen."""
+    """`moved` is how far training went, relative to the weights; less than the type's own error can't be detected."""
     rng = np.random.default_rng(5)
     later = {n: (a + moved * a.std() * rng.normal(size=a.shape)).astype("f4") for n, a in weights().items()}
     report = verify(convert(gguf, tmp_path / "m.gguf", weights(), kind), against=source(tmp_path / "base", later))

@@ -1,4 +1,4 @@
-"""The corruption table: what is planted inside a tensor is caught at the level that claims it, in every format."""
+"""The corruption table: damage inside a tensor is caught at the level that promises it, in every format."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def intact(kind: str, tmp_path: Path) -> Path:
 
 
 def tensor(path: Path) -> Tensor:
-    """Where the middle tensor lies, by our own reader."""
+    """Locate the middle tensor with gpuwarden's own reader."""
     with Source(path) as source:
         plugin = reader(path.name, source.head())
         assert plugin is not None
@@ -124,7 +124,7 @@ def tensor(path: Path) -> Tensor:
 
 
 def inside(path: Path) -> tuple[int, int]:
-    """First byte and length of a tensor's data; the compressed one's bytes lie somewhere in the middle."""
+    """Return the offset and length of a tensor's data; if it is compressed, use a range in the middle of the file."""
     t = tensor(path)
     return (t.start, t.extent) if t.start >= 0 else (path.stat().st_size // 2, 4096)
 
@@ -220,7 +220,7 @@ def test_a_hole_is_a_warning(intact: Path, kind: str, wording: Wording) -> None:
         out.seek(high)
         out.write(data[high:])
     report = verify(intact, Level.STRUCTURE)
-    if intact.stat().st_blocks * 512 < len(data):  # only where the file system keeps holes
+    if intact.stat().st_blocks * 512 < len(data):  # only if the file system supports sparse files
         wording("\n".join(report.files[0].warnings))
 
 

@@ -1,6 +1,6 @@
-"""DeepSpeed's folders: every rank left its part, all of one save, and the shares give the model.
+"""DeepSpeed folders: every rank's part is present, all belong to one save, and the shards make up the model.
 
-The layout is that of DeepSpeed 0.19 on two ranks; `test_libraries.py` has DeepSpeed itself where installed.
+The layout is DeepSpeed 0.19's on two ranks; `test_libraries.py` uses DeepSpeed itself if it is installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ STATES = "zero_pp_rank_{}_mp_rank_00_{}_states.pt"
 
 @dataclass
 class Zero:
-    """A save as DeepSpeed 0.19 lays it out, of which a test can bend every part before it is written."""
+    """A save in DeepSpeed 0.19's layout; a test can change any part before writing it."""
 
     stage: int = 3
     world: int = 3
@@ -149,7 +149,7 @@ BENT: dict[str, tuple[Zero, Zero | None, tuple[str, ...]]] = {
 def test_ranks_that_do_not_belong_together(
     tmp_path: Path, save: Zero, other: Zero | None, numbers: tuple[str, ...], wording: Wording
 ) -> None:
-    """`other` is a save from which rank 1 is taken: what a rank left in the same folder earlier."""
+    """`other` is a save whose rank 1 is written over this one's, like a file that a rank left in the folder earlier."""
     want("torch")
     save.write(tmp_path)
     if other:
@@ -195,7 +195,7 @@ def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path, wording: Wording) ->
 
 @pytest.mark.slow
 def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path, wording: Wording) -> None:
-    """The Trainer puts DeepSpeed's folder into its own; what stands in the way of a resume is the checkpoint's."""
+    """The Trainer puts DeepSpeed's folder inside its own, so obstacles to a resume are reported for the checkpoint."""
     want("torch")
     import torch
 
@@ -230,7 +230,7 @@ def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: dict[str, Any], wording: Wording
 ) -> None:
     want("torch")
-    monkeypatch.setattr(examine, "GAVE_UP", ())  # what a layout stumbles over is raised
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a layout propagate
     Zero(head=head).write(tmp_path)
     report = verify(tmp_path, Level.STRUCTURE)
     if "param_shapes" in head or "ds_config" in head:

@@ -1,4 +1,4 @@
-"""The rule from causes to a verdict, and the next steps that fit each cause."""
+"""The rule that turns causes into a verdict, and the next steps for each cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files of the format's own library: split models, scales of quantised blocks, and damage in both."""
+"""GGUF files written by the `gguf` library: split models, scales of quantized blocks, and damage in both."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_part_under_the_name_of_another(parts: Path, wording: Wording) -> None
 
 
 def quantised(gguf: Any, path: Path, label: str) -> tuple[bytes, int]:
-    """Write one tensor of a type, whose blocks are random but for their scales. Return its bytes and where they are."""
+    """Write one tensor of a type with random bytes from 1 to 99; return its data and the data's offset in the file."""
     kind = gguf.GGMLQuantizationType[label]
     block, each = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(1)

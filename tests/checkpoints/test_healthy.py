@@ -1,4 +1,4 @@
-"""Healthy files of real libraries, in hundreds of configurations: none is refuted, and few stay unknown."""
+"""Healthy files from real libraries, in hundreds of configurations: none is refuted, and few remain unknown."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LEAST, MOST_UNKNOWN = 120, 0.02
 def test_no_healthy_file_is_refuted_at_any_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third of the configurations that nobody looked at while verdicts were fixed is held to the same."""
+    """The third of the configurations that was held out while verdicts were corrected has to meet the same limits."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     written, failed = measure.write(tmp_path, configurations())
-    # A library that is not installed is named; one that is must write its files.
+    # A library may be missing, but an installed one must write its files.
     excused = ("needs ", "torch can't read it back")
     assert not {name: why for name, why in failed.items() if not why.startswith(excused)}
     if len(written) < LEAST:

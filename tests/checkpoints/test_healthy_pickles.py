@@ -1,4 +1,4 @@
-"""Healthy files that real libraries pickle: none is refuted at any level, and unknown is only what could run code."""
+"""Healthy pickles from real libraries: none is refuted at any level; only those that could run code are unknown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def there(module: str) -> Any:
 
 
 def every_level(folder: Path) -> dict[str, dict[Level, FileEvidence]]:
-    """Verify all files of a folder at once, so that they share one loading process a level."""
+    """Verify all files in a folder at once, so that each level uses one loading process."""
     found: dict[str, dict[Level, FileEvidence]] = {}
     for level in LEVELS:
         for file in verify(folder, level).files:
@@ -46,7 +46,7 @@ def every_level(folder: Path) -> dict[str, dict[Level, FileEvidence]]:
 
 
 def check(folder: Path, unknown: dict[str, Cause | None]) -> None:
-    """Compare the verdicts: proven, or for those that are named unknown for the given cause, None for a load's."""
+    """Check that all are proven but those in `unknown`, which have the given cause; if None, only the load fails."""
     seen = every_level(folder)
     assert set(unknown) <= set(seen) and len(seen) == len(list(folder.iterdir()))
     wrong = []
@@ -63,7 +63,7 @@ def check(folder: Path, unknown: dict[str, Cause | None]) -> None:
 
 
 def values() -> dict[str, Any]:
-    """Values of the standard library and numpy that training scripts keep beside their tensors."""
+    """Return standard library and numpy values that training scripts save beside their tensors."""
     np, torch = there("numpy"), there("torch")
     return {
         "path": pathlib.PosixPath("/data/run"), "pure_path": pathlib.PurePosixPath("run"), "uuid": uuid.uuid4(),
@@ -94,7 +94,7 @@ def test_values_in_a_torch_file(tmp_path: Path, protocol: int) -> None:
 @pytest.mark.parametrize("protocol", range(6))
 def test_values_in_a_plain_pickle(tmp_path: Path, protocol: int) -> None:
     there("torch")
-    left_out = {"dataset", "generator"}  # tensors outside of torch.save are pickled as files within the file
+    left_out = {"dataset", "generator"}  # outside torch.save, tensors are pickled as nested files
     for name, value in values().items():
         if name not in left_out:
             (tmp_path / name).mkdir()
@@ -109,7 +109,7 @@ def test_pickles_in_a_row(tmp_path: Path) -> None:
 
 
 class _Model:
-    """Somebody's class."""
+    """A user-defined class."""
 
 
 def test_what_could_run_code_is_unknown_and_says_so(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_partial_of_a_command_is_refuted(tmp_path: Path, protocol: int) -> Non
 
 
 def _tensors() -> dict[str, Any]:
-    """A tensor of every dtype and layout that torch can save."""
+    """Return a tensor of every dtype and layout that torch can save."""
     torch = there("torch")
     eye, dice = torch.eye(4), torch.randn(4, 4)
     scales, zeros = torch.full((4,), 0.1), torch.zeros(4, dtype=torch.long)
@@ -161,7 +161,7 @@ def _tensors() -> dict[str, Any]:
     for kind in kinds:
         try:
             made[str(kind)] = torch.zeros(4, 4, dtype=kind)
-        except (RuntimeError, NotImplementedError):  # a quantized kind, made above
+        except (RuntimeError, NotImplementedError):  # a quantized dtype, made above
             continue
     return made
 
@@ -171,20 +171,20 @@ def test_every_dtype_and_layout(tmp_path: Path, zip_format: bool) -> None:
     torch = there("torch")
     broken: dict[str, Cause | None] = {}
     tensors = _tensors()
-    if not zip_format:  # torch writes sizes that it never set, so a load fails or not by chance
+    if not zip_format:  # torch writes uninitialized sizes, so a load fails at random
         del tensors["nested"]
     for name, tensor in tensors.items():
         path = tmp_path / name / "model.pt"
         path.parent.mkdir()
         try:
             torch.save({"x": tensor}, path, _use_new_zipfile_serialization=zip_format)
-        except KeyError:  # torch.save has no name for types below a byte
+        except KeyError:  # torch.save has no name for sub-byte dtypes
             path.unlink(missing_ok=True)
             path.parent.rmdir()
             continue
         try:
             torch.load(path, weights_only=False)
-        except AttributeError:  # torch can't load what it wrote itself: newer types in the older format
+        except AttributeError:  # torch can't load newer dtypes from its own older format
             broken[name] = None
     assert len(list(tmp_path.iterdir())) >= 44 and (not broken or not zip_format)
     check(tmp_path, {**broken, "meta": Cause.UNREAD})
@@ -243,7 +243,7 @@ def _ggml(magic: bytes) -> Maker:
 
 
 def _coreml(path: Path) -> None:
-    """The blob of an .mlpackage: a header of counts, then metadata that begins with a sentinel."""
+    """Write the blob of an .mlpackage: a header of counts, then metadata that begins with a sentinel."""
     head = (2).to_bytes(4, "little") + (2).to_bytes(4, "little") + bytes(56)
     path.write_bytes(head + (0xDEADBEEF).to_bytes(4, "little") + bytes(range(256)) * 16)
 
@@ -277,7 +277,7 @@ def test_a_model_of_scikit_learn_is_unknown(tmp_path: Path) -> None:
     check(tmp_path, {"pickled": Cause.NEEDS_CODE, "joblib": Cause.NEEDS_CODE})
 
 
-# ------------------------------------------------------------------------------------------------ what stays refuted
+# ----------------------------------------------------------------------------------------------------- still refuted
 
 
 def _overwritten(data: bytes) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Files that want to run code, exhaust the machine or pass as something else: none runs, each is named."""
+"""Files that try to run code, exhaust the machine, or pose as another type: none runs, and each is reported."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from wording import Wording
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 MOST_LINES = 20_000_000
-"""The most lines of Python that a file of half a million opcodes may run: 40 for each."""
+"""Maximum lines of Python to run for a file with half a million opcodes: 40 for each."""
 
 
 def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> Path:
-    """A torch archive around a pickle."""
+    """Write a torch archive around a pickle."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as out:
         for name, content in {"data.pkl": data, "byteorder": b"little", "version": b"3\n", **(extra or {})}.items():
             out.writestr(f"archive/{name}", content)
@@ -44,7 +44,7 @@ def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> 
 
 
 def legacy_file(path: Path, data: bytes) -> Path:
-    """The older container around a pickle."""
+    """Write torch's older container around a pickle."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
     head = b"".join(pickle.dumps(v, 2) for v in (MAGIC, PROTOCOL, system))
     path.write_bytes(head + data + pickle.dumps([], 2))
@@ -52,13 +52,13 @@ def legacy_file(path: Path, data: bytes) -> Path:
 
 
 def plain_file(path: Path, data: bytes) -> Path:
-    """A bare pickle under a checkpoint's name."""
+    """Write a bare pickle under a checkpoint's name."""
     path.write_bytes(data)
     return path
 
 
 def call(module: str, name: str, *args: str) -> bytes:
-    """A pickle that calls module.name(*args) by GLOBAL and REDUCE."""
+    """Return a pickle that calls module.name(*args) with GLOBAL and REDUCE."""
     items = b"".join(b"X" + struct.pack("<I", len(a.encode())) + a.encode() for a in args)
     return b"\x80\x02" + f"c{module}\n{name}\n".encode() + b"(" + items + b"tR."
 
@@ -161,14 +161,14 @@ TRICKS = {
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
 def test_a_trick_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, container: Any) -> None:
-    monkeypatch.setattr(examine, "GAVE_UP", ())  # what a reader stumbles over is raised
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a reader propagate
     report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
     assert seen(report)
 
 
 def long_path() -> bytes:
-    """A tensor-free tree, wide and deep, whose path names alone would take gigabytes."""
+    """Return a wide, deep tree without tensors whose path names alone would take gigabytes."""
     key = text("k" * 200)
     return b"\x80\x02" + (b"}" + key) * 90 + b"](" + b"}" * 200_000 + b"e" + b"s" * 90 + b"."
 
@@ -220,7 +220,7 @@ def test_bombs_cost_neither_work_nor_memory(tmp_path: Path, kind: str) -> None:
         report = verify(zip_file(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert lines() < MOST_LINES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
-    assert (report.verdict is Verdict.PROVEN) == (kind == "memo_bomb")  # harmless, for nothing is allocated
+    assert (report.verdict is Verdict.PROVEN) == (kind == "memo_bomb")  # harmless: nothing is allocated
 
 
 def test_bytes_after_the_pickle_are_a_finding(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_bytes_outside_the_archive(tmp_path: Path, where: str) -> None:
         data += b"\0" * 100
     else:
         data = data[:-2] + b"\5\0hello"
-    # A comment contradicts nothing; a reader may still begin its search for the directory in it.
+    # A comment contradicts nothing, but a reader may start its search for the directory inside it.
     verdict = Verdict.UNKNOWN if where == "comment" else Verdict.REFUTED
     assert verify(plain_file(tmp_path / "a.pt", data), Level.STRUCTURE).verdict is verdict
 
@@ -344,7 +344,7 @@ def test_a_folder_nested_without_end(tmp_path: Path) -> None:
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.UNKNOWN
 
 
-# ------------------------------------------------------------------------------------- what layouts make of odd content
+# ----------------------------------------------------------------------------------------- malformed content in layouts
 
 TENSOR = struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(56) + bytes(4)
 
@@ -432,7 +432,7 @@ def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: b
 
 
 def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path, wording: Wording) -> None:
-    """A picture of a terabyte of zeros takes no room on the disk, and an hour to read."""
+    """A picture with a terabyte of zeros takes no disk space, but takes an hour to read."""
     with (tmp_path / "a.png").open("wb") as out:
         out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13))
         out.write(struct.pack(">I", zlib.crc32(b"IHDR" + bytes(13))) + struct.pack(">I", 1 << 31))
@@ -445,7 +445,7 @@ def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path, 
 def test_a_link_that_nobody_may_read_is_a_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    """Such as /proc/1/cwd, for whoever is not root."""
+    """For example /proc/1/cwd, for any user but root."""
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to(tmp_path / "a.txt")
     follow = os.path.realpath

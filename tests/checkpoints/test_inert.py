@@ -1,4 +1,4 @@
-"""What a job leaves besides weights: pictures, tables, logs, things nobody here can read. And weights in disguise."""
+"""Outputs other than weights: pictures, tables, logs, files without a reader, and weights in disguise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WEIGHTS = save({"w": np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
 
 
 def png(width: int = 8) -> bytes:
-    """A grey picture, by the specification."""
+    """Return a gray picture that follows the PNG specification."""
 
     def part(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -150,7 +150,7 @@ def test_a_file_without_a_reader_is_copied_and_not_proven(tmp_path: Path, name: 
 
 @pytest.mark.slow
 def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "state.dat").write_bytes(bytes([7, *range(200)]) * 5)  # of 1,000 random bytes, some look like weights
+    (tmp_path / "state.dat").write_bytes(bytes([7, *range(200)]) * 5)  # 1,000 random bytes can look like weights
     (tmp_path / "latin.csv").write_bytes("größe;1\n".encode("latin-1"))
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     report = sealed(tmp_path)
@@ -253,7 +253,7 @@ async def over(ctx: Context, job: str) -> bool:
 
 @pytest.fixture(scope="module")
 async def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, str]:
-    """A job that has ended; each test decides what its outputs are."""
+    """A job that has ended; each test replaces its outputs."""
     home = tmp_path_factory.mktemp("gate")
     ctx = open_house(home / "home", SystemClock())
     rent_cloud(ctx)
@@ -263,7 +263,7 @@ async def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, str]
 
 
 async def gate_findings(ctx: Context, job: str, shown: dict[str, bytes], dest: Path) -> dict[str, str]:
-    """Pull and verify a job whose outputs are these files; the findings that speak of its copy."""
+    """Pull and verify a job with these outputs; return the findings about its copy."""
     handle = read_job(ctx.ledger, job).handle
     assert handle is not None
     out = Path(handle.run_dir) / "work/out"
@@ -309,7 +309,7 @@ async def test_what_the_gate_says_of_them(
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_path: Path) -> None:
-    """A torn file of a canceled job is lost already; a good one whose copy changed is not, until the machine dies."""
+    """A canceled job's torn file is already lost; a good file whose copy changed isn't, until the machine is gone."""
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     job = await launch(ctx, training(tmp_path / "said", 600.0))

@@ -1,4 +1,4 @@
-"""Folders and formats made by the real libraries: no false alarm, and what is taken away is missed."""
+"""Folders and formats written by the real libraries: no false alarm, and a missing part is noticed."""
 
 from __future__ import annotations
 

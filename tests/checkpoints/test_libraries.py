@@ -1,6 +1,6 @@
-"""Intact checkpoints of the libraries that people train with, written by them at test time: no false alarm, ever.
+"""Intact checkpoints that common training libraries write at test time never raise a false alarm.
 
-Each is then damaged in one place, and the damage is seen at the level that claims it.
+Each is then damaged in one place, and the damage is detected at the level that promises it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seen(report: Report) -> str:
 
 
 def inside(path: Path) -> int:
-    """A byte in the middle of a tensor of a file."""
+    """Return the offset of a byte in the middle of one of the file's tensors."""
     with Source(path) as source:
         plugin = reader(path.name, source.head())
         assert plugin is not None
@@ -63,7 +63,7 @@ def no_alarm(root: Path, level: Level = Level.LOAD) -> Report:
 
 
 def alarms(root: Path, path: Path, *, own_crc: bool) -> None:
-    """A flipped bit inside a tensor, a cut and a missing file are seen; a seal sees the bit where no CRC does."""
+    """Check that a flipped bit, a cut, and a missing file are detected; without a CRC, only a seal reveals the bit."""
     listing = Manifest.model_validate(manifest.take(root))
     at, size, data = inside(path), path.stat().st_size, path.read_bytes()
     flip(path, at)
@@ -81,7 +81,7 @@ def alarms(root: Path, path: Path, *, own_crc: bool) -> None:
     assert verify(root, Level.CONTENT, manifest=listing).verdict is Verdict.PROVEN
 
 
-# gloo's threads now and then abort a process that winds down; what was saved is whole by then, and is all we want.
+# gloo's threads sometimes abort a process during shutdown. By then the save is complete, so exit without one.
 LEAVE = """
 import os, torch.distributed
 torch.distributed.barrier()
@@ -91,7 +91,7 @@ os._exit(0)
 
 
 def run_ranks(tmp_path: Path, text: str, ranks: int = 2) -> None:
-    """Run a script once per rank, on CPU with gloo, as torchrun would."""
+    """Run a script once per rank, on the CPU with gloo, as torchrun would."""
     script = tmp_path / "ranks.py"
     script.write_text(text + LEAVE)
     argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0",
@@ -131,7 +131,7 @@ def test_torch_distributed_checkpoint_of_two_ranks(tmp_path: Path) -> None:
     assert verify(root, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-# accelerate chooses FSDP for accelerators only. On CPU the model is sharded by torch itself and saved by accelerate.
+# accelerate uses FSDP only on accelerators. On the CPU, torch shards the model and accelerate saves it.
 FSDP = """
 import sys, torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
@@ -265,7 +265,7 @@ def test_peft_adapters_and_their_base(tmp_path: Path, kind: str, wording: Wordin
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
 def test_a_transformers_model_converted_to_gguf(tmp_path: Path, kind: str) -> None:
-    """With gguf's own writer, name map and quantisation: what llama.cpp's converter, which is on no index, does."""
+    """Uses gguf's writer, name map, and quantization as llama.cpp's converter does, which is on no package index."""
     want("torch", "transformers", "gguf")
     import gguf
     from safetensors.numpy import load_file

@@ -1,4 +1,4 @@
-"""A forked loading process gives the same answer as a started one."""
+"""A forked loading process gives the same answer as a newly started one."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_the_other_programs_start_alike(child: tuple[str, ...], name: str, monke
 @pytest.mark.real("torch")
 def test_a_forked_one_that_hangs_is_killed(tmp_path: Path) -> None:
     need("torch", find_spec("torch") is not None)
-    os.mkfifo(tmp_path / "a.safetensors")  # has no writer
+    os.mkfifo(tmp_path / "a.safetensors")  # it has no writer, so reading blocks
     assert load.run_child(task(tmp_path / "a.safetensors"), 1, load.CHILD) == ([], "it took longer than 1 s")

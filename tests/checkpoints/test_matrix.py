@@ -1,4 +1,4 @@
-"""The table of damage in docs/corruption.md is current, and no file is refuted because a budget ended its reading."""
+"""The damage table in docs/corruption.md is current, and no file is refuted because the budget ended its reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "corruption.md"
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Format -> kind of damage -> sign, as the page has it."""
+    """Return the page's table as format -> kind of damage -> sign."""
     rows = [[c.strip() for c in r.strip("|\n").split("|")] for r in PAGE.read_text().splitlines() if r.startswith("| ")]
     table = rows[: next(i for i, row in enumerate(rows) if row[0] == "limit")]
     names = table[0][1:]
@@ -37,7 +37,7 @@ def test_the_page_has_every_format_and_every_kind() -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_goes_unnoticed_is_on_the_page(name: str) -> None:
-    """Run `python tools/corruption_matrix.py --write docs/corruption.md` after a change."""
+    """After a change, run `python tools/corruption_matrix.py --write docs/corruption.md`."""
     library = FORMATS[name][1]
     need(library, importlib.util.find_spec(library) is not None)
     missed = {kind for kind, sign in column(name).items() if sign == MISSED}
@@ -48,7 +48,7 @@ def test_what_goes_unnoticed_is_on_the_page(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_a_file_that_the_budget_cuts_short_is_not_refuted(name: str, tmp_path: Path) -> None:
-    """The budget ends at each of the first reads in turn, so that every part of a reader is interrupted."""
+    """The budget runs out at each of the first reads in turn, so that every part of a reader is interrupted."""
     write, library = FORMATS[name]
     need(library, importlib.util.find_spec(library) is not None)
     write(tmp_path, 0)

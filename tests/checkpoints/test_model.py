@@ -1,4 +1,4 @@
-"""A model's config, tensors, tokenizer and shards describe one architecture, or the folder is refuted."""
+"""A folder is refuted if a model's config, tensors, tokenizer, and shards don't describe one architecture."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_hostile_config_costs_nothing_and_raises_nothing(tmp_path: Path, confi
     verify(llama(tmp_path, config), Level.STRUCTURE)
 
 
-# --------------------------------------------------------------------------------- what transformers itself builds
+# --------------------------------------------------------------------------------- models that transformers builds
 
 
 def want_transformers() -> None:
@@ -190,14 +190,14 @@ def test_transformers_decides_where_the_table_does_not(tmp_path: Path, wording: 
     variant("short", num_hidden_layers=1)
     variant("long", num_hidden_layers=3)
     variant("lost", lost="layer.1.attention.attention.query.weight")
-    # Code of a repository is never asked for; an unknown class leaves the line open.
+    # Code in a repository is never used, so an unknown class leaves the line unchecked.
     variant("own", architectures=["OwnModel"], auto_map={"AutoModel": "modeling_own.OwnModel"})
     variant("kernel", _attn_implementation="someone/kernel", attn_implementation="someone/kernel")
     report = verify(tmp_path, Level.LOAD)
     reported = {p.partition(":")[0]: p for p in report.problems}
     assert reported.keys() == {"wide", "short", "long", "lost"}, reported
     for name in sorted(reported):
-        wording(": ".join(reported[name].split(": ")[:2]))  # the tensors' names are those of a version of transformers
+        wording(": ".join(reported[name].split(": ")[:2]))  # tensor names depend on the version of transformers
     assert {p.partition(":")[0] for p in report.proved} == {"good", "kernel"}
     (own,) = (line for line in report.not_checked if line.startswith("own:") and "OwnModel" in line)
     wording(own, "OwnModel")
@@ -205,7 +205,7 @@ def test_transformers_decides_where_the_table_does_not(tmp_path: Path, wording: 
 
 @pytest.mark.prove
 def test_every_family_is_proven_whole_and_refuted_with_a_tensor_less(tmp_path: Path) -> None:
-    """Files of transformers agree with the models that it builds; a lost tensor and a doubled one do not."""
+    """Files saved by transformers match the models that it builds; with a tensor missing or doubled, they don't."""
     want_transformers()
     import torch
     from safetensors.torch import load_file as load

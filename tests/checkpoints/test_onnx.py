@@ -1,4 +1,4 @@
-"""ONNX models of the format's own library: weights in every field, external data, and damage in each."""
+"""ONNX models written by the `onnx` library: weights in every field, external data, and damage in each."""
 
 from __future__ import annotations
 

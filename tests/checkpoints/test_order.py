@@ -1,4 +1,4 @@
-"""Who reads which file, so that no thread idles."""
+"""How files are distributed over threads, so that no thread is idle."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def names(*sizes: int) -> dict[str, int]:
     [
         ((9,) * 16, []),  # sixteen equal shards: eight each
         ((100,), ["f0"]),  # one file: all threads
-        ((10, 20, 1), ["f1", "f0"]),  # a model and an optimizer of twice its size
-        ((50, 50, 50), ["f0"]),  # one for all, then one each
+        ((10, 20, 1), ["f1", "f0"]),  # a model and an optimizer twice its size
+        ((50, 50, 50), ["f0"]),  # one shared by all, then one each
         ((5, 1), []),  # too small to share
         ((), []),
     ],

@@ -1,4 +1,4 @@
-"""Damage of whole pages in formats without checksums is a doubt, and zeros on purpose are not."""
+"""In formats without checksums, damage to whole pages is a doubt, and intentional zeros are not."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_damaged_pages_are_a_doubt(path: Path, damage: Callable[[bytearray], Non
     damage(data)
     path.write_bytes(data)
     report = verify(path, Level.CONTENT)
-    # Some formats notice that the bytes make no sense at all.
+    # In some formats, the damaged bytes are invalid and refute the file.
     assert report.verdict is Verdict.REFUTED or report.causes == (Cause.UNSEALED,), seen(report)
 
 
@@ -128,11 +128,11 @@ def on_purpose() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(2)
     dense = rng.normal(size=(600, 512)).astype("f4")
     rows = dense.copy()
-    rows[17:40] = 0  # padding tokens of an embedding, moments of rows without a gradient
+    rows[17:40] = 0  # an embedding's padding tokens, or moments of rows without a gradient
     tail = dense.copy()
-    tail[-64:] = 0  # a vocabulary that is padded at its end
+    tail[-64:] = 0  # a vocabulary padded at its end
     copies = dense.copy()
-    copies[100:140] = copies[3]  # tokens that were all added with the mean
+    copies[100:140] = copies[3]  # added tokens, all initialized to the mean
     pruned = dense * (rng.random(dense.shape) < 0.01)
     heads = rng.normal(size=(8, 64, 256)).astype("f4")
     heads[3] = 0

@@ -1,4 +1,4 @@
-"""Bound the cost of one pickle, whatever is in it: the lines of Python that judge it, and memory, at every level."""
+"""The cost of any pickle is bounded at every level, in lines of Python and in memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gpuwarden.core.models import Level, Verdict
 from pickle_kit import name, text, zip_file
 
 MOST_LINES, MEMORY = 60, 1 << 30
-"""Most of one file beyond the reading of its bytes: lines of Python for each opcode of the limit, and bytes of memory.
+"""Limits for one file beyond reading its bytes: lines of Python per allowed opcode, and bytes of memory.
 
-The dearest one known runs 42 lines. In the 20 s that the documentation promises, 60 lines run for each of 4 million
-opcodes.
+The most expensive known file runs 42 lines per opcode. The 20 s that the documentation promises are enough for 60 lines
+for each of 4 million opcodes.
 """
 SCALE = 50
 SMALL = Limits(opcodes=Limits().opcodes // SCALE, tensors=Limits().tensors // SCALE, pickle=Limits().pickle // SCALE)
@@ -40,7 +40,7 @@ _NEXT = b"h\x02(h\x01K\x00K\x01\x85K\x01\x85\x89h\x03)RtR"
 
 
 def _doubling() -> bytes:
-    """A list of the list before it, twice, sixty times: a billion billion elements in a few bytes."""
+    """Return lists nested sixty deep, each with the previous one twice: a billion billion elements in a few bytes."""
     return b"]q\x100" + b"".join(b"](h%ch%ceq%c0" % (i, i, i + 1) for i in range(16, 76))
 
 
@@ -81,7 +81,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 
 def memory(path: Path, level: Level, limits: Limits) -> int:
-    """Return the most memory that one verification takes, every allocation counted."""
+    """Return the peak memory of one verification in bytes, with every allocation counted."""
     tracemalloc.start()
     try:
         verify(path, level, limits=limits)
@@ -106,9 +106,9 @@ print(most() - before)
 
 
 def memory_in_full(path: Path) -> int:
-    """Return the most memory of one verification. A load happens in a process of its own, which has its own limit.
+    """Return the peak memory of one verification in bytes. A load has its own process, with a separate limit.
 
-    Linux knows the most that a process had. To count every allocation instead takes five times as long.
+    Linux records the peak of a process. Counting every allocation instead takes five times as long.
     """
     if sys.platform != "linux":
         return memory(path, Level.CONTENT, Limits())
@@ -135,7 +135,7 @@ def test_a_part_of_every_limit_costs_that_part(tmp_path: Path, what: str, contai
 @pytest.mark.parametrize("what", HOSTILE)
 def test_every_limit_in_full_costs_no_more_memory_than_promised(tmp_path: Path, what: str) -> None:
     path = zip_file(tmp_path / "model.pt", HOSTILE[what](Limits().opcodes - 500), {"data/0": bytes(4)})
-    # A square of so many opcodes would end at the test's time limit.
+    # Quadratic work on this many opcodes would exceed the test's time limit.
     assert memory_in_full(path) < MEMORY
 
 

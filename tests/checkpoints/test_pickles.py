@@ -1,4 +1,4 @@
-"""The verdict on pickles: proven means that no call outside the list can happen, refuted needs evidence."""
+"""Verdicts on pickles: proven means that no call outside the list is possible; refuted requires evidence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wording import Wording
 TORCH = importlib.util.find_spec("torch") is not None
 FILES = ("model.pt", "training_args.bin", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
-# Names of the training libraries through which every other one can be reached.
+# Names in the training libraries through which any other name can be reached.
 WAYS_IN = [
     ("transformers.trainer_callback", "TrainerState.__init__.__builtins__.get"),
     ("transformers.training_args", "TrainingArguments.__init__.__globals__.get"),
@@ -61,7 +61,7 @@ def seen(report: Report) -> str:
 
 
 def attack(command: str) -> bytes:
-    """Take `eval` out of the builtins that a plain class of a training library carries, and call it.
+    """Return a pickle that takes `eval` from the builtins of a plain training library class and calls it.
 
     `test_pickles_oracles.py` runs the attack.
     """
@@ -102,7 +102,7 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "home"))
     path = zip_file(tmp_path / "training_args.bin", data)
     assert run(["verify", str(path)]) == code
-    assert "".join(why.split()) in "".join(capsys.readouterr().out.split())  # wherever the lines are broken
+    assert "".join(why.split()) in "".join(capsys.readouterr().out.split())  # ignore the line breaks
     reply = verified(verify(path, Level.STRUCTURE))
     assert not reply.ok and why in " ".join(reply.evidence[0].problems)
 
@@ -110,7 +110,7 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
 @pytest.mark.parametrize("code", ["0", "2f4", "(2,3)i4", "f4,i8", "i4:x", "", "f4" * 9])
 @pytest.mark.parametrize("place", ["itself", "buffer", "scalar"])
 def test_text_that_numpy_would_parse_as_a_dtype_is_not_proven(tmp_path: Path, code: str, place: str) -> None:
-    """numpy reads such text with `ast.literal_eval`; its own files hold a letter and a size."""
+    """numpy reads such text with `ast.literal_eval`; the files it writes contain only a letter and a size."""
     data = {
         "itself": name("numpy", "dtype") + text(code) + b"\x89\x88\x87R",
         "buffer": name("numpy.core.numeric", "_frombuffer")
@@ -139,7 +139,7 @@ def test_what_numpy_writes_is_proven(tmp_path: Path, protocol: int) -> None:
 # ------------------------------------------------------------------------------------------------- every way to a call
 
 
-# A spelling is resolved before a file's list is asked, so each is tried with one name of a file; `()` are all.
+# A spelling is resolved before a file's list applies, so each is tried with one file name; `()` means all of them.
 @pytest.mark.parametrize(
     ("file", "spellings"),
     [
@@ -159,7 +159,7 @@ def test_no_way_to_a_call_is_proven(
 
 
 def _harmless(way: tuple[str, str], label: str) -> bool:
-    """A class made by `__new__` alone, and names that are stated and never called."""
+    """Return whether the program only makes a class with `__new__` and states names that it never calls."""
     return label.startswith("old_object/") and way[1] in ("PartialState", "TrainingArguments")
 
 
@@ -211,7 +211,7 @@ def test_a_pickle_in_another_member_is_not_proven(tmp_path: Path, member: str) -
 
 
 def listing(payload: bytes) -> bytes:
-    """A `.metadata` that lists nothing, with a further value in it."""
+    """Return a `.metadata` file that lists nothing and contains an additional value."""
     made = name("torch.distributed.checkpoint.metadata", "Metadata") + b")\x81}("
     return b"\x80\x04" + made + text("storage_data") + b"}" + text("x") + payload + b"ub."
 
@@ -239,7 +239,7 @@ def test_a_manifest_of_torch_distributed(tmp_path: Path, payload: bytes, verdict
 
 
 class Stranger:
-    """A class of the script's own."""
+    """A class defined in the training script."""
 
 
 HEALTHY: dict[str, tuple[Any, bool]] = {

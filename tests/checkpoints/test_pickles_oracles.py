@@ -1,4 +1,4 @@
-"""Others' judgement of the same pickles: the field's scanners, torch's own loader, healthy files of libraries."""
+"""Independent judgments of the same pickles: other scanners, torch's own loader, and libraries' healthy files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ DANGEROUS = [
 
 
 def corpus(folder: Path) -> Iterator[Path]:
-    """Dangerous pickles: every name in a plain pickle and in torch's archive, and the worst by every route."""
+    """Yield dangerous pickles: every name in a plain pickle and in torch's archive, and the worst by every route."""
     for number, (module, own, argument) in enumerate(DANGEROUS):
         spell = stacked if "." in own else name
         data = b"\x80\x04" + spell(module, own) + text(argument) + b"\x85R."
@@ -133,9 +133,9 @@ def test_no_file_of_the_dangerous_corpus_is_proven(tmp_path: Path) -> None:
     assert verdicts[Verdict.REFUTED] > verdicts[Verdict.UNKNOWN]
 
 
-# -------------------------------------------------------------------------------------------- what torch really calls
+# -------------------------------------------------------------------------------------- calls that torch really makes
 
-# Every function and class that torch's loader may call on a file that is proven here, as Python names it.
+# Python names of every function and class that torch's loader may call for a file that is proven here.
 MAY_CALL = re.compile(
     r"collections\.(OrderedDict|Counter|defaultdict|deque)"
     r"|builtins\.(dict|list|tuple|set|frozenset|slice|range|int|float|str|bool|bytes|bytearray|complex)"
@@ -146,7 +146,7 @@ MAY_CALL = re.compile(
     r"|types\.SimpleNamespace|uuid\.(SafeUUID|UUID)|copyreg\._reconstructor"
     r"|(transformers\.trainer_utils|transformers\.training_args|accelerate\.utils\.dataclasses)\.\w+"
 )
-# Classes that are made by `__new__` alone, and then given attributes.
+# Classes that are created with `__new__` alone and then given attributes.
 MAY_MAKE = re.compile(
     MAY_CALL.pattern + r"|argparse\.Namespace|torch\.utils\.data\.dataset\.TensorDataset"
     r"|transformers\.training_args\.TrainingArguments|accelerate\.state\.PartialState"
@@ -186,7 +186,7 @@ def _tuple(parts: list[bytes]) -> bytes:
 
 
 def _healthy() -> st.SearchStrategy[bytes]:
-    """Calls as libraries write them."""
+    """Return a strategy for calls as libraries write them."""
     ordered = name("collections", "OrderedDict") + b")R"
     namespace = name("types", "SimpleNamespace") + b")R"
     plain = name("argparse", "Namespace") + b")\x81"
@@ -229,7 +229,7 @@ def _wider(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def _edge(func: bytes, value: bytes, word: bytes, which: int) -> bytes:
-    """A program near the edges of the lists: foreign classes, slots, keyword arguments, references, old opcodes."""
+    """Return a program near the lists' edges: foreign classes, slots, keyword arguments, references, old opcodes."""
     table = b"}" + word + value + b"s"
     return [
         name("numpy.core.multiarray", "_reconstruct") + func + b"K\x00\x85C\x01b\x87R" + value + b"b",
@@ -252,14 +252,14 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     there("torch", "transformers", "accelerate")
     made = Loader("transformers.training_args", "accelerate.state")
     folder = tmp_path_factory.mktemp("first")
-    for make in (zip_file, legacy_file):  # the first load imports what later ones find there
+    for make in (zip_file, legacy_file):  # the first load imports modules that later loads reuse
         made.load(make(folder / "a.pt", b"\x80\x02" + name("torch", "device") + text("cpu") + b"\x85R."))
     yield made
     made.close()
 
 
 def _meets(answer: dict[str, Any]) -> list[str]:
-    """What really happened and is on no list."""
+    """Return the loader's actions that are on no list."""
     bad = [f"event {e}" for e in answer["events"]]
     for kind, func, *more in answer["calls"]:
         if kind == "call" and (func in RECORDS or not MAY_CALL.fullmatch(func)):
@@ -303,7 +303,7 @@ def _differ(loader: Loader, folder: Path, examples: int) -> Counter[str]:
 
 
 def _check_the_oracle(loader: Loader, folder: Path) -> None:
-    """Check that the loader runs the code in a file: otherwise its silence shows nothing."""
+    """Check that the loader runs the code in a file; otherwise, its silence proves nothing."""
     canary = folder / "canary"
     call = stacked("argparse", "Namespace.__init__.__builtins__.get") + text("eval") + b"\x85R"
     code = text(f"open({str(canary)!r}, 'w')") + b"\x85R"
@@ -340,7 +340,7 @@ def test_proven_never_meets_a_call_that_is_not_listed(loader: Loader, tmp_path: 
 
 
 def _configs() -> list[type]:
-    """Every class of training arguments that is installed."""
+    """Return every installed class of training arguments."""
     import transformers
     import trl
 
@@ -386,7 +386,7 @@ def test_training_arguments_of_every_trainer_are_proven(tmp_path: Path, monkeypa
 
 
 def _states() -> Iterator[tuple[str, Any]]:
-    """What resumes need: optimizers, schedulers, random numbers, DeepSpeed's files."""
+    """Yield the states that a resume needs: optimizers, schedulers, random numbers, and DeepSpeed's files."""
     import random
 
     import numpy as np
@@ -458,7 +458,7 @@ def test_the_whole_folder_of_a_trainer_is_proven_at_level_load(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_classes_that_are_listed_run_no_code_of_their_own_when_they_are_made() -> None:
-    """A library that gives one of them such a method takes it off the list."""
+    """If a library gives one of these classes such a method, the class must come off the list."""
     there("torch", "transformers", "trl", "accelerate")
     looked = 0
     for names in (allow_list.TRAINING, allow_list.DCP_METADATA):

@@ -1,4 +1,4 @@
-"""Take one tensor from what a real library wrote, or its numbers: the rest is never proven."""
+"""If one tensor or its values are removed from a file that a real library wrote, the rest is never proven."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def real_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "transformers", "peft"):
         need(name, importlib.util.find_spec(name) is not None)
-    # Not the variable: a library that is imported meanwhile would keep it for the tests that follow.
+    # Patch the constant: if the variable were set, a library imported meanwhile would keep it for later tests.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def lessened(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Each tensor dropped, and each emptied."""
+    """Yield the arrays with each tensor dropped, and with each emptied."""
     for name, array in arrays.items():
         yield f"{name} dropped", {n: a for n, a in arrays.items() if n != name}
         yield f"{name} emptied", {**arrays, name: array.reshape(-1)[:0]}
@@ -105,7 +105,7 @@ def test_an_adapter_without_one_of_its_tensors_is_not_proven(tmp_path: Path, kin
 
 
 def test_a_model_without_one_of_its_tensors_is_not_proven(tmp_path: Path) -> None:
-    """One process builds the architectures for all of them."""
+    """One process builds the architectures for all variants."""
     found: dict[str, Findings] = {}
     for kind in MODELS:
         model(kind).save_pretrained(tmp_path / kind)
@@ -198,7 +198,7 @@ HYBRIDS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: Path, kind: str) -> None:
-    """In some layers there is no attention, or no expert."""
+    """Some layers have no attention, or no experts."""
     import peft
     import transformers
 
@@ -210,7 +210,7 @@ def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: 
 
 
 def test_thousands_of_targets_cost_no_more_than_they_are(tmp_path: Path) -> None:
-    """A mixture of experts has them, one for each linear layer of each expert."""
+    """A mixture of experts has one target for each linear layer of each expert."""
     counts = []
     for many in (250, 1000):
         stems = [f"base_model.model.model.layers.{n % 4}.mlp.experts.{n // 4}.up_proj" for n in range(many)]

@@ -1,4 +1,4 @@
-"""Files of Keras, flax, XGBoost and Stable-Baselines3, written by those libraries: no false alarm; damage is seen."""
+"""Files written by Keras, flax, XGBoost, and Stable-Baselines3: no false alarm, and damage is detected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def flax(path: Path) -> None:
 
 
 def like_flax(path: Path) -> None:
-    """Write what flax writes, with the library that it uses."""
+    """Write a file as flax does, with the serialization library that flax uses."""
     want("msgpack")
     import msgpack
 
@@ -110,7 +110,7 @@ def like_xgboost(path: Path, trees: int = 2) -> None:
 
 
 def keras(path: Path) -> None:
-    """Write what Keras writes: two texts and an HDF5 file, stored."""
+    """Write an archive as Keras does: two text files and an HDF5 file, stored without compression."""
     inner = path.with_suffix(".weights")
     hdf5(inner)
     with zipfile.ZipFile(path, "w") as archive:
@@ -121,7 +121,7 @@ def keras(path: Path) -> None:
 
 
 def baselines(path: Path, setting: bytes = b"\x80\x05}.") -> None:
-    """Write what Stable-Baselines3 writes."""
+    """Write an archive as Stable-Baselines3 does."""
     want("torch")
     import torch
 
@@ -191,7 +191,7 @@ def test_a_value_that_is_not_finite_is_seen(made: Path) -> None:
 
 
 def test_no_change_of_one_byte_makes_a_reader_fail(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "GAVE_UP", ())  # what a reader stumbles over is raised
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a reader propagate
     whole = made.read_bytes()
     rng = np.random.default_rng(0)
     for _ in range(150):
@@ -305,7 +305,7 @@ def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_only_the_library_reads_is_read_by_it(tmp_path: Path, wording: Wording) -> None:
-    """A group of many links, and chunks that are compressed."""
+    """A group with many links, and compressed chunks."""
     want("h5py")
     import h5py
 

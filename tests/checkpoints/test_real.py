@@ -1,4 +1,4 @@
-"""The slow proofs: real trainers' checkpoints, kills in the middle of a save, tens of thousands of mutants."""
+"""Slow proofs: real trainers' checkpoints, kills in the middle of a save, and tens of thousands of mutants."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_sharded_model_of_transformers(trained: Path, tmp_path: Path, wording:
     wording(agree)
 
 
-# ------------------------------------------------------------------------------------------- what torch itself reads
+# ------------------------------------------------------------------------------------- files that torch itself reads
 
 
 def test_we_read_what_torch_reads(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_we_read_what_torch_reads(tmp_path: Path) -> None:
 
 
 def in_child(work: Callable[[], object], root: Path, moment: float) -> None:
-    """Fork, work, die `moment` seconds after the first sign of a checkpoint: the death falls into the saves."""
+    """Run `work` in a fork and kill it `moment` seconds after the first checkpoint appears, which falls in a save."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -170,15 +170,15 @@ def in_child(work: Callable[[], object], root: Path, moment: float) -> None:
         finally:
             os._exit(1)
     try:
-        eventually(lambda: any(root.glob("*checkpoint-*")), within=300, every=0.002)  # a real trainer builds its model
-        time.sleep(moment)  # the moment of death is the point of the test
+        eventually(lambda: any(root.glob("*checkpoint-*")), within=300, every=0.002)  # building a real model takes time
+        time.sleep(moment)  # the kill has to come at this moment
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def judged(root: Path, loads: Callable[[Path], object]) -> tuple[int, int]:
-    """Check every checkpoint against the real loader. Returns how many were proven and how many were not."""
+    """Check every checkpoint with the real loader; return how many are proven and how many are not."""
     report = verify(root, Level.CONTENT)
     good = [c for c in report.checkpoints if c.verdict is Verdict.PROVEN]
     for c in good:
@@ -271,7 +271,7 @@ def test_kills_of_a_trainer(tmp_path: Path) -> None:
 
 
 def originals(folder: Path) -> list[Path]:
-    """A small real file of every format that can be written here."""
+    """Write a small real file in every format that can be written here."""
     import onnx
     import torch
     from safetensors.numpy import save_file
@@ -324,14 +324,14 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
 
 
 MOST_LINES = 500_000
-"""The most lines of Python that one mutant may run."""
+"""Maximum lines of Python to run for one mutant."""
 
 
 @pytest.mark.long
 @pytest.mark.endurance
 def test_mutants_neither_escape_nor_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want("torch", "onnx", "gguf")
-    monkeypatch.setattr(examine, "GAVE_UP", ())  # an exception that no reader expected is raised
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # let unexpected exceptions in a reader propagate
     dice, dearest = random.Random(5), 0
     (tmp_path / "in").mkdir()
     files = [(p, p.read_bytes()) for p in originals(tmp_path / "in")]

@@ -1,4 +1,4 @@
-"""Level resume: the optimizer's state is this model's, at this step; the place in the data is known."""
+"""Level resume: the optimizer state belongs to this model and step, and the position in the data is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(report: Report) -> str:
 
 
 def resumes(folder: Path) -> CheckpointEvidence:
-    """What is known of resuming; every level tells it, without loading anything."""
+    """Return the evidence about resuming, which every level reports without loading anything."""
     report = verify(folder, Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN, said(report)
     return report.checkpoints[0]
@@ -151,7 +151,7 @@ def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Pa
 
 
 def test_experts_that_were_trained_as_one_tensor_are_the_models(tmp_path: Path, wording: Wording) -> None:
-    """As of a mixture of experts in transformers, which saves each expert by itself."""
+    """For example, a mixture of experts in transformers, which saves each expert separately."""
     from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent
     from gpuwarden.checkpoints.values.optimizer import judge
 

@@ -1,4 +1,4 @@
-"""The helper for training scripts: whole or not there, whatever kills it."""
+"""The save helper for training scripts: after any kill, a checkpoint is either complete or absent."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_a_checkpoint_of_another_program_is_neither_deleted_nor_replaced(tmp_pat
 
 
 def killed_run(root: Path, moments: random.Random, kills: int) -> None:
-    """Kill the saver again and again; after each kill the newest whole checkpoint is at least the last announced."""
+    """Kill the saver repeatedly; after each kill, the newest complete checkpoint is at least the last announced one."""
     argv = [*warm(TORCH), "-c", SAVER % save_helper.__file__, str(root / "out")]
     for _ in range(kills):
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout
             pid, first = int(child.stdout.readline()), child.stdout.readline()
-            time.sleep(moments.uniform(0, 0.1))  # the moment of death is the point of the test
+            time.sleep(moments.uniform(0, 0.1))  # the kill has to come at a random moment
             os.kill(pid, signal.SIGKILL)
             out, _ = child.communicate()
         assert child.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The one pass over the bytes: exact for every bit pattern, wherever chunks fall, with and without numpy."""
+"""The single pass over the bytes: exact for every bit pattern and chunk boundary, with and without numpy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def real_torch() -> Any:
 
 
 def strange(bits: int, dtype: str) -> bool:
-    """Whether a pattern is NaN or infinity, told by exponent and mantissa alone."""
+    """Return whether a bit pattern is NaN or infinity, judging by exponent and mantissa alone."""
     kind = DTYPES[dtype]
     if kind.nan is not None:
         return bits == kind.nan
@@ -104,7 +104,7 @@ def test_tensors_that_share_bytes_are_scanned_once(tmp_path: Path) -> None:
 
 
 def test_tensors_that_share_bytes_as_two_types_by_turns_are_scanned_once_each(tmp_path: Path) -> None:
-    """A small pickle may claim one large storage ten thousand times."""
+    """A small pickle can refer to one large storage ten thousand times."""
     (tmp_path / "f").write_bytes(bytes(1 << 16))
     tensors = [Tensor(str(i), ("F32", "F16")[i % 2], (1,), 0, 1 << 16) for i in range(1000)]
     with Source(tmp_path / "f") as source:
@@ -135,7 +135,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         assert source.changed()
 
 
-# ------------------------------------------------------------------------------------------------- against a real peer
+# ------------------------------------------------------------------------------------------------- compared with torch
 
 
 @pytest.mark.parametrize("make", TESTS)
@@ -213,7 +213,7 @@ def test_the_crc_of_two_pieces_is_joined(a: bytes, b: bytes) -> None:
 
 
 def test_crcs_of_huge_pieces_are_joined_at_once() -> None:
-    """Zeros, a terabyte of them by doubling: joining pieces in any order must give one answer."""
+    """Pieces of a terabyte of zeros, built by doubling, must give one CRC in whatever order they are joined."""
     known = {1: zlib.crc32(b"\0")}
     for n in range(40):
         known[2 << n] = checksums.crc32_joined(known[1 << n], known[1 << n], 1 << n)
@@ -225,7 +225,7 @@ def test_crcs_of_huge_pieces_are_joined_at_once() -> None:
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
-    """Bytes with tensors of several types at any offset, some of which overlap, under spans of which some are wrong."""
+    """Draw bytes, tensors of several types at any offset, some overlapping, and spans, some with a wrong CRC."""
     at, tensors, blocks = draw(st.integers(0, 9)), [], []
     data = bytearray(draw(st.sampled_from([b"\0", b"\x11"])) * 3000)
     for i in range(draw(st.integers(0, 6))):
@@ -265,7 +265,7 @@ def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Sp
             assert content_scan.sweep(source, anatomy, threads=3) == whole
     by_hand = [t.name for t in tensors if t.dtype != "I32" and t.numel and not finite(data, t)]
     found = {t.name for t in whole.strange}
-    assert set(by_hand) <= found  # tensors that share bytes are blamed together; the exact count tells them apart
+    assert set(by_hand) <= found  # tensors that share bytes are reported together; the exact count separates them
 
 
 def finite(data: bytes, t: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Digests taken right after a save: by the sealer that the runner starts, kept in a book, read by the manifest."""
+"""Digests taken right after a save by the sealer that the runner starts, kept in a log, and read by the manifest."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def sealers(folder: Path) -> list[int]:
 
 
 def started_and_sealed(folder: Path) -> Path:
-    """Start a job that saves once, and stop it and its sealer, which would seal a changed file again."""
+    """Start a job that saves once, then stop it and its sealer, which would otherwise seal a changed file again."""
     start(folder, "save(1); time.sleep(600)")
     place = folder / "work/out/checkpoint-1/model.safetensors"
     eventually(lambda: str(place) in seal_log.read(folder / "seals.jsonl"))
@@ -205,7 +205,7 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     eventually(lambda: not sealers(folder))
 
 
-# ---------------------------------------------------------------------------------------------------------- the book
+# ------------------------------------------------------------------------------------------------------ the seal log
 
 
 KILLS = """
@@ -230,16 +230,16 @@ for moment in map(float, moments):
 
 @pytest.mark.prove
 def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
-    """A killed sealer leaves whole lines and at most one that is cut; the next one goes on.
+    """A killed sealer leaves complete lines and at most one truncated line; the next sealer continues from there.
 
-    The sealers are forks of a process that has imported the archive, which takes longer than to seal.
+    The sealers are forks of a process that has imported the archive, since the import takes longer than sealing.
     """
     dice, (name, content) = random.Random(1), checker()
     (tmp_path / name).write_bytes(content)
     for step in range(12):
         weights(tmp_path / f"out/checkpoint-{step}/model.safetensors", step)
     places = list(map(str, (tmp_path / name, tmp_path / "out", tmp_path / "log")))
-    moments = [str(dice.uniform(0, 0.1)) for _ in range(12)]  # the moment of death is the point of the test
+    moments = [str(dice.uniform(0, 0.1)) for _ in range(12)]  # the kill has to come at a random moment
     argv = [sys.executable, "-I", "-S"]
     done = subprocess.run([*argv, "-c", KILLS, *places, *moments], capture_output=True, timeout=300)
     assert (done.returncode, done.stdout.split(b"\n")) == (0, [b""] * 13), done.stderr.decode()
@@ -315,7 +315,7 @@ FORGED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_line_hides_no_line_before_or_after_it(tmp_path: Path, forged: dict[str, Any]) -> None:
-    """The archive reads the book with one function, and the runner with another."""
+    """The archive and the runner read the log with different functions."""
     row = {"size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
     signed = {**row, "mac": seal_log.mac(KEY.encode(), row)}
     lines = [{"path": "/a", **signed}, {"path": "/f", **signed, **forged}, {"path": "/b", **signed}]
@@ -326,7 +326,7 @@ def test_a_forged_line_hides_no_line_before_or_after_it(tmp_path: Path, forged: 
 
 @pytest.mark.prove
 def test_forged_lines_stop_neither_manifest_nor_look(folder: Path) -> None:
-    """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
+    """The job can write to the log. Invalid lines are skipped, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(600)")
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
@@ -401,7 +401,7 @@ archive.main(["seal", sys.argv[2], "--log", sys.argv[3], "--quiet", "0", "--once
 
 @pytest.mark.slow
 def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: Path) -> None:
-    """A job that overwrites the archive would otherwise sign any digest with the key."""
+    """Otherwise, a job that overwrites the archive could get any digest signed with the key."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     name, content = checker()
     (tmp_path / name).write_bytes(content)
@@ -427,7 +427,7 @@ def command_of(pid: int) -> bytes:
 
 
 def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path) -> None:
-    """A job that writes the digest of its choice into the book does not keep the sealer from its work."""
+    """A job that writes a digest of its choice to the log doesn't keep the sealer from its work."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     size, mtime, ctime = seal_log.stamp_of(str(path)) or (0, 0, 0)
     forged = {"path": str(path), "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": "0" * 64}
@@ -458,7 +458,7 @@ def test_a_book_that_is_a_pipe_or_a_link_holds_nobody_up(tmp_path: Path, what: s
 
 @contextmanager
 def no_longer_than(seconds: float) -> Iterator[None]:
-    """A call that waits for a pipe can't be interrupted otherwise."""
+    """Exit after `seconds`, since a call that waits for a pipe can't be interrupted any other way."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -467,20 +467,20 @@ def no_longer_than(seconds: float) -> Iterator[None]:
 
 
 def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> None:
-    """A page that is dirty already may be written again without a sign; forced to the disk, it shows the next write."""
+    """A page that is already dirty may change without a new timestamp; once it is flushed, the next write sets one."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[-1] = 1
         assert Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log").look() == ["checkpoint-1"]
         row = seal_log.read(tmp_path / "log")[str(path)]
         assert seal_log.stamp(row) == seal_log.stamp_of(str(path))
-        time.sleep(0.02)  # the kernel's times have a grain
+        time.sleep(0.02)  # kernel timestamps are coarse
         mapped[-1] = 2
         assert seal_log.stamp(row) != seal_log.stamp_of(str(path))
 
 
 def test_the_runner_cuts_files_into_the_same_parts() -> None:
-    """The runner's modules are shipped alone, so the rule is there once more; it may not differ."""
+    """The runner's modules are sent without the package, so they contain a copy of the rule, which must not differ."""
     package = Path(archive.__file__).parents[1]
     here, there = (package / p for p in ("checkpoints/sealing/parts.py", "remote/runner/parts.py"))
     rule = '`{}` has the same rule."""'

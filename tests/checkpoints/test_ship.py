@@ -1,4 +1,4 @@
-"""The part that travels: one file, standard library only, old Pythons, and the manifests that it writes."""
+"""The archive sent to machines: one file, standard library only, old Pythons, and the manifests that it writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outputs(root: Path, step: int = 10) -> Path:
 
 @cache
 def pythons() -> list[str]:
-    """This interpreter, and the oldest one that can be found; rented machines still have old ones."""
+    """Return this interpreter and the oldest one found, since rented machines still have old ones."""
     for minor in range(8, sys.version_info.minor):
         name = f"python3.{minor}"
         found = [shutil.which(name), *Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
@@ -89,7 +89,7 @@ def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path, wor
 
 def test_what_travels_imports_the_standard_library_only() -> None:
     home = Path(str(archive.__file__)).parent
-    allowed = {"gguf", "h5py", "numpy", "isal", "xxhash", "safetensors"}  # asked for first, done without where missing
+    allowed = {"gguf", "h5py", "numpy", "isal", "xxhash", "safetensors"}  # optional: used if installed
     for path in [p for p in home.rglob("*.py") if p.name not in archive._HOME] + [Path(str(save_helper.__file__))]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

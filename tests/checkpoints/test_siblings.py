@@ -1,4 +1,4 @@
-"""The checkpoints of one run follow each other: weights, optimizer, scheduler and log have gone on between them."""
+"""A run's checkpoints form a sequence: weights, optimizer, scheduler, and log advance from one to the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two checkpoints in two shards each, as a Trainer lays them out."""
+    """A run with two checkpoints of two shards each, in the Trainer's layout."""
     t = torch()
     from safetensors.torch import save_file
 
@@ -130,7 +130,7 @@ def test_a_part_of_another_step_is_refuted(
 
 
 def test_weights_that_were_frozen_are_a_doubt(run: Path, wording: Wording) -> None:
-    """Without an optimizer nobody knows whether they were meant to move."""
+    """Without an optimizer, it is unknown whether the weights were meant to change."""
     from_before(_SHARDS[0])(run)
     for step in (2, 4):
         (run / f"checkpoint-{step}/optimizer.pt").unlink()
@@ -140,7 +140,7 @@ def test_weights_that_were_frozen_are_a_doubt(run: Path, wording: Wording) -> No
 
 
 def test_weights_without_a_gradient_stay_and_are_proven(run: Path, wording: Wording) -> None:
-    """So begins a run of GRPO whose answers all have the same reward: nothing is lost, and the report says so."""
+    """A GRPO run starts this way if all answers have the same reward: nothing is lost, and a warning reports it."""
 
     def still(made: Any) -> None:
         for state in made["state"].values():

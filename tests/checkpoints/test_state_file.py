@@ -1,4 +1,4 @@
-"""A resume from one file with model, optimizer and step; and from a run whose root has the export."""
+"""Resuming from one file with model, optimizer, and step, and from a run whose root contains the export."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def nothing(made: State) -> None:
 
 
 def in_a_list(made: State) -> None:
-    """As Lightning saves several optimizers and schedulers."""
+    """Store the optimizer and scheduler in lists, as Lightning does."""
     made |= {"optimizer_states": [made.pop("optimizer")], "lr_schedulers": [made.pop("scheduler")]}
     made |= {"state_dict": made.pop("model"), "global_step": made.pop("step"), "epoch": 0}
 
@@ -134,7 +134,7 @@ def test_of_two_folders_of_one_step_the_whole_one_is_compared(tmp_path: Path, wh
 
 
 def accelerated(folder: Path, optimizer: State | None, last_epoch: int = 12) -> None:
-    """The files of accelerate's `save_state`."""
+    """Write the files of accelerate's `save_state`."""
     t = torch()
     folder.mkdir(parents=True)
     t.save({"0.weight": t.ones(4, 8)}, folder / "pytorch_model.bin")
@@ -203,7 +203,7 @@ def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 def exported(root: Path) -> Path:
-    """A run's folder after save_model and save_state: the root has a state, and no optimizer."""
+    """Make a run's folder as it is after save_model and save_state: the root has a state but no optimizer."""
     folder = saved(root)
     for name in ("model.safetensors", "config.json", "trainer_state.json"):
         (root / name).write_bytes((folder / name).read_bytes())
@@ -217,7 +217,7 @@ def test_the_newest_checkpoint_is_the_one_with_an_optimizer(tmp_path: Path) -> N
 
 
 def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: Path, wording: Wording) -> None:
-    """Without a checkpoint below, the export is all there is."""
+    """Without a checkpoint folder below the root, only the export is left."""
     root = exported(tmp_path)
     for file in (root / "checkpoint-3").iterdir():
         file.unlink()

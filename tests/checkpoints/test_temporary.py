@@ -1,4 +1,4 @@
-"""Only the names that savers give to unfinished saves are temporary, and temporary weights alone prove nothing."""
+"""Only names that savers give to unfinished saves count as temporary, and temporary weights alone prove nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door: folders of a run's outputs, manifests, and paths that are none."""
+"""The `verify` function on folders with a run's outputs, on manifests, and on invalid paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wording import Wording
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's outputs: two checkpoints, metrics, a log."""
+    """A run's outputs: two checkpoints, metrics, and a log."""
     root = tmp_path / "outputs"
     rng = np.random.default_rng(0)
     for step in (10, 20):
@@ -46,7 +46,7 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def lines(report: Report) -> str:
-    """Every problem and doubt of a report, in one text."""
+    """Return all problems and doubts in a report as one text."""
     found = [*report.problems, *report.doubts]
     for part in (*report.files, *report.checkpoints):
         found += [f"{part.path}: {line}" for line in (*part.problems, *part.doubts)]

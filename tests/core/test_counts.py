@@ -1,4 +1,4 @@
-"""Counted things, and no "file(s)" anywhere."""
+"""Counts with the correct plural, and no "file(s)" in any message."""
 
 from __future__ import annotations
 

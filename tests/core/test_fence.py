@@ -1,4 +1,4 @@
-"""Foreign text: marked, bounded, without secrets and without what a reader can't see."""
+"""Untrusted text: fenced, bounded, with secrets removed and invisible characters marked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_text_can_t_close_its_own_fence() -> None:
     ],
 )  # fmt: skip
 def test_a_token_is_found_behind_four_megabytes_that_look_like_one(piece: str) -> None:
-    """A search that goes back over the text would take hours here."""
+    """A search with backtracking would take hours here."""
     token = "hf_" + "a" * 34
     out = redact(f"{piece * ((1 << 22) // len(piece))} {token} end")
     assert token not in out and out.endswith(f" {HIDDEN} end")

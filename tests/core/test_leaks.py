@@ -1,4 +1,4 @@
-"""Secrets as people spell them out, and the innocent words that look alike."""
+"""Secrets spelled out in commands, variables and scripts, and harmless words that look like them."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_script_is_read_with_restraint(line: str, leaks: bool) -> None:
     "piece", ["api_key", "https://", "Bearer ", "a.b-c_", "--token ", "x=", "://:", "?key=", "a", "{", "{=", "x=$"]
 )
 def test_a_secret_is_found_behind_a_megabyte_that_looks_like_one(piece: str) -> None:
-    """A search that goes back over the text would take hours here."""
+    """A search with backtracking would take hours here."""
     text = piece * ((1 << 20) // len(piece))
     leak = '\napi_key = "Zx81kQ0vLm2pRt7w"\n'
     assert list(spelled_in(text + leak)) and list(spelled_in_script(text + leak))

@@ -1,4 +1,4 @@
-"""One form of money, and no other way of writing it in the package."""
+"""The one format for amounts of money, which all of the package uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_platforms_own_money() -> None:
 
 @pytest.mark.slow
 def test_nothing_else_writes_money() -> None:
-    """No sentence with a value put into it names the currency or the sign by itself."""
+    """Outside `core/money.py`, no f-string may add the currency's name or sign to a value."""
     for file in PACKAGE.rglob("*.py"):
         if file == PACKAGE / "core/money.py" or "_data" in file.parts:
             continue
@@ -54,7 +54,7 @@ def test_nothing_else_writes_money() -> None:
 
 
 def _shape(part: ast.expr) -> str:
-    """A piece of an f-string: its text, or `{}` for a value, `{:}` for one that is formatted."""
+    """Return a part of an f-string: its text, `{}` for a value, or `{:}` for a value with a format."""
     if isinstance(part, ast.Constant):
         return str(part.value)
     return "{:}" if isinstance(part, ast.FormattedValue) and part.format_spec else "{}"

@@ -1,4 +1,4 @@
-"""Programs that are awaited: their answers, and that a cancelled one leaves nothing behind."""
+"""Awaited programs: their output, and that a canceled program leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ran() -> None:
 
 
 async def cancelled_after(steps: int, program: Callable[[], Awaitable[None]]) -> None:
-    """Cancel a program that is started after so many steps of the event loop."""
+    """Start a program, and cancel it after `steps` steps of the event loop."""
     async with anyio.create_task_group() as group:
         group.start_soon(program)
         for _ in range(steps):
@@ -47,7 +47,7 @@ async def cancelled_after(steps: int, program: Callable[[], Awaitable[None]]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [started, ran])
 def test_one_that_is_cancelled_while_it_starts_is_gone(program: Callable[[], Awaitable[None]]) -> None:
-    """Whenever that is: asyncio starts a program in some seven steps."""
+    """Starting a program takes asyncio about seven steps, and a cancellation can come after any of them."""
     gc.collect()
     before = psutil.Process().children()
     with warnings.catch_warnings(record=True) as seen:

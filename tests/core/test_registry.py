@@ -1,4 +1,4 @@
-"""Plug-ins: what is held against their contract, what installed packages may add, and what is said of a broken one."""
+"""Plug-ins: checks of their contract, additions by installed packages, and messages about broken plug-ins."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "a module that ends the program": ("backends", "mine", "raise SystemExit(3)", "SystemExit: 3"),
     "a module that needs another": ("backends", "mine", "import a_scheduler.client", "'a_scheduler'"),
 }
-THEIRS = ("SyntaxError", "SystemExit: 3", "'a_scheduler'")  # what Python says of a module
+THEIRS = ("SyntaxError", "SystemExit: 3", "'a_scheduler'")  # Python's own messages
 # fmt: on
 
 
@@ -305,7 +305,7 @@ def test_the_command_that_installs_a_missing_package_is_named(
     python = shlex.quote(sys.executable)
     assert manual_text(with_extra.value.next_steps) == f"Install it: {python} -m pip install 'a-scheduler>=2'"
     assert manual_text(without.value.next_steps) == f"Install it: {python} -m pip install a_scheduler"
-    monkeypatch.setattr(installing, "find_spec", lambda name: None)  # uv makes environments without pip
+    monkeypatch.setattr(installing, "find_spec", lambda name: None)  # uv creates environments without pip
     assert (
         installing.install_command("a_scheduler", "slurp", "acme")
         == f"uv pip install --python {python} 'a-scheduler>=2'"

@@ -1,4 +1,4 @@
-"""The three machines: every state can be left or is final on purpose, and illegal moves say what is legal."""
+"""The three state machines: every state can be reached, and refusals of illegal moves list the legal ones."""
 
 from __future__ import annotations
 

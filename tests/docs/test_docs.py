@@ -1,4 +1,4 @@
-"""What the README and docs/ promise, a test proves: their commands, their configurations, their names."""
+"""Tests for every promise of the README and docs/: commands, configurations, names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCREENS = 3 * 50  # lines
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language."""
+    """Return the fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
@@ -79,7 +79,7 @@ def test_every_command_and_option_shown_exists() -> None:
         if isinstance(found, click.Group) and (sub := rest.split()[:1]) and not sub[0].startswith("-"):
             found = found.commands[sub[0]]
         known = {o for p in found.params for o in p.opts}
-        ours = rest.partition(".py ")[0]  # what follows a script is the script's
+        ours = rest.partition(".py ")[0]  # arguments after a script belong to it
         assert set(re.findall(r"--[a-z-]+", ours)) <= known, rest
 
 

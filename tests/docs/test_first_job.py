@@ -1,4 +1,4 @@
-"""The policy of "Your first real job" allows the jobs of the page, whose first command passes."""
+"""The policy in "Your first real job" allows the page's jobs, and its first command passes."""
 
 from __future__ import annotations
 

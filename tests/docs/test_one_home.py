@@ -1,6 +1,6 @@
-"""No sentence repeats a fact that has another home: not in words, and not as a number of a profile or of the code.
+"""No sentence repeats a fact that has another home, neither in words nor as a number from a profile or the code.
 
-The kit is `onehome.py`. What it finds is proven by planting repeats; what it lets pass stands in ALLOWED with a reason.
+The kit is `onehome.py`. Planted repeats prove that it finds them; ALLOWED lists accepted repeats, each with a reason.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_what_is_allowed_is_needed() -> None:
 
 
 def with_planted(page: str, text: str) -> list[Sentence]:
-    """All sentences, and a text at the end of a page."""
+    """Return all sentences, with a text added at the end of a page."""
     about = frozenset({Path(page).stem}) if page.startswith("profiles/") else frozenset[str]()
     return [*shipped(), *split(page, 10_000, text, about)]
 

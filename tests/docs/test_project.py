@@ -1,4 +1,4 @@
-"""What a stranger gets with the repository: a lock file that fits, a picture of the demo that is current."""
+"""Files that come with the repository: a lock file that matches, and a current picture of the demo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PICTURE = ROOT / "docs" / "demo.svg"
 
 
 def wanted(lines: list[str]) -> set[tuple[str, str]]:
-    """Name and version range of requirements."""
+    """Return the names and version ranges of requirements."""
     found = [Requirement(line) for line in lines]
     return {(r.name.lower().replace("_", "-"), str(r.specifier)) for r in found}
 
@@ -32,7 +32,7 @@ def locked(entries: list[dict[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_the_lock_is_of_these_requirements() -> None:
-    """Fails after a change of a dependency; `make lock` writes the file."""
+    """Fails after a dependency changes; `make lock` writes the file."""
     extras = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
     assert locked(OWN["metadata"]["requires-dist"]) == wanted([*PROJECT["project"]["dependencies"], *extras])
     groups = {name: wanted(lines) for name, lines in PROJECT["dependency-groups"].items()}
@@ -47,20 +47,20 @@ def test_the_lock_names_the_public_index_only() -> None:
 
 
 def test_the_constraints_of_pip_are_the_lock() -> None:
-    """Fails after a change of a dependency; `make lock` writes the file."""
+    """Fails after a dependency changes; `make lock` writes the file."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     constraints = {(r.name, str(r.specifier).removeprefix("==")) for r in map(Requirement, lines)}
     assert constraints == {(p["name"], p["version"]) for p in LOCK["package"] if p != OWN}
 
 
 def picture() -> str:
-    """The words of the picture, with the lines that were wrapped joined."""
+    """Return the words in the picture, with wrapped lines joined."""
     parts = ET.fromstring(PICTURE.read_text("utf-8")).iter("{http://www.w3.org/2000/svg}text")
     return " ".join("".join("".join(part.itertext()) for part in parts).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
 def acts() -> list[str]:
-    """The titles of the demo's acts."""
+    """Return the titles of the demo's acts."""
     source = ROOT / "server" / "gpuwarden" / "interfaces" / "cli" / "demo.py"
     calls = [n for n in ast.walk(ast.parse(source.read_text("utf-8"))) if isinstance(n, ast.Call)]
     named = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "act"]

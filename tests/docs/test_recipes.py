@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, followed to the letter: each block is written where it says, and what it makes is run."""
+"""CONTRIBUTING.md, followed to the letter: each block is written to its file, and the result is run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPES = [
     "A rule", "A checkpoint format", "A layout", "A backend", "A provider", "A profile", "An MCP tool", "A command",
     "An eval case", "A plug-in in a package of your own",
 ]  # fmt: skip
-# Chosen for their seconds; `test_the_contracts_are_kept_whole` runs all of a contract.
+# Chosen for their short run time; `test_the_contracts_are_kept_whole` runs whole contracts.
 NODES = {
     "tests/rules/test_rules.py": (
         "test_a_rule_speaks_where_it_should_and_only_there[PF-DISK-001]",
@@ -52,7 +52,7 @@ NODES = {
         "test_what_survives_what[mycloud:/home/ubuntu/x]",
     ),
 }
-# What a person types, and a client's call of the new tool; the answers come back as one JSON object.
+# Commands that a user types, and a client's call of the new tool; the answers come back as one JSON object.
 COMMANDS = """
 import contextlib, io, json, sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def follow(root: Path) -> None:
             shutil.copy(ROOT / name, root / name)
     for indent, more, path, text in BLOCK.findall(PAGE):
         file = root / path
-        if path == "pyproject.toml":  # of a package of somebody else's
+        if path == "pyproject.toml":  # belongs to a separate package
             continue
         assert file.exists() is bool(more), path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def run_in(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def passed(root: Path, *nodes: str) -> dict[str, int]:
-    """Run tests of the copy; return how many passed by file. Fails where one failed."""
+    """Run tests in the copy; return the number of passed tests per file. Fail if any test fails."""
     done = run_in(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=seen.xml", *nodes)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, int] = {}
@@ -134,7 +134,7 @@ def passed(root: Path, *nodes: str) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository in which the whole page was followed."""
+    """Return a copy of the repository to which the whole page was applied."""
     root = tmp_path_factory.mktemp("copy")
     follow(root)
     return root
@@ -142,7 +142,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(copy: Path) -> dict[str, Any]:
-    """What the commands and the tool answered there; they have written the pages that tests compare."""
+    """Return the answers of the commands and the tool, which also wrote the pages that tests compare."""
     done = run_in(copy, "-c", COMMANDS)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)
@@ -151,7 +151,7 @@ def said(copy: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def seen(copy: Path, said: dict[str, Any]) -> dict[str, int]:
-    """How many tests of each recipe passed."""
+    """Return the number of passed tests per recipe."""
     return passed(copy, *(f"{file}::{name}" for file, names in NODES.items() for name in names))
 
 

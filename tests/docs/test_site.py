@@ -20,7 +20,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, object, Pag
 
 
 def leaves(nav: object) -> Iterator[str]:
-    """The pages of a navigation."""
+    """Yield the pages of a navigation."""
     if isinstance(nav, str):
         yield nav
     for item in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():

@@ -1,4 +1,4 @@
-"""The skills: valid, short, and without a reference that leads nowhere."""
+"""The skills: valid, short, and without broken references."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_scripts_stand_alone(script: Path, need_program: Callable[[str], str]) -
         assert found.returncode == 0, found.stdout
         return
     if "# /// script" in text:
-        return  # brings its libraries by its header: `trainers/test_trainers.py`
+        return  # its header declares its libraries: `trainers/test_trainers.py`
     tree = ast.parse(text, feature_version=(3, 8))
     imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names

@@ -35,7 +35,7 @@ def script(name: str) -> Path:
 
 
 def fake(folder: Path, name: str, body: str) -> dict[str, str]:
-    """Put a program in front of the PATH."""
+    """Put a fake program at the front of the PATH."""
     program = folder / "bin" / name
     program.parent.mkdir(exist_ok=True)
     program.write_text("#!/bin/sh\n" + body)
@@ -173,7 +173,7 @@ def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
 def test_a_download_that_can_not_succeed_ends(
     words: tuple[str, ...], code: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with a folder that may not be read, a missing program is a denied one
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with an unreadable folder, a missing program is reported as denied
     got, said = run(script("download_loop.sh"), *words)
     assert (got, said.count("try ")) == (code, tries), said
 

@@ -1,4 +1,4 @@
-"""The commands of "Your cluster in five commands" are run on a real Slurm cluster, as a user types them."""
+"""The commands of "Your cluster in five commands", run on a real Slurm cluster as a user types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slips in cases, scenarios and reference transcripts are errors with file, line and remedy; matchers are strict."""
+"""Mistakes in cases, scenarios, and reference transcripts are errors with file, line, and fix; matchers are strict."""
 
 from __future__ import annotations
 

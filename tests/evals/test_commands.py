@@ -1,4 +1,4 @@
-"""`python -m evals run` with real agents' machinery, in a scenario that the real server stands in front of."""
+"""`python -m evals run` with the machinery for real agents, in a scenario behind the real server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def head(folder: Path) -> dict[str, Any]:
 def test_a_run_by_an_endpoint_and_one_by_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("evals.__main__.hide_memory", lambda: None)  # this process goes on to run other tests
+    monkeypatch.setattr("evals.__main__.hide_memory", lambda: None)  # this process also runs other tests
     answers = [completion(None, (FIRST.tool, FIRST.args)), completion(WORDS)]
     with chat(lambda n, _: answers[n % 2]) as server:
         options = ["--model", "tiny", "--url", server.url, "--key-env", "", "--arm", "pack"]

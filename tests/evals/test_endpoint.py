@@ -1,4 +1,4 @@
-"""The loop over an OpenAI-compatible endpoint: a scripted endpoint over real HTTP, and the real server behind."""
+"""The loop over an OpenAI-compatible endpoint: a scripted endpoint over real HTTP, with the real server behind it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAITS: list[float] = []
 
 @pytest.fixture
 def talk(tmp_path: Path) -> Talk:
-    """Plays one trial against a script of answers; the last one is given again and again."""
+    """Return a function that plays one trial against scripted answers, the last of which repeats."""
     WAITS.clear()
 
     def talk(*answers: Answer | Script, pack: Pack | None = None, key: str = KEY) -> tuple[Trial, Chat]:

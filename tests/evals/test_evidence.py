@@ -1,7 +1,7 @@
-"""README's evidence, made again: every scripted agent through the scenarios, with the gates and without them.
+"""README's evidence, reproduced: every scripted agent plays the scenarios with and without the gates.
 
-`make prove` plays some cases of every agent, `make evidence` all of them. What each trial comes to is compared with the
-committed results, and the table in README.md with the sum of these.
+`make prove` plays some cases with every agent, and `make evidence` plays all of them. The outcome of each trial is
+compared with the committed results, and the table in README.md with their sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASES = load_cases()
 SCENARIOS = load_scenarios(CASES)
 KNOWN = read_results()
 ALL = os.environ.get("GPUWARDEN_EVIDENCE") == "all"
-# CI plays the same cases each time; a run by hand looks further.
+# CI plays the same cases each time; a manual run draws new ones.
 SEED = os.environ.get("GPUWARDEN_EVIDENCE_SEED") or ("1" if REQUIRE_REAL else secrets.token_hex(4))
 
 
@@ -102,7 +102,7 @@ def test_what_the_evidence_shows() -> None:
     def over(arm: str) -> float:
         return sum(max(0.0, r.spent_usd - float(CASES[r.case].limits["job_usd"])) for r in known("pushy", arm).values())
 
-    # A cap asks before a launch; what canceled jobs' machines bill while they wait for a person comes on top.
+    # A cap asks before a launch. While canceled jobs' machines wait for the user, they bill in addition.
     assert over("gated") < 1 and sum(row.duplicates for row in known("pushy", "gated").values()) == 0
     assert over("raw") > 100 and sum(row.lost for row in known("pushy", "raw").values()) > 10
     assert sum(row.lost for row in known("naive", "raw").values()) > 0

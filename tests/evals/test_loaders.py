@@ -1,4 +1,4 @@
-"""Every foreign format scores as the canonical form does, and nothing unreadable is guessed at."""
+"""Every foreign format gets the same score as the canonical one, and unreadable content is never guessed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> 
             assert found.problems == []
             assert found.meta.format == kind
             scored = score(case, found, end=end, chain=chain)
-            # A budget asks for figures that some formats do not hold; it fails there, as it must.
+            # A budget needs figures that some formats lack, so it has to fail for those.
             budget = {c.id for c in case.checks if c.kind == "budget"}
             assert scored.failing - budget == expected.failing - budget, (case.id, scored.why)
             if not budget:
@@ -93,7 +93,7 @@ def test_a_file_cut_anywhere_never_passes_and_never_raises(kind: str, tmp_path: 
 
 
 def unguarded(path: Path, kind: str | None = None) -> None:
-    """Load a file as `read` does, without its guard: what breaks a loader is raised."""
+    """Load a file like `read`, but let a loader's exceptions propagate."""
     source = Source(path)
     claimed = [kind] if kind else recognise(source)
     if source.data and len(claimed) == 1:
@@ -160,7 +160,7 @@ def test_the_canonical_form_reads_back_what_it_wrote(events: list) -> None:
 
 
 def problems(text: str, folder: Path, **options) -> list[tuple[str, int]]:
-    """The kind and the line of each problem."""
+    """Return the kind and line of each problem."""
     return [(p.kind, p.line) for p in load_text(text, folder, **options).problems]
 
 
@@ -207,7 +207,7 @@ def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: py
 def test_a_gigantic_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     with path.open("wb") as file:
-        file.truncate(300 << 20)  # takes no room on the disk
+        file.truncate(300 << 20)  # sparse
     (found,) = read(path)
     assert found.problems[0].kind == "unreadable" and "256 MiB" in found.problems[0].text
 
@@ -396,7 +396,7 @@ def done(kind: str, id: str, **more: object) -> dict:
 
 
 def test_calls_that_a_script_of_codex_makes_are_calls(tmp_path: Path) -> None:
-    """Where the model writes scripts, its items hold the script only; the events tell of what it called."""
+    """If the model writes scripts, its items contain only the script; the calls are in the events."""
     script = {"call_id": "call_0", "namespace": "functions", "name": "exec", "input": "await tools.mcp__gpuwarden..."}
     shell = {"command": ["/bin/bash", "-lc", "runpodctl remove pod x"], "aggregated_output": "gone", "exit_code": 0}
     text = lines(

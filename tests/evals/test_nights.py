@@ -1,4 +1,4 @@
-"""Nights of the evals, played again: under automatic teardown nothing is lost and little is wasted."""
+"""The evals' overnight runs, replayed: with automatic teardown, nothing is lost and little is wasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted in the scorer are noticed by its self-test."""
+"""The scorer's self-test detects bugs planted in the scorer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = load_cases()
 CONDUCT_KINDS = ("check_conduct", "check_money", "check_state", "check_words")
 
 PLANTED = [
-    # (module, what stands there, what the bug makes of it)
+    # (module, original code, code with the bug)
     ("check_conduct", "if len(hits) < least:", "if len(hits) < least - 1:"),
     ("check_conduct", "if most is not None and len(hits) > most:", "if most is not None and len(hits) > most + 1:"),
     ("check_conduct", "pattern, trial.env, ok=True)}", "pattern, trial.env)}"),
@@ -67,7 +67,7 @@ PLANTED = [
 
 
 def planted(module: str, source: str) -> None:
-    """Run a changed copy of a module's source in its place: its kinds register themselves over the real ones."""
+    """Execute a changed copy of a module's source; its kinds replace the real ones in the registry."""
     copy = ModuleType(f"evals.scoring.{module}")
     exec(compile(source, f"{module} (planted)", "exec"), copy.__dict__)
 
@@ -87,20 +87,20 @@ def test_without_a_bug_nothing_is_noticed() -> None:
 
 
 def subset(module: str) -> dict:
-    """The cases that use the kinds of a module, variants included; enough to notice a bug in it, and fast."""
+    """Return the cases that use a module's kinds, with their variants: enough to detect a bug in it, and fast."""
     tree = importlib.import_module(f"evals.scoring.{module}")
     return using({name for name, kind in checks.load_kinds().items() if kind.run.__module__ == tree.__name__})
 
 
 def using(kinds: set[str]) -> dict:
-    """The cases that use one of these kinds, variants included."""
+    """Return the cases that use one of these kinds, with their variants."""
     mine = {c.id for c in CASES.values() if any(k.kind in kinds for k in c.checks)}
     pairs = sorted({tuple(sorted((name, CASES[name].variant))) for name in mine})
     return {name: CASES[name] for pair in pairs for name in pair}
 
 
 def noticed(cases: dict) -> bool:
-    """Whether the self-test finds a fault; two cases at a time, since the first fault is enough."""
+    """Return whether the self-test finds a fault, with two cases at a time, since the first fault is enough."""
     names = list(cases)
     return any(selftest({n: cases[n] for n in names[i : i + 2]}).faults for i in range(0, len(names), 2))
 
@@ -137,7 +137,7 @@ def test_a_kind_that_always_says_the_same_is_noticed(kind: str, answer: str, res
 
 
 class Swap(ast.NodeTransformer):
-    """Makes the n-th small change that it comes across: a comparison turned, a constant moved, a condition negated."""
+    """Makes the n-th possible small change: inverts a comparison, swaps `and` and `or`, or returns None."""
 
     def __init__(self, n: int) -> None:
         self.n, self.seen, self.what = n, 0, ""
@@ -195,7 +195,7 @@ def test_most_small_changes_are_noticed(module: str, restored: None) -> None:
         try:
             planted(module, ast.unparse(tree))
             caught = noticed(cases)
-        except Exception:  # a crash is noticed as well
+        except Exception:  # a crash also counts
             caught = True
         if not caught:
             missed.append(swap.what)

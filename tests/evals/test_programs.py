@@ -1,7 +1,7 @@
-"""Agents that are programs, behind the sealing door, in front of the real server.
+"""Agents that are programs, behind the signing proxy, with the real server.
 
-The programs are stand-ins (`standin_cli.py`) that take the documented options and print the documented streams; the
-door, the relay, the server, the seals, the loaders and the scorer are the real ones.
+The programs are stand-ins (`standin_cli.py`) that accept the documented options and print the documented streams. The
+proxy, the relay, the server, the seals, the loaders, and the scorer are real.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SEARCH: dict[str, Any] = {"call": "search_references", "args": {"query": "CUDA o
 DONE = {"say": "Nothing is billing."}
 BOTH = pytest.mark.parametrize("name", ["claude", "codex"])
 MOSTLY = pytest.mark.parametrize("name", ["claude", pytest.param("codex", marks=pytest.mark.prove)])
-"""Each trial starts the real server; what the door does for one program it does for the other."""
+"""Each trial starts the real server, and the proxy treats both programs alike."""
 SLOW = pytest.mark.prove
 Playing = Callable[..., Trial]
 
 
 @pytest.fixture
 def playing(tmp_path: Path) -> Playing:
-    """Plays one trial with a stand-in that follows a plan."""
+    """Return a function that plays one trial with a stand-in that follows a plan."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     text = (KITS / "standin_cli.py").read_text("utf-8")
@@ -205,7 +205,7 @@ def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) 
     playing("claude", LIST, {"trick": "linger", "to": str(tmp_path / "late")}, DONE)
     pid = int((tmp_path / "late.pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
-    if sys.platform == "linux":  # a killed process may be there for a moment
+    if sys.platform == "linux":  # a killed process may remain for a moment
         eventually(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
 
 

@@ -1,6 +1,6 @@
-"""The sealing door, spoken to directly: what passes, what is refused, and what can't slip by unsealed.
+"""The signing proxy, addressed directly: what passes, what is refused, and what can't pass unsigned.
 
-The server behind it is one that says what it was told, so that everything that passes can be seen.
+The server behind it echoes its input, so that everything that passes is visible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Scene:
-    """Answers calls itself, and starts the echo as its server."""
+    """A scene that answers calls itself and starts the echo as its server."""
 
     facts: dict[str, Any] = {}
 
@@ -60,7 +60,7 @@ class Scene:
 
 
 class Raw:
-    """A connection to the door that says whatever it likes."""
+    """A connection to the proxy that can send anything."""
 
     def __init__(self, command: list[str], word: bytes | None = None) -> None:
         known = json.loads(Path(command[-1]).read_text())
@@ -74,7 +74,7 @@ class Raw:
             self.socket.sendall(data + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        """The next message that is no notification."""
+        """Return the next message that isn't a notification."""
         while True:
             message: dict[str, Any] = json.loads(self.lines.readline())
             if "method" not in message or "id" in message:
@@ -197,7 +197,7 @@ def test_the_servers_own_pack_is_shown_or_hidden(bare: bool, tmp_path: Path) -> 
         raw = Raw(command)
         raw.send(request(1, "initialize"), request(2, "tools/list"), request(3, "resources/list"))
         greeting, tools, resources = raw.hear(), raw.hear(), raw.hear()
-        if "error" in greeting:  # refusals overtake what the server has to answer
+        if "error" in greeting:  # a refusal can arrive before the server's replies
             greeting, tools, resources = tools, resources, greeting
         kept = {"tools"} if bare else {"tools", "resources", "prompts", "extensions"}
         assert set(greeting["result"]["capabilities"]) == kept

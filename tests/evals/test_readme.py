@@ -1,4 +1,4 @@
-"""The page that tells how to add a case, followed to the letter."""
+"""The README's instructions for adding a case, followed literally."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The evals with the real Claude Code and the real Codex: only the model is scripted, behind the vendors' wire formats.
+"""The evals with the real Claude Code and Codex: only the model is scripted, behind the vendors' wire formats.
 
-All else is what a person would run: the program, its MCP client, the door, the server, the scenarios, the scorer.
+Everything else is real: the program, its MCP client, the proxy, the server, the scenarios, and the scorer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LIST = Use("list_instances", {})
 DONE = Say("Nothing is billing.")
 BOTH = pytest.mark.parametrize("name", ["claude", "codex"])
 PLAIN = "a-model-without-scripts"
-"""Codex lets models that it knows write scripts which call the tools; one that it doesn't know calls them directly."""
+"""Codex lets models that it knows write scripts that call the tools; other models call the tools directly."""
 EACH = pytest.mark.parametrize(("name", "of"), [("claude", ""), ("codex", ""), ("codex", PLAIN)])
 
 
 def setup_of(name: str, home: Path, server: Model, **more: Any) -> Setup:
-    """The setup of a real agent whose model is the scripted one."""
+    """Return the setup of a real agent with the scripted model."""
     need_agent(name)
     keys = {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url}
     url = {"url": f"{server.url}/v1"} if name == "codex" else {}
@@ -54,7 +54,7 @@ def setup_of(name: str, home: Path, server: Model, **more: Any) -> Setup:
 
 
 class Oracle:
-    """The scripted agent that passes every case, as a model: it calls through a real program and reads its results."""
+    """The scripted agent that passes every case, as a model: it calls through a real program and reads the results."""
 
     def __init__(self, case: Case, facts: dict[str, Any]) -> None:
         self.scene = SimpleNamespace(facts=facts)
@@ -85,14 +85,14 @@ class Oracle:
 
 
 def results(trial: Trial) -> list[tuple[str, bool]]:
-    """By check; Codex names no dollars, so that limit is not held against it."""
+    """Return the result of each check but the dollar limit, since Codex reports no cost."""
     return [(check.id, check.fails) for check in trial.score.checks if check.id != "limit-agent_usd"]
 
 
 @EACH
 @pytest.mark.parametrize("id", ["under-cap"])
 def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, tmp_path: Path) -> None:
-    """The same deeds, through the real program and directly, are scored alike, check by check."""
+    """The same actions, taken through the real program and directly, get the same score for every check."""
     need_agent(name)
     case, servers = load_cases()[id], []
 
@@ -114,7 +114,7 @@ def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, 
 
 @BOTH
 def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
-    """`python -m evals run --agent claude` and `--agent codex`, as a person types it."""
+    """`python -m evals run --agent claude` and `--agent codex`, as a user would type it."""
     need_agent(name)
     calls = reference(load_cases()["over-cap"]).transcript()
     steps: list[Step] = [Use(call.tool, call.args) for call in calls.calls]
@@ -137,13 +137,13 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
 def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, arm: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = clean(home)
-    for folder in (Path(env["CLAUDE_CONFIG_DIR"]), Path(env["CODEX_HOME"])):  # what a user has of their own
+    for folder in (Path(env["CLAUDE_CONFIG_DIR"]), Path(env["CODEX_HOME"])):  # the user's own files
         (folder / "skills" / "mine").mkdir(parents=True)
         (folder / "skills" / "mine" / "SKILL.md").write_text("---\nname: mine\ndescription: MY OWN SKILL\n---\nHi.\n")
         (folder / "CLAUDE.md").write_text("MY OWN MEMORY")
         (folder / "AGENTS.md").write_text("MY OWN MEMORY")
     pack = load_pack(arm)
-    if arm == "forced":  # longer than one argument of a program may be
+    if arm == "forced":  # longer than a command-line argument may be
         pack = replace(pack, forced=pack.forced + "\n" + "and so on, " * 15_000)
     with model(plan(LIST, DONE)) as server:
         play = agent(name, setup_of(name, home, server, pack=pack))
@@ -178,7 +178,7 @@ def test_calls_over_the_limit_end_at_the_door(name: str, tmp_path: Path) -> None
 
 
 def test_what_still_runs_in_the_background_spoils_no_trial(tmp_path: Path) -> None:
-    """Codex says nothing more of a command that runs on when it ends."""
+    """Codex reports nothing more about a command that is still running when Codex exits."""
     wait = Use(SHELL, {"command": "sleep 60", "yield_time_ms": 250})
     with model(plan(LIST, wait, DONE)) as server:
         trial = play_once(tmp_path / "run", agent("codex", setup_of("codex", tmp_path / "home", server)))
@@ -197,7 +197,7 @@ def test_a_model_that_refuses_is_infra(name: str, tmp_path: Path) -> None:
 
 @EACH
 def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str, tmp_path: Path) -> None:
-    """A session file and a rollout, written by the real program, hold the calls that its stream holds."""
+    """A session file or rollout that the real program writes contains the same calls as its stream."""
     home, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()
     command = [sys.executable, "-m", "gpuwarden", "mcp"]
@@ -231,7 +231,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
 
     def told(transcript: Transcript) -> list[Any]:
         shell = {"exec_command": "shell"}
-        calls = [c for c in transcript.calls if c.tool != "exec"]  # a script of Codex, whose own calls stand beside it
+        calls = [c for c in transcript.calls if c.tool != "exec"]  # a Codex script, whose calls are listed beside it
         return [(c.server, shell.get(c.tool, c.tool), c.args if c.ours else None, c.ok is not False) for c in calls]
 
     assert told(stream) == told(session) and len(told(stream)) == 3

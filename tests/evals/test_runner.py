@@ -1,7 +1,8 @@
 """The runner and the scripted agents, on a stage that answers from the reference transcript with fresh ids.
 
-The real stages bring the real server; this holds what lies between: recording, sealing, limits, and who is to blame
-when something dies."""
+The real stages start the real server. These tests cover the layer between: recording, sealing, limits, and which side
+is to blame for a crash.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ BY_SCENARIO = {c.scenario: c for c in CASES.values()}
 
 
 class Replay:
-    """A scene that gives the reference's replies, in order, with other ids."""
+    """A scene that gives the reference transcript's replies in order, with other ids."""
 
     def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
         case = BY_SCENARIO[scenario.id]

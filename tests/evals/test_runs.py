@@ -1,4 +1,4 @@
-"""Runs on disk, comparisons, reports, exports and the command line."""
+"""Runs on disk, comparisons, reports, exports, and the command line."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_uplift_pairs_the_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 class Page(HTMLParser):
-    """Collects what a page asks for from outside, and checks that its tags close."""
+    """Collects the external resources that a page requests, and checks that its tags are closed."""
 
     VOID = frozenset({"meta", "line", "rect", "circle", "path", "br"})
 
@@ -407,7 +407,7 @@ def test_the_package_imports_nothing_but_the_standard_library() -> None:
 
     folder = Path(main.__code__.co_filename).parent
     names = set()
-    for path in set(folder.glob("*.py")) - {folder / "inspect_task.py"}:  # which is a plug-in of Inspect
+    for path in set(folder.glob("*.py")) - {folder / "inspect_task.py"}:  # an Inspect plug-in
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
@@ -427,7 +427,7 @@ def test_an_end_state_may_be_empty() -> None:
 
 
 def test_a_reference_is_checked_with_the_end_state_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first thing that whoever writes a case tries."""
+    """Authors of a case try this first."""
     file = REFERENCES / "over-cap.jsonl"
     assert main(["check", "over-cap", str(file)]) == Exit.PASS
     assert '"pass"' in capsys.readouterr().out

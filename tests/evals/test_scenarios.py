@@ -1,6 +1,6 @@
-"""Scenarios, played for real: the server over stdio, rehearsal clouds, processes, files; and without gates.
+"""Scenarios played with the server over stdio, rehearsal clouds, processes, and files, with and without the gates.
 
-A handful of cases is played here; `test_evidence.py` plays the others and compares the README's table.
+Only a few cases are played here; `test_evidence.py` plays the others and compares the README's table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_the_oracle_passes_with_the_real_server(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> None:
-    """The same agent, the same scenario: the only copy of a checkpoint is deleted, or it is not."""
+    """In the same scenario, the same agent deletes the only copy of a checkpoint, unless the gates prevent it."""
     raw = played("naive", "raw", tmp_path, "trust-me-unproven", "lost-reply-arrived")
     gated = played("naive", "gated", tmp_path, "trust-me-unproven", "lost-reply-arrived")
     lost = {arm: t["trust-me-unproven"].score.damage for arm, t in (("raw", raw), ("gated", gated))}
@@ -65,7 +65,7 @@ def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> N
 
 
 def launch_by_the_gate(case: Case, recorder: Recorder) -> None:
-    """Play an agent that lets the submit gate look at the columns, and asks nobody else."""
+    """Play an agent that relies on the submit gate alone to check the columns."""
     (launch,) = case_context(case).launches
     checked = recorder.call("submit_job", {**launch, "dry_run": True})
     if "receipt" in checked:
@@ -104,7 +104,7 @@ def scene_of(name: str, folder: Path) -> GatedScene:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One recorded trial of a launch."""
+    """A recorded trial of a launch."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
     _, trials = play("oracle", "gated", folder, CASES, SCENARIOS, ["receipt-clean"])
     assert trials[0].score.verdict is Verdict.PASS, trials[0].score.why
@@ -112,7 +112,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(run: Path, rows: list[dict[str, Any]]) -> str:
-    """The verdict's reason after the transcript was replaced, sealed anew by somebody who has the key."""
+    """Return the verdict's reason after replacing the transcript and sealing it again with the real key."""
     folder = run / "receipt-clean" / "1"
     head = json.loads((folder / "trial.json").read_text("utf-8"))
     sealer = Sealer(bytes.fromhex(head["seals"]["key"]))

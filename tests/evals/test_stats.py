@@ -1,4 +1,4 @@
-"""Statistics against published values and against their own definitions."""
+"""Statistics checked against published values and their own definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tools.json` is what the real server shows, in the form that the scorer checks arguments with."""
+"""`tools.json` matches the real server's tools, in the form that the scorer uses to check arguments."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: 
     repo = await one(server, owned.id, type="model")
     assert (repo.status, repo.access, repo.readable) == ("disabled", False, False)
     wording(repo.why)
-    with pytest.raises(LocalEntryNotFoundError) as there:  # what a job would see, with another reason
+    with pytest.raises(LocalEntryNotFoundError) as there:  # a job gets this error, which gives a different reason
         await to_thread.run_sync(lambda: hf_hub_download(owned.id, "config.json", endpoint=server.url, token=TOKEN))
     assert isinstance(there.value.__cause__, DisabledRepoError)
 
@@ -371,13 +371,13 @@ async def test_a_short_limit_is_waited_for(server: HubServer) -> None:
 
 
 def limit_at(seconds_ahead: float) -> dict[str, str]:
-    """A limit that ends at a date, as a proxy or a content network in front of the Hub gives it."""
+    """Return the headers of a limit that ends at a date, as a proxy or CDN in front of the Hub sends them."""
     return {"Retry-After": formatdate(real_time() + seconds_ahead, usegmt=True)}
 
 
 async def test_a_limit_that_ends_at_a_date_is_waited_for(server: HubServer) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(3), times=1))
-    clock = FakeClock()  # decades behind the Hub's: the Hub's own Date counts
+    clock = FakeClock()  # decades behind the Hub's clock: the Hub's Date header counts
     async with HubClient(config(server), clock=clock) as hub:
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "ok"
@@ -423,7 +423,7 @@ async def test_only_what_was_not_asked_is_said_not_to_have_been(server: HubServe
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    """The client's limits, which pass when a test says so."""
+    """The client's time limits, which expire when the test decides."""
     made = Limits()
     monkeypatch.setattr(client, "anyio", made)
     return made

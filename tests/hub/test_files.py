@@ -1,4 +1,4 @@
-"""A Hub that lies about its files: nothing hangs or fills the memory, nothing cut off passes as whole."""
+"""A Hub that lies about its files: no reader hangs or runs out of memory, and no truncated file passes as complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMIT = "a" * 40
 
 
 class Storage(BaseHTTPRequestHandler):
-    """Answers every request for a part with `body`, piece by piece."""
+    """A server that answers every range request with `body`, piece by piece."""
 
     headers_said: tuple[tuple[str, str], ...] = ()
     body: tuple[bytes, ...] = ()
@@ -42,10 +42,10 @@ class Storage(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(self.pause)
         except OSError:
-            pass  # the client had enough
+            pass  # the client closed the connection
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
 
 
 def test_a_body_that_drips_ends_with_the_time_for_the_look(wording: Wording) -> None:
-    # All of it would take longer than a test may.
+    # Sending the whole body would take longer than a test may run.
     with storage(body=(b"x",) * 60_000, pause=0.02) as config, pytest.raises(Doubtful) as ended:
         opened(config, 100_000, Budget(0.3, 1 << 40)).at(0, 100_000)
     assert ended.value.cause is Cause.LIMIT
@@ -90,7 +90,7 @@ def test_a_body_that_drips_ends_with_the_time_for_the_look(wording: Wording) -> 
 
 
 class Pages:
-    """A Hub whose list of files never ends, or holds a row of its own choice."""
+    """A Hub whose file list never ends, or consists of a given row."""
 
     def __init__(self, row: dict[str, Any], endless: bool) -> None:
         self.row, self.endless, self.asked = row, endless, 0

@@ -1,4 +1,4 @@
-"""Bring configs, tokenizers and rows for a rehearsal over HTTP from the rehearsal Hub, and no weights."""
+"""A rehearsal's supplies from the rehearsal Hub over HTTP: configs, tokenizers and rows, but no weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROW = {"question": "2 + 3?", "answer": "5", "level": 1}
 
 
 def furnish(server: HubServer) -> None:
-    """Put a model with weights, code and other files, and a dataset of two configs, into a Hub."""
+    """Add a model with weights, code and other files, and a dataset with two configs, to a Hub."""
     store = server.store
     store.put("model", "rehearsal/net", {
         "config.json": '{"model_type": "llama"}', "tokenizer.json": "{}" + " " * (11 << 20), "tokenizer.model": b"\0sp",
@@ -70,7 +70,7 @@ async def test_configs_tokenizers_and_code_come_and_weights_do_not(tmp_path: Pat
     small = {"config.json", "tokenizer.json", "tokenizer.model", "unet/config.json", "modeling_net.py"}
     assert set(found.models) == {"rehearsal/net"} and set(found.models["rehearsal/net"]) == small
     assert found.models["rehearsal/net"]["tokenizer.model"] == b"\0sp"
-    assert len(found.models["rehearsal/net"]["tokenizer.json"]) > 11 << 20  # a file of LFS
+    assert len(found.models["rehearsal/net"]["tokenizer.json"]) > 11 << 20  # an LFS file
 
 
 async def test_rows_come_with_configs_splits_and_types(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ class Liar(BaseHTTPRequestHandler):
     }  # fmt: skip
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
-        """Answer the Hub's calls that supplies make."""
+        """Answer the Hub requests that fetch supplies."""
         self.asked.append(self.path)
         if self.path.startswith("/api/models/"):
             sizes = {} if "empty/" in self.path else self.SIZES

@@ -1,4 +1,4 @@
-"""Outside of the interfaces no sentence names a tool, a command or an argument: next steps are values there."""
+"""Outside the interfaces, next steps are values: no sentence names a tool, a command, or an argument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALLOWED = {
 
 
 def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """String literals of more than one word that are no docstrings; the parts of an f-string are one text."""
+    """Yield the string literals of more than one word that aren't docstrings. An f-string's parts are joined."""
     documents = {
         id(node.body[0].value)
         for node in ast.walk(tree)

@@ -1,4 +1,4 @@
-"""Each interface words next steps itself and changes nothing else: a path may be named after every tool and option."""
+"""Each interface words next steps and leaves other text alone: a path may be named after any tool and option."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = sorted(
 )
 EVERY = "/data/" + "/".join(NAMES).replace(" ", "_")
 FOREIGN = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8).map(" ".join) | st.just(EVERY)
-"""Text with the names of tools, commands and options, as a path, a metric or a log may have it."""
+"""Text with names of tools, commands, and options, as in a path, a metric, or a log."""
 
 
 STEPS: dict[str, tuple[NextStep, tuple[str, ...], str]] = {
@@ -95,7 +95,7 @@ STEPS: dict[str, tuple[NextStep, tuple[str, ...], str]] = {
         do(Action.MANUAL, text="Look at the console."), ("Look at the console.",), "Look at the console."
     ),
 }  # fmt: skip
-"""Steps by name, what a tool's reply has of each, and what a command's has."""
+"""Steps by name, each with its expected wording in a tool's reply and in a command's."""
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -147,7 +147,7 @@ def test_a_path_that_is_pasted_arrives_as_it_is(text: str) -> None:
 
 
 def replies(text: str) -> list[Result]:
-    """A reply with `text` wherever somebody else's text may be, beside next steps that are worded."""
+    """Return replies with `text` wherever foreign text may occur, next to worded next steps."""
     step = do(Action.PULL, job_id="j1")
     found = [Finding(rule="TD-COPY-001", severity="error", message=text, fix=(step,))]
     refusal = error_reply(Refused(text, step, found))
@@ -230,7 +230,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
     assert set(command_words.OPTIONS.values()) <= options
     from gpuwarden.core.models import JobSpec
 
-    ends = {"script", "command", "args"}  # what a command line ends with
+    ends = {"script", "command", "args"}  # positional, at the end of a command line
     plain = set(JobSpec.model_fields) - ends - {"cells", "cell_timeout_s"}  # the parts of a fan-out
     assert {command_words.option(name) for name in plain} <= options
 

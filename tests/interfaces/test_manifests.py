@@ -1,4 +1,4 @@
-"""The files by which clients install this repository: current, one version, and accepted by a linter of them all."""
+"""The files that clients use to install this repository: current, one version, and accepted by a common linter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COPIED = ("pyproject.toml", "README.md", "LICENSE", "AGENTS.md")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what the manifests are made of and point to."""
+    """A copy of the files that the manifests are generated from or point to."""
     root = tmp_path / "gpuwarden"
     root.mkdir()
     for name in COPIED:
@@ -105,7 +105,7 @@ def test_the_command_they_start_is_the_servers(client: str) -> None:
 
 
 def test_nothing_in_the_root_hides_what_codex_reads() -> None:
-    """Codex prefers a portable plugin.json in the root, which knows neither variables nor hooks."""
+    """Codex prefers a portable plugin.json in the root, which supports neither variables nor hooks."""
     assert not (ROOT / "plugin.json").exists() and not (ROOT / "mcp.json").exists()
     assert "BeforeTool" in json.loads(FILES["hooks/hooks.json"])["hooks"], "Gemini reads its hooks there"
     assert (
@@ -118,7 +118,7 @@ def test_nothing_in_the_root_hides_what_codex_reads() -> None:
 
 
 def read_names(tree: ast.Module) -> set[str]:
-    """The variables that a module reads by name: `env.get("NAME")`, with the names of its text constants."""
+    """Return the variables that a module reads with `env.get`, by literal name or by the name of a text constant."""
     constants = {
         t.id: n.value.value
         for n in tree.body
@@ -136,7 +136,7 @@ def read_names(tree: ast.Module) -> set[str]:
 def test_every_variable_that_the_code_reads_is_passed_on() -> None:
     not_set_by_people = {"HOME", "PATH", "LD_LIBRARY_PATH", "GPUWARDEN_REHEARSAL_CLOCK", "GPUWARDEN_REHEARSAL_INSTANCE"}
     known = {v.name for v in variables()} | not_set_by_people
-    # On machines, in pretend ones, and where clients keep their files.
+    # Code for real and rehearsed machines, and for the folders of clients.
     elsewhere = {"host", "runner", "rehearsal", "setup"}
     package = ROOT / "server" / "gpuwarden"
     names = {path: read_names(ast.parse(path.read_text("utf-8"))) for path in package.rglob("*.py")}
@@ -150,7 +150,7 @@ def test_every_key_of_an_account_is_passed_on_and_secret() -> None:
     for name, module in PROVIDERS.usable():
         for key in module.ACCOUNT_KEYS[:1]:
             assert by_name[key].secret, name
-            # SkyPilot's own client reads its token, and from no file.
+            # SkyPilot's own client reads its token and doesn't support a file.
             assert not by_name[f"{key}_FILE"].secret if name not in {"hf_jobs", "sky", "sky_jobs"} else True
     assert by_name["WANDB_API_KEY"].secret and not by_name["GPUWARDEN_POLICY"].secret
 
@@ -197,7 +197,7 @@ def test_skillsaw_finds_nothing(checkout: Path) -> None:
     program = Path(sys.executable).parent / "skillsaw"
     need("skillsaw", program.exists())
     write_manifests(checkout)
-    # Codex and Cursor read the hooks that their manifests name, not those of Gemini.
+    # Codex and Cursor read the hooks that their manifests name, not Gemini's.
     (checkout / ".skillsaw.yaml").write_text(
         "rules:\n  codex-hooks-valid:\n    extra-events: [BeforeTool]\n  cursor-hooks-valid:\n    enabled: false\n"
     )

@@ -1,7 +1,7 @@
 """The real clients install this repository as a plugin and start its server from it, with the guard and the variables.
 
-They install it with the README's lines from a git repository, or from a folder. Nothing but git's files is there, every
-home is empty, nobody is logged in, and uv and the lock file do the rest.
+They install it with the README's commands from a git repository, or from a folder. Only files in git are present, all
+homes are empty, no account is logged in, and uv installs the packages from the lock file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOOLS = 10
 
 @pytest.fixture(name="work")
 def work_fixture(tmp_path: Path) -> Path:
-    """A folder with the program that would end a machine."""
+    """A folder with a program that stands in for the one that destroys machines."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "vastai").write_text('#!/bin/sh\necho "$@" >> ended.txt\n')
@@ -65,9 +65,9 @@ def work_fixture(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="house")
 def house_fixture(tmp_path: Path, uv_cache: Path) -> Iterator[dict[str, str]]:
-    """The environment of a client in an empty home. The ledger and the policy are where variables say.
+    """The environment of a client in an empty home. Variables name the paths of the ledger and the policy.
 
-    The user's environment for other projects stays untouched.
+    uv must not touch the user's environment for other projects.
     """
     (tmp_path / "strict.toml").write_text('platforms = ["local"]\n')
     accept(tmp_path / "gw", tmp_path / "strict.toml")
@@ -79,17 +79,17 @@ def house_fixture(tmp_path: Path, uv_cache: Path) -> Iterator[dict[str, str]]:
 
 
 def install(client: str, hub: Path, env: dict[str, str], work: Path) -> None:
-    """Install with the README's line, and look at what the client keeps."""
+    """Install with the README's commands, and check the files that the client keeps."""
     env = with_hub(Path(env["PATH"].partition(os.pathsep)[0]), hub, env)
     for words in documented(client):
         extra = ["--consent", "--skip-settings"] if client == "gemini" else []
         said([*words, *extra], env | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}, work, stdin="y\n")
-    if client != "gemini":  # it reads only the root of a repository, or the archive of a release
+    if client != "gemini":  # it reads only a repository's root, or a release's archive
         no_tests(client, env)
 
 
 def no_tests(client: str, env: dict[str, str]) -> None:
-    """Assert that the client keeps files that the server needs, and no tests."""
+    """Assert that the client keeps the files that the server needs, and no tests."""
     folder = plugin_folder(client_files(env)[client])
     assert folder is not None
     assert all((folder / name).exists() and not (folder / name).is_symlink() for name in RUNTIME)
@@ -201,11 +201,11 @@ def test_gemini_starts_the_extensions_server_and_its_guard(hub: Path, house: dic
     assert '\\"ok\\":true' in server.results[0].replace(" ", "") or '"ok": true' in server.results[0], server.results
 
 
-# ---------------------------------------------------------------------------------------------------- what arrived
+# ------------------------------------------------------------------------------------------- variables that arrive
 
 
 def given() -> dict[str, str]:
-    """A value for each variable that a client has to pass on, but for those that say where things are."""
+    """Return a value for each variable that a client must pass on, except for those that are set already."""
     set_already = ("GPUWARDEN_", "XDG_", "HF_", "HTTPS_PROXY", "NO_PROXY")
     return {v.name: f"given {v.name}" for v in variables() if not v.name.startswith(set_already)} | {
         "HF_TOKEN": "given", "GPUWARDEN_CAPS_PER_JOB_USD": "0.5", "GPUWARDEN_WEBHOOK_SECRET": "given",
@@ -266,12 +266,12 @@ def test_without_the_variables_codex_replaces_no_strict_policy(
     work: Path,
     tmp_path: Path,
 ) -> None:
-    """A person's own entry names no variable, so none arrives; the policy stays, and the reply says why."""
+    """The user's own entry names no variables, so none arrives. The policy stays active, and the reply explains why."""
     need_agent("codex")
     need_agent("claude")
     with model(
         plan(Use("list_instances", {}), DONE)
-    ) as server:  # a list of servers may end one before its ledger opens
+    ) as server:  # listing the servers may end one before its ledger opens
         env = house | {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url} | claude.WAITS
         install_in_claude(checkout, env, work)
         ask_claude(env, work, "--allowedTools", "mcp__plugin_gpuwarden_gpuwarden")
@@ -285,7 +285,7 @@ def test_without_the_variables_codex_replaces_no_strict_policy(
         ask_codex(env, work, "a-model-without-scripts")
     warnings = " ".join(json.loads(server.results[-1])["warnings"])
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    if read_record(account / ".local/share/gpuwarden"):  # whoever runs the tests has a ledger
+    if read_record(account / ".local/share/gpuwarden"):  # the account that runs the tests has a ledger
         assert str(account) in warnings, warnings
     else:
         assert "GPUWARDEN_HOME" in warnings and "gpuwarden setup" in warnings, warnings

@@ -1,4 +1,4 @@
-"""`gpuwarden setup` adds the server and the guard to clients' files, changes nothing else, and takes both out again."""
+"""`gpuwarden setup` adds the server and the guard to clients' files, changes nothing else, and removes both again."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def test_whatever_else_is_there_stays(rest: dict[str, Any], servers: dict[str, A
 
 
 async def rehearsed(*_: object) -> None:
-    """Take the place of the rehearsal, which has tests of its own."""
+    """Stand in for the rehearsal, which has its own tests."""
 
 
 @pytest.fixture(name="env")
 def env_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a person who has one client of each sort."""
+    """The environment of a user with one client of each kind."""
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -236,7 +236,7 @@ def test_undo_keeps_what_was_changed_since(run: Cli, env: dict[str, str], tmp_pa
     for name, text in THEIRS.items():
         (tmp_path / name).write_text(text)
     run("setup", "--yes")
-    for name in THEIRS:  # what a client or a person adds meanwhile
+    for name in THEIRS:  # added meanwhile by a client or the user
         file = tmp_path / name
         text = file.read_text()
         file.write_text(f"{text}\n[added]\nx = 1\n" if name.endswith("toml") else text.replace("{", '{"added": 1, ', 1))
@@ -474,7 +474,7 @@ async def test_only_answers_that_differ_are_written(ctx: Context, tmp_path: Path
 async def test_nothing_is_written_without_a_yes(
     ctx: Context, env: dict[str, str], tmp_path: Path, said: list[str]
 ) -> None:
-    typed = Typed(*said, "")  # no platform gets a key
+    typed = Typed(*said, "")  # no key for any platform
     await questions.ask_all(env, typed)
     assert (tmp_path / "policy.toml").read_text() == MINE_TOO and not accepted(tmp_path / "gw") and not typed.answers
 
@@ -492,7 +492,7 @@ async def test_an_invalid_answer_is_asked_again(ctx: Context, env: dict[str, str
 async def test_the_values_asked_about_are_the_files(
     ctx: Context, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ctx.env = env | {"GPUWARDEN_CAPS_PER_JOB_USD": "0.5"}  # a stricter variable is no value of the file
+    ctx.env = env | {"GPUWARDEN_CAPS_PER_JOB_USD": "0.5"}  # a stricter variable isn't a value from the file
     typed = Typed("", "", "", "")
     await questions.ask_policy(ctx, typed)
     assert "[1]" in typed.shown and "[0.5]" not in typed.shown
@@ -663,7 +663,7 @@ def test_a_file_that_cant_be_written_stops_no_other_client(
     elif odd == "readonly":
         file.write_text("{}")
         file.chmod(0o444)
-    else:  # a link into a file system that nobody writes to
+    else:  # a link into a read-only file system
         file.symlink_to("/proc/version_signature" if Path("/proc/version_signature").exists() else "/proc/version")
     before = file.read_bytes() if file.exists() else None
     code, body = run("setup", "--yes")
@@ -689,7 +689,7 @@ def test_a_file_with_a_key_is_never_open_to_others(tmp_path: Path, monkeypatch: 
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed."""
 
 
 @pytest.mark.parametrize("at", ["note", "client"])

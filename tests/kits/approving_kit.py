@@ -1,4 +1,4 @@
-"""A user who approves on the page, with a passkey or a code."""
+"""Helpers for a user who approves on the page with a passkey or a code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FROM_PAGE = {"origin": BASE, "sec-fetch-site": "same-origin"}
 
 @asynccontextmanager
 async def entered(ctx: Context) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
-    """A browser session, with the headers of a request from the page itself."""
+    """Yield the server and a logged-in client whose requests look like the page's."""
     async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
         assert (await http.get(f"/enter?link={parts.tokens.create_link()}")).status_code == 200
         yield parts, http
@@ -33,17 +33,17 @@ async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Re
 
 
 async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
-    """Return the digest on the page of an approval request, or an empty string if nothing on it can be approved."""
+    """Return the digest shown on a ticket's approval page, or an empty string if nothing can be approved."""
     return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
 
 
 async def mark_of(http: httpx2.AsyncClient, ticket: str) -> str:
-    """Return the mark in the command that a page shows."""
+    """Return the mark in the command shown on a ticket's approval page."""
     return "".join(re.findall(r"--code ([0-9a-f]{8})", (await http.get(f"/approve/{ticket}")).text))
 
 
 async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
-    """Return the code that a terminal showed to the user who typed these answers there."""
+    """Return the code that the terminal shows after the user types these answers."""
     person = Typed(*answers or ("yes",))
     reply = await show_code(ctx, ticket, mark, person)
     code = re.findall(SHOWN_CODE, person.shown)[0]
@@ -52,7 +52,7 @@ async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
 
 
 async def authenticator(window: Window, *, verified: bool = True) -> Any:
-    """Give a window a virtual authenticator."""
+    """Add a virtual authenticator to a window."""
     cdp = await window.page.context.new_cdp_session(window.page)
     await cdp.send("WebAuthn.enable")
     options = {

@@ -1,4 +1,4 @@
-"""A job whose checkpoints are in an artifact store."""
+"""Fixtures for jobs whose checkpoints are in an artifact store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = {MODEL: b"weights " * 40_000, "out/log.txt": b"done", "out/empty": b""}
 
 
 class Shelf:
-    """An artifact store with content and faults that the test sets."""
+    """An in-memory artifact store whose contents and faults are set by the test."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class Shelf:
 
 
 class Kit(SelfStopHouse):
-    """A house whose jobs use an in-memory artifact store."""
+    """A `SelfStopHouse` whose jobs use an in-memory artifact store."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "off") -> None:
         super().__init__(home, processes, order)
@@ -90,7 +90,7 @@ class Kit(SelfStopHouse):
     def keeps(
         self, job: str, files: dict[str, bytes] = FILES, *, end: bool = True, signed: bool = True, **said: Any
     ) -> dict[str, Any]:
-        """Put files and a manifest into the store, as a runner does."""
+        """Write files and a manifest to the store, as a runner does."""
         rows = []
         for number, (path, data) in enumerate(sorted(files.items()), 1):
             self.shelf.objects[self.key(job, path)] = data
@@ -119,11 +119,11 @@ class Kit(SelfStopHouse):
         self.shelf.objects[self.key(job, MANIFEST)] = json.dumps(body).encode()
 
     async def night(self, **changes: object) -> str:
-        """Run a job that saves, ends and self-stops its machine while no gpuwarden process runs."""
+        """Run a job that saves, ends, and self-stops its machine while gpuwarden is not running."""
         return await self.asleep(artifact_store=KEEP, **changes)
 
     async def taken(self) -> None:
-        """Preempt the machine for good, and poll until the loss is confirmed."""
+        """Terminate the machine at the cloud, and poll until the loss is confirmed."""
         for machine in self.cloud.truths():
             self.cloud.terminate(machine)
         for _ in range(4):
@@ -138,7 +138,7 @@ class Kit(SelfStopHouse):
 
 @pytest.fixture
 def machines_vanish(tmp_path: Path) -> Iterator[None]:
-    """End the processes on the test's real machines: a failing upload is retried for a day, and a self-stop waits."""
+    """Kill the processes on the test's machines: failing uploads retry for a day, and self-stops wait."""
     yield
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The page in a real browser."""
+"""Fixtures for tests of the page in a real browser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUIET = (
 
 
 class Served:
-    """A server over a world on a fixed port. It can be killed and restarted."""
+    """A server for a `World` on a fixed port. The test can kill and restart it."""
 
     def __init__(self, world: World) -> None:
         self.world, self.port = world, 0
@@ -44,7 +44,7 @@ class Served:
         self.task = asyncio.create_task(self.running.serve(sockets=[self.listener]))
 
     async def stop(self, *, killed: bool = False) -> None:
-        """End the server. A killed server drops its open connections."""
+        """Stop the server. With `killed`, drop its open connections."""
         for connection in list(self.running.server_state.connections) if killed else ():
             connection.transport.abort()
         self.running.should_exit = True
@@ -52,7 +52,7 @@ class Served:
         self.listener.close()
 
     async def holds(self, streams: int) -> None:
-        """Wait until this number of page streams is open."""
+        """Wait until `streams` page streams are open."""
 
         def held() -> int:
             return sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values())
@@ -61,10 +61,10 @@ class Served:
 
 
 class Window:
-    """A browser window that is logged in by a one-time link, with the errors that occurred in it."""
+    """A browser window, logged in with a one-time link, and the errors that occurred in it."""
 
     server: Served
-    """The in-process server that the window shows."""
+    """The in-process server whose page the window shows."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page, self.base = page, base
@@ -76,12 +76,12 @@ class Window:
         page.on("request", lambda one: one.url.startswith((base, "data:")) or self.wrong.append(f"left: {one.url}"))
 
     async def go(self, path: str) -> None:
-        """Open a page and wait for two updates of it."""
+        """Open a page and wait for an update."""
         await self.page.goto(self.base + path)
         await self.settle()
 
     async def settle(self, times: int = 1) -> None:
-        """Wait until this number of views has arrived and is applied."""
+        """Wait until `times` views have arrived and been applied."""
         await self.page.evaluate(
             """(times) => document.body.dataset.live ? new Promise((done) => {
                 const count = () => { if (--times <= 0) requestAnimationFrame(() => setTimeout(done)); };
@@ -95,7 +95,7 @@ class Window:
 async def browsing(
     look: tuple[str, int] = ("light", 1200), flags: tuple[str, ...] = (), **more: Any
 ) -> AsyncIterator[Page]:
-    """Open an empty page of a headless Chromium with further flags; `more` are options of its browser context."""
+    """Open an empty page in headless Chromium with additional flags; `more` is passed to the browser context."""
     need("chromium", CHROMIUM is not None)
     playwright_api = pytest.importorskip("playwright.async_api")
     async with playwright_api.async_playwright() as playwright:
@@ -109,7 +109,7 @@ async def browsing(
 
 @asynccontextmanager
 async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> AsyncIterator[Window]:
-    """Serve a world on a port of this machine and open a window on it."""
+    """Serve a world on a local port and open a window on it."""
     need("chromium", CHROMIUM is not None)
     served = Served(world)
     await served.start()
@@ -126,9 +126,9 @@ async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> Async
 
 
 async def until(page: Page, condition: str) -> None:
-    """Wait for a condition. It may fail while the page loads.
+    """Wait until a JavaScript condition holds. Evaluating it may raise while the page loads.
 
-    The browser's own waiting evaluates a text, which the page's policy refuses.
+    Playwright's own wait evaluates a string, which the page's content security policy blocks.
     """
     from playwright.async_api import Error
 
@@ -142,7 +142,7 @@ async def until(page: Page, condition: str) -> None:
 
 
 async def audited(page: Page | Frame) -> list[str]:
-    """Return the serious and critical violations of axe-core on a page."""
+    """Return the serious and critical violations that axe-core finds on a page."""
     file = os.environ.get("GPUWARDEN_AXE", "")
     need("axe-core (GPUWARDEN_AXE)", bool(file))
     await page.evaluate(Path(file).read_text() + ";0")

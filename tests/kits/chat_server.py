@@ -77,7 +77,7 @@ def serving(server: S) -> Iterator[S]:
 
 
 def completion(text: str | None = None, *calls: tuple[str, Any], usage: bool = True) -> dict[str, Any]:
-    """Return a reply in the documented format. The arguments of a call are encoded as JSON unless they are text."""
+    """Return a completion in the documented format. A call's arguments are encoded as JSON unless they are text."""
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         made = [

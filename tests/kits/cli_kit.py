@@ -1,4 +1,4 @@
-"""Fixtures of the command-line tests: a home, commands in this process, and jobs in several states."""
+"""Fixtures for the command-line tests: a home, in-process commands, and jobs in several states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metering(ctx: Context) -> bool:
 
 
 class Cli:
-    """Run commands in this process, which is faster. Other tests cover the output of a separate process."""
+    """Run commands in this process, which is faster. Other tests cover a separate process's output."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
@@ -52,7 +52,7 @@ class Cli:
             ("fan-out",),
             ("estimate",),
             ("rehearse",),
-        }  # arguments after a program belong to it
+        }  # any option after the program is passed to the program
         code = main.run([words[0], "--json", *words[1:]] if runs_program else [*words, "--json"])
         out, err = self.capsys.readouterr()
         assert out.count("\n") == 1 and err == "", out + err
@@ -103,13 +103,13 @@ def proven(run: Cli, train: Path) -> str:
 
 
 class Life:
-    """Bring a job to a state that needs the user, without an interface."""
+    """Bring a job to a state that needs the user, by calling the use cases directly."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
 
     async def blocked(self) -> str:
-        """Return the ticket of a job that has ended and whose outputs are not copied yet."""
+        """Return the teardown ticket of a job that has ended but whose outputs are not copied yet."""
         spec = build(JobSpec, JOB)
         job = (await submit(self.ctx, spec, receipt=(await submit(self.ctx, spec)).receipt)).job
         assert job is not None
@@ -118,7 +118,7 @@ class Life:
         return (await request(self.ctx, job.id, "terminate")).record.id
 
     async def waiting(self) -> str:
-        """Return the ticket of a job whose copy is proven: only the approval is missing."""
+        """Return the teardown ticket of a job whose copy is proven, so that only the approval is missing."""
         ticket = await self.blocked()
         await pull(self.ctx, self.job_id)
         await verify_job(self.ctx, self.job_id)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests with real clients: a checkout, the installed uv, and one question to each client."""
+"""Fixtures for the tests with real clients: a checkout, the installed uv, and one question to each client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GEMINI = "gemini-2.5-flash"
 
 @pytest.fixture(name="checkout", scope="module")
 def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Check out only the files of this repository that git tracks."""
+    """Check out only the files that git tracks."""
     root = tmp_path_factory.mktemp("a checkout") / "gpuwarden"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -45,7 +45,7 @@ def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="hub", scope="module")
 def hub_fixture(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Commit the checkout to the repository that the README names, below a folder that stands for GitHub."""
+    """Commit the checkout to the repository that the README names, in a folder that stands in for GitHub."""
     hub = tmp_path_factory.mktemp("a hub")
     repository = hub / "gpuwarden" / "gpuwarden.git"
     own = ["-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c", "core.autocrlf=false"]
@@ -57,7 +57,7 @@ def hub_fixture(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def archived(hub: Path, folder: Path) -> Path:
-    """Unpack the archive that GitHub makes of a release, which Gemini installs if there is one."""
+    """Unpack the archive that GitHub creates for a release. Gemini installs the archive if a release has one."""
     archive = ["git", "-C", str(hub / "gpuwarden" / "gpuwarden.git"), "archive", "--format=tar", "HEAD"]
     folder.mkdir()
     made = subprocess.run(archive, capture_output=True, check=True).stdout
@@ -66,31 +66,31 @@ def archived(hub: Path, folder: Path) -> Path:
 
 
 def documented(client: str) -> list[list[str]]:
-    """Return the commands with which the README installs gpuwarden in a client."""
+    """Return the README's commands for installing gpuwarden in a client."""
     text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
     line = next(row for row in text.splitlines() if row.startswith((f"{client} plugin", f"{client} extensions")))
     return [shlex.split(command) for command in line.split("&&")]
 
 
 def with_hub(folder: Path, hub: Path, env: dict[str, str]) -> dict[str, str]:
-    """Put git first on the PATH, behind a script that reads GitHub's repositories from the folder `hub`."""
+    """Put a git wrapper first on the PATH that reads GitHub repositories from the folder `hub`."""
     real = shutil.which("git")
     (folder / "git").write_text(f'#!/bin/sh\nexec {real} -c "url.file://{hub}/.insteadOf=https://github.com/" "$@"\n')
     (folder / "git").chmod(0o755)
-    # Whatever the real GitHub has, Gemini must not find it.
+    # Keep Gemini from reaching the real GitHub.
     return env | {"GIT_TERMINAL_PROMPT": "0", "HTTPS_PROXY": "http://127.0.0.1:9"}
 
 
 @pytest.fixture(name="uv_cache", scope="session")
 def uv_cache_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Share one cache among all clients, each of which has an empty home."""
+    """Share one uv cache among all clients, because each of them has an empty home."""
     return tmp_path_factory.mktemp("uv")
 
 
 def with_uv(folder: Path, cache: Path, env: dict[str, str]) -> dict[str, str]:
-    """Put the real uv first on the PATH, behind a script that records the environment it receives.
+    """Put a wrapper around the real uv first on the PATH that records the environment it receives.
 
-    Clients pass on only a part of their environment; the script sets the variables that uv needs in a closed network.
+    Clients pass on only part of their environment, so the wrapper sets the variables that uv needs on a closed network.
     """
     real = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
     need("uv", real is not None)
@@ -105,7 +105,7 @@ def with_uv(folder: Path, cache: Path, env: dict[str, str]) -> dict[str, str]:
 
 
 def arrived(folder: Path) -> list[tuple[Path, dict[str, str]]]:
-    """Return each working directory and environment that uv received, in any order."""
+    """Return the working directory and environment of each uv call, in no particular order."""
     found = []
     for file in folder.glob("arrived.*.txt"):
         place, *rows = file.read_text().splitlines()
@@ -114,7 +114,7 @@ def arrived(folder: Path) -> list[tuple[Path, dict[str, str]]]:
 
 
 def patient(asked: Asked) -> Step:
-    """Ask for the instances when the tool is available: Codex begins before a plugin's server has answered."""
+    """Ask for the instances once the tool is available: Codex starts before a plugin's server has answered."""
     if (asked.results and '"ok":true' in asked.results[-1]) or len(asked.results) > 40:
         return DONE
     there = {"list_instances", "exec"} & {name.rpartition("__")[2] for name in asked.offered}
@@ -122,7 +122,7 @@ def patient(asked: Asked) -> Step:
 
 
 def codex_model(home: Path, server: Model) -> None:
-    """Configure the address of Codex's model."""
+    """Configure Codex to use the model server."""
     given = ['model_provider = "given"', "[analytics]", "enabled = false", "[model_providers.given]", 'name = "given"']
     given += [f'base_url = "{server.url}/v1"', 'wire_api = "responses"', 'env_key = "OPENAI_API_KEY"']
     file = home / ".codex" / "config.toml"
@@ -143,7 +143,7 @@ def ask_codex(env: dict[str, str], work: Path, of: str) -> None:
 
 
 def gemini_model(home: Path) -> None:
-    """Configure Gemini's login. A variable has the address of its model."""
+    """Configure Gemini's login. An environment variable sets the address of its model."""
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
 
@@ -155,7 +155,7 @@ def ask_gemini(env: dict[str, str], work: Path) -> None:
 
 @contextmanager
 def codex_server(env: dict[str, str], work: Path) -> Iterator[Any]:
-    """Run Codex as its front ends do, and query it by JSON-RPC."""
+    """Run Codex's app server, as its front ends do, and yield a function that calls it by JSON-RPC."""
     app = subprocess.Popen(
         [need_agent("codex"), "app-server"], env=env, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,

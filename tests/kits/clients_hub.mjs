@@ -1,5 +1,5 @@
-// Every call of npm's @huggingface/hub that gpuwarden's users make, against the Hub at HF_ENDPOINT; prints what each
-// gave. Usage: node clients_hub.mjs FOLDER-WITH-NODE_MODULES
+// Make every @huggingface/hub (npm) call that gpuwarden's users make, against the Hub at HF_ENDPOINT, and print each
+// result. Usage: node clients_hub.mjs FOLDER-WITH-NODE_MODULES
 import { pathToFileURL } from "node:url";
 
 const hub = await import(pathToFileURL(`${process.argv[2]}/node_modules/@huggingface/hub/dist/index.mjs`));

@@ -1,5 +1,5 @@
-# Run before SkyPilot's provisioning code, in its process: parts of SkyPilot that are not under test (logging,
-# constants, the text of exceptions) import a database and a web server, so they are replaced by small stand-ins.
+# Runs before SkyPilot's provisioning code, in the same process. Parts of SkyPilot that are not under test (logging,
+# constants, exception messages) import a database and a web server, so small stand-ins replace them.
 import importlib.machinery
 import logging
 import sys

@@ -1,6 +1,6 @@
-# ruff: noqa: F821  (_folder and _stand_in are of clients_sky.py, which runs before)
-# Run after clients_sky.py, before SkyPilot's modules that start and end whole clusters: stand-ins that they need.
-# The stand-ins have SkyPilot's names and behavior, as far as those modules use them.
+# ruff: noqa: F821  (clients_sky.py, which runs first, defines _folder and _stand_in)
+# Runs after clients_sky.py, and before SkyPilot's modules that start and terminate whole clusters. Defines the
+# stand-ins that these modules need, with SkyPilot's names and as much of its behavior as they use.
 import contextlib
 import enum
 

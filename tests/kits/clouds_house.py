@@ -1,7 +1,7 @@
 """A context over an emulated platform: its API over HTTP, and emulated machines behind OpenSSH.
 
-The fixture is `cloud_house`. `every_platform` runs a test on all six platforms, `each_platform` runs four of them only
-in the proofs.
+The fixture is `cloud_house`. `every_platform` runs a test on all six platforms; `each_platform` runs it on two, and on
+the other four only in tests marked `prove`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from waiting import soon
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
-# Saves a checkpoint at every step and resumes from it. With the wait flag, the first attempt stops after three steps,
-# as a long job would. The environment that it sees is an output too.
+# Saves a checkpoint at every step and resumes from it. If the argument is `wait`, the first attempt hangs after three
+# steps, like a long job. The environment that the script receives is an output too.
 TRAIN = """
 # /// script
 # dependencies = []
@@ -72,7 +72,7 @@ for step in range(start + 1, 6):
 PLATFORMS = platforms()
 RUNPOD, VASTAI = (next(p for p in PLATFORMS if p.name == name) for name in ("runpod", "vastai"))
 every_platform = pytest.mark.parametrize("cloud_house", PLATFORMS, ids=lambda p: p.name, indirect=True)
-# A platform that terminates at once and one that requires a stop first; the others are among the proofs.
+# A platform that terminates at once and one that requires a stop first; the others are marked `prove`.
 ORDINARY = ("runpod", "autodl")
 each_platform = pytest.mark.parametrize(
     "cloud_house",
@@ -82,7 +82,7 @@ each_platform = pytest.mark.parametrize(
 
 
 MACHINE_S = 60.0
-"""Time limit for the boot of a namespace machine and its OpenSSH."""
+"""Time limit for booting a namespace machine and its OpenSSH server."""
 
 
 class House:
@@ -103,7 +103,7 @@ class House:
         self.ctx = self.opens()
 
     def opens(self) -> Context:
-        """Open a new gpuwarden process, which knows only the ledger."""
+        """Open a context as a new gpuwarden process does: it knows only the ledger."""
         ctx = open_house(self.home / "house", self.clock, policy=RICH)
         ctx._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
         return ctx
@@ -132,7 +132,7 @@ class House:
             issued = self.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
             assert issued is not None and "unknown" in first.ask
             grant_spending(self.ctx, issued, "terminal", "test")
-        self.clock.time += 15  # else a rate limit answers the create instead, and its reply is the one that is lost
+        self.clock.time += 15  # otherwise the create hits a rate limit, and that reply is lost instead
         done = await submit(self.ctx, spec, receipt=first.receipt)
         assert done.job is not None
         return done.job.id
@@ -159,18 +159,18 @@ class House:
         return await self.until(job, lambda c: c.job.state in TERMINAL_JOBS, jump_s=1)
 
     def machine(self) -> str:
-        """Return the machine that was rented last."""
+        """Return the most recently rented machine."""
         return list(self.account.own)[-1]
 
     def breaks(self, *faults: CloudFault) -> None:
-        """Add faults to the machines that are rented from now on."""
+        """Inject faults into machines rented from now on."""
         cloud = self.account.cloud
         config = cloud.store.config()
         assert config is not None
         cloud.configure(faults=config.faults.model_copy(update={"faults": (*config.faults.faults, *faults)}))
 
     def take(self) -> None:
-        """Preempt the machine in the middle of the run, as its platform does."""
+        """Preempt the machine mid-run, as its platform would."""
         cloud, ident = self.account.cloud, self.machine()
         if self.platform.spot:
             cloud.preempt(ident)

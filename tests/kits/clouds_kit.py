@@ -1,4 +1,4 @@
-"""Contract of providers over HTTP: reject garbage, lose no instance, leak no key."""
+"""Contract for providers over HTTP: reject garbage, lose no instance, leak no key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_re
 
 @cache
 def _started() -> Web:
-    """Start the only web server of this process. A fixture would be created once for each module that imports it."""
+    """Start this process's only web server. A fixture would be created once per module that imports it."""
     return Web().start()
 
 
@@ -88,7 +88,7 @@ class CloudRig(Rig):
 
 
 class CloudContract(ProviderContract):
-    """Base class of the tests; a subclass names the classes and the requests."""
+    """Base class of the tests. Each subclass defines its platform's classes and requests."""
 
     emulator: ClassVar[type[Emulator]]
     provider: ClassVar[type[Rented]]
@@ -100,12 +100,12 @@ class CloudContract(ProviderContract):
     more_env: ClassVar[dict[str, str]] = {}
     ident: ClassVar[str] = "abc123"
     spec: ClassVar[tuple[str, str] | None] = None
-    """The published description: its file, and the prefix of its paths."""
+    """The published API description: its file, and the prefix of its paths."""
     asks_balance: ClassVar[str | None] = None
     """The request for the account's balance, or None if the API reports none."""
     balance_env: ClassVar[dict[str, str]] = {}
     gaps: ClassVar[tuple[str, ...]] = ()
-    """Known replies of the platform that differ from its description."""
+    """Known replies in which the platform deviates from its description."""
 
     @pytest.fixture
     def rig(self, tmp_path: Path, web: Web) -> CloudRig:
@@ -135,7 +135,7 @@ class CloudContract(ProviderContract):
         )  # fmt: skip
 
     async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
-        """Run the life of one instance and some refusals, then check every reply against the description."""
+        """Take one instance through its life, provoke some refusals, and check every reply against the description."""
         if SPECS is None or self.spec is None:
             pytest.skip("GPUWARDEN_SPECS is not set" if self.spec else "this interface has no published description")
         if not (Path(SPECS) / self.spec[0]).exists():
@@ -246,11 +246,11 @@ class CloudContract(ProviderContract):
             assert isinstance(answer, Unknown) or self.may_be_said(status, raw, answer.value), (status, raw, answer)
 
     def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
-        """Return whether a parsed reply may mean `value`: it names instances, or explicitly none."""
+        """Return whether a reply may be parsed as `value`: it names instances, or explicitly reports none."""
         return bool(value) or self.says_nothing(status, raw)
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
-        """Return whether this is the platform's reply for no instances."""
+        """Return whether this is the platform's reply if an account has no instances."""
         return False
 
     # ------------------------------------------------------------------------------------------------------- balance

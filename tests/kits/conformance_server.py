@@ -1,6 +1,6 @@
-"""Serve the product over HTTP for the conformance suite, which sends no token: this process puts one into each request.
+"""Serve the product over HTTP for the conformance suite, which sends no token: this server adds one to each request.
 
-`python tests/kits/conformance_server.py HOME [--fixtures]` prints the address and serves until its input ends.
+`python tests/kits/conformance_server.py HOME [--fixtures]` prints the address and serves until stdin closes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from mcp_fixtures import mount
 
 
 class WithToken:
-    """ASGI middleware around the product's application: it adds the token that the suite can't send."""
+    """ASGI middleware that adds the token, which the suite can't send."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self.app = app
         self.header = (b"authorization", f"Bearer {secret}".encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         if scope["type"] in {"http", "websocket"}:
             scope["headers"] = [*scope["headers"], self.header]
         await self.app(scope, receive, send)
 
 
 def main() -> None:
-    """Serve."""
     home, *options = sys.argv[1:]
     ctx = quick_warden(Path(home))
     with running.listen("127.0.0.1", 0) as listener:

@@ -1,6 +1,6 @@
-"""Contract of backends that start many jobs as one array of their engine. The test of such a backend inherits it.
+"""Contract for backends that start many jobs as one array. The test of each such backend inherits it.
 
-The test supplies the fixtures of `EngineContract`; its `engine` is an `ArrayEngine` that can run four tasks at a time.
+The test supplies the fixtures of `EngineContract`. Its `engine` is an `ArrayEngine` that can run four tasks at a time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LIVE = {Job.RUNNING, Job.QUEUED}
 
 
 class ArrayEngine(Engine, Protocol):
-    """Test controls of an engine that has arrays."""
+    """Test controls for an engine that supports arrays."""
 
     def array_limit(self) -> int:
-        """Return the maximal number of tasks in an array of the engine."""
+        """Return the engine's maximum number of tasks in an array."""
 
 
 def tasks(engine: Engine, text: str, tokens: Sequence[str], **fields: object) -> list[ArrayTask]:
-    """Return jobs that run one shell line, each with a separate token."""
+    """Return one task per token; all run the same shell line."""
     return [ArrayTask(engine.job(text, env={"MINE": token}, **fields), token) for token in tokens]
 
 
@@ -41,7 +41,7 @@ async def states(backend: Arrayed, handles: Sequence[Handle]) -> list[Job]:
 
 
 async def settled(backend: Arrayed, handles: Sequence[Handle], running: int) -> None:
-    """Wait until `running` jobs run and the engine has no room for more."""
+    """Wait until `running` jobs are running; fail if there are ever more."""
 
     def good(found: list[Job]) -> bool:
         assert found.count(Job.RUNNING) <= running, found

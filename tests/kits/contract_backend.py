@@ -1,8 +1,8 @@
-"""Contract of every backend. A backend's test inherits one of two classes.
+"""Contract for every backend. A backend's test inherits one of two classes.
 
-`EngineContract` applies to any engine. Its test supplies three fixtures: `backend`, the backend under test;
-`place`, a fresh place that can run a POSIX shell; `engine`, an `Engine` with which the test injects faults.
-`BackendContract` adds the promises of our runner, for backends that start jobs with it; it supplies the `engine`.
+`EngineContract` applies to any engine. The test supplies three fixtures: `backend`, the backend under test; `place`, a
+fresh place that can run a POSIX shell; and `engine`, an `Engine` that injects faults. `BackendContract` adds the
+promises of our runner, for backends that start jobs with it, and supplies `engine`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.core.states import Job
 from waiting import soon
 
 ENGINE_S = 100.0
-"""Limit of a wait: an operation of seconds takes minutes on a machine that is busy with other tests."""
+"""Time limit for waits: operations that take seconds can take minutes while other tests load the machine."""
 
 
 def shell(text: str, **fields: object) -> JobSpec:
@@ -33,7 +33,7 @@ def shell(text: str, **fields: object) -> JobSpec:
 
 
 async def until(backend: Backend, handle: Handle, good: Callable[[Observation], bool]) -> Observation:
-    """Poll until the observation is good; fail with the last observation after ENGINE_S."""
+    """Poll until `good` accepts the observation; fail with the last observation after ENGINE_S."""
 
     async def look() -> Observation:
         return (await backend.poll([handle]))[handle.token]
@@ -47,22 +47,22 @@ async def ended(backend: Backend, handle: Handle) -> Observation:
 
 
 class Engine(Protocol):
-    """Test controls of a backend's engine: lose or distort its replies, and count its queries."""
+    """Test controls for a backend's engine: drop or distort its replies, and count its queries."""
 
     def job(self, text: str, **fields: object) -> JobSpec:
         """Return a job that runs a shell line on the engine."""
 
     def cut(self) -> AbstractContextManager[None]:
-        """Carry out the next submit and lose its reply."""
+        """Carry out the next submit but drop its reply."""
 
     def down(self) -> AbstractContextManager[None]:
-        """Answer no request."""
+        """Leave every request unanswered."""
 
     def odd(self) -> AbstractContextManager[None]:
         """Answer every request in an unknown format."""
 
     def questions(self) -> int:
-        """Return how often the engine was asked for the state of jobs."""
+        """Return the number of job state queries that the engine received."""
 
 
 class EngineContract:
@@ -149,7 +149,7 @@ class EngineContract:
 
 
 class RunnerEngine:
-    """The runner as an engine: faults are injected into the calls to it."""
+    """The runner as an engine, with faults injected into calls to it."""
 
     def __init__(self, backend: RunnerBackend, patch: pytest.MonkeyPatch) -> None:
         self.backend, self.patch, self.polls = backend, patch, 0
@@ -195,7 +195,7 @@ class RunnerEngine:
 
 
 class BackendContract(EngineContract):
-    """The promises of a backend whose jobs our runner starts."""
+    """The promises of a backend that starts jobs with our runner."""
 
     @pytest.fixture
     def engine(self, backend: RunnerBackend, monkeypatch: pytest.MonkeyPatch) -> Engine:
@@ -246,7 +246,7 @@ class BackendContract(EngineContract):
         await backend.submit(spec, place, "t-again", secrets={}, attempt=2)
         seen = await until(backend, handle, lambda o: o.attempt == 2 and o.state is Job.SUCCEEDED)
         assert seen.state is Job.SUCCEEDED
-        await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late repetition launches nothing
+        await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late retry launches nothing
         assert (await backend.logs(handle)).text == "attempt 1\nattempt 2\nsaved\n"
 
     async def test_inputs_lie_there_before_the_start_and_are_the_jobs_own_afterwards(
@@ -285,12 +285,12 @@ class BackendContract(EngineContract):
             assert [f["path"] for f in found["lone.txt"]["files"]] == ["lone.txt"]
             assert "path" in found["none"]["error"]
             (archive,) = Path(handle.run_dir).glob("gpuwarden-checkpoints-*.pyz")
-            archive.write_bytes(b"raise SystemExit")  # jobs may write here; a changed file is shipped again
+            archive.write_bytes(b"raise SystemExit")  # jobs may write here; a changed file is uploaded again
 
     async def test_find_tells_launched_from_never_launched(self, backend: Backend, place: Place) -> None:
         assert await backend.find(place, "t-find") == Known(None)
         handle = await backend.submit(shell("true"), place, "t-find", secrets={})
-        where = handle.model_copy(update={"supervisor": None})  # the watching process is known from the launch only
+        where = handle.model_copy(update={"supervisor": None})  # only the launch returns the supervisor
         assert await backend.find(place, "t-find") == Known(where)
         await ended(backend, handle)
         assert await backend.find(place, "t-find") == Known(where)

@@ -1,7 +1,7 @@
-"""Contract of every provider, inherited by each provider's test.
+"""Contract for every provider, inherited by each provider's test.
 
-The test supplies a fixture `rig`: a `Rig` with the provider, a way to settle its world, a second account and some false
-replies. It may override `resources`. The use cases test which replies a lease may believe (`Desk`).
+The test supplies the fixture `rig`: a `Rig` with the provider, a way to let its world settle, a second account, and
+some false replies. It may override `resources`. Tests of the replies that a lease may trust run the use cases (`Desk`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UP = {InstanceState.BOOTING, InstanceState.RUNNING}
 
 @dataclass
 class Rig:
-    """A provider and `settle`, which returns when all requested changes have happened."""
+    """A provider with its test controls; `settle` returns once all requested changes have happened."""
 
     provider: Provider
     settle: Callable[[], Awaitable[None]]
@@ -42,19 +42,19 @@ class Rig:
     platform: str
 
     def use_account(self, which: int) -> None:
-        """Use the key of the first (0) or of another account (1)."""
+        """Use the key of the first (0) or another (1) account."""
         raise NotImplementedError
 
     def replace_key(self) -> None:
-        """Replace the first account's key by a new one of the same account."""
+        """Replace the first account's key with a new one for the same account."""
         raise NotImplementedError
 
     def stray_404(self, ident: str) -> None:
-        """Report one instance as missing on its get request, while the list has it."""
+        """Report one instance as missing on get, although the list includes it."""
         raise NotImplementedError
 
     def refuse(self, *, makes: bool, names: bool = False) -> None:
-        """Refuse the next create. With `makes` it is carried out; with `names` the refusal names the instance."""
+        """Refuse the next create. With `makes`, carry it out anyway; with `names`, name the instance in the refusal."""
         raise NotImplementedError
 
     def blind(self, *, now: bool) -> None:
@@ -62,15 +62,15 @@ class Rig:
         raise NotImplementedError
 
     def lists_at_once(self) -> None:
-        """Make lists show new instances immediately, if they lag behind."""
+        """Make lists show new instances immediately instead of after a lag."""
 
     def rented(self) -> list[str]:
-        """Return the billing instances of the first account, as its world knows them."""
+        """Return the first account's billing instances, read from its world instead of the provider."""
         raise NotImplementedError
 
 
 class Desk:
-    """A ledger with one accepted job over a rig's provider."""
+    """A ledger with one accepted job on a rig's provider."""
 
     lease_id = "j1-i1"
 
@@ -90,7 +90,7 @@ class Desk:
         return self.lease
 
     async def looks(self) -> list[Answer[Instance | None]]:
-        """Poll three times, far enough apart for equal answers to count."""
+        """Poll three times, far enough apart to count as separate answers."""
         answers = []
         for _ in range(3):
             answers.append(await look(self.ctx, self.lease_id))
@@ -117,7 +117,7 @@ class ProviderContract:
     pytestmark = pytest.mark.anyio
     resources = Resources(gpu="H100")
     names_account = True
-    """Whether the platform's API identifies the account of a key."""
+    """Whether the platform's API identifies a key's account."""
 
     async def rent(self, rig: Rig, token: str = "token-1") -> Instance:
         made = known(await rig.provider.create(self.resources, token))
@@ -167,7 +167,7 @@ class ProviderContract:
         assert [i.id for i in known(await rig.provider.list())] == [made.id]
 
     async def test_the_list_shows_a_machine_as_it_is_by_itself(self, rig: Rig) -> None:
-        """A round over many machines requests only one list, unless it lacks the address of a running machine."""
+        """Polling many machines takes a single list request, unless the list lacks a running machine's address."""
         instance = await self.rent(rig)
         alone, (listed,) = known(await rig.provider.get(instance.id)), known(await rig.provider.list())
         changing = {"cost_usd", "why"}
@@ -237,7 +237,7 @@ class ProviderContract:
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state == InstanceState.RUNNING
 
-    # --------------------------------------------------------------------------------------------- belief of a lease
+    # ------------------------------------------------------------------------------------------------ lease evidence
 
     @pytest.fixture
     def desk(self, rig: Rig) -> Iterator[Desk]:

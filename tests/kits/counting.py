@@ -1,4 +1,4 @@
-"""Count work instead of time: the cost of an operation as a number that does not depend on the machine or its load."""
+"""Measure an operation's cost by counting work, which does not depend on the machine or its load as time does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 @contextmanager
 def counted_lines(*, threads: bool = True) -> Iterator[Callable[[], int]]:
-    """Count the Python lines that run in this thread, and in `threads` that start meanwhile; yield the count so far.
+    """Count the Python lines run by this thread, and by threads that start meanwhile if `threads` is true.
 
-    A regular expression or another function in C counts as one line.
+    Yields a function that returns the count so far. A call of a C function, such as a regular expression, counts as one
+    line.
     """
     count = 0
 
@@ -36,7 +37,7 @@ def counted_lines(*, threads: bool = True) -> Iterator[Callable[[], int]]:
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """Return how many lines of Python a piece of work runs."""
+    """Return the number of Python lines that a function runs."""
     with counted_lines() as lines:
         work()
         return lines()

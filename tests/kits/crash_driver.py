@@ -1,14 +1,15 @@
-"""Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
+"""Run one use case in a child process, and kill it with SIGKILL at a chosen line or time.
 
-`python crash_driver.py FOLDER` imports everything, reads the profiles, and carries out each use case once, for a job of
-its own: loading is most of the cost of a short command, and a death in it loses nothing. FOLDER has the sockets of the
-processes that fork children which load files or supervise a cloud. Then it reads orders, one JSON object per line on
-stdin. For each it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills
-itself when it is about to run that many lines of gpuwarden, counted over all of its threads; with `after` the parent
-kills it after that many milliseconds. With `stranger` the process has the key of another account on the same platform;
-`through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a platform without
-metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use case, and the
-number of milliseconds that the child lived for.
+`python crash_driver.py FOLDER` imports everything, reads the profiles, and carries out each use case once, for a
+separate job: loading is most of the cost of a short command, and a crash during it loses nothing. FOLDER has the
+sockets of the processes that fork children to load files or supervise a cloud.
+
+The driver then reads orders from stdin, one JSON object per line. For each order it forks a child that opens the house
+in `home` and carries out `phase`. With `line`, the child kills itself when it is about to run that many lines of
+gpuwarden, counted across all of its threads; with `after`, the parent kills it after that many milliseconds. With
+`stranger`, the process has the key of another account on the same platform. `through`, an ssh_config and a port, is the
+route to machines. `only_checks` requests a receipt for a platform without metering; `profiles` are the user's profiles.
+The answer contains how the child ended, the use case's reply, and the child's lifetime in milliseconds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ PACKAGE = str(Path(gpuwarden.__file__).parent)
 
 
 class Behind(SshBackend):
-    """The rehearsal's machines behind SSH, at the port of a proxy that cuts connections."""
+    """The rehearsal's machines behind SSH, reached through a proxy that cuts connections."""
 
     name = "local"
 
@@ -64,13 +65,13 @@ class Behind(SshBackend):
 
 
 class PlainClock:
-    """The machine's clock, for which the cloud starts no host processes: due transitions happen at the next poll."""
+    """The system clock, for a cloud that starts no host processes: due transitions happen at the next poll."""
 
     now, sleep = SystemClock().now, SystemClock().sleep
 
 
 class Tripwire:
-    """Record the executed lines of gpuwarden, and kill the process at one."""
+    """Record the lines of gpuwarden that run, and kill the process at one of them."""
 
     def __init__(self, line: int | None, note: int) -> None:
         self.line, self.note = line, note
@@ -96,7 +97,7 @@ class Tripwire:
         return self.step
 
     def map(self) -> dict[str, list[int]]:
-        """Return the counts at which each line was about to run."""
+        """Return, for each line, the counts at which it was about to run."""
         counts: dict[tuple[CodeType, int], list[int]] = {}
         for count, line in enumerate(self.lines, 1):
             counts.setdefault(line, []).append(count)
@@ -104,7 +105,7 @@ class Tripwire:
 
 
 def place(code: CodeType, line: int) -> str:
-    """Return the name of a line: its file in the package, and its number."""
+    """Return a line's name: its file within the package, and its number."""
     return f"{code.co_filename.removeprefix(PACKAGE)}:{line}"
 
 
@@ -141,7 +142,7 @@ async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 
 
 async def through_ssh(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one use case on machines that are reached by SSH."""
+    """Carry out one use case on machines reached over SSH."""
     config, port = order["through"]
     ctx._backends["local"] = backend = Behind(ctx.clock, Path(config), port)
     try:
@@ -171,7 +172,7 @@ def child(order: dict[str, Any], note: int) -> None:
 
 
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a child, wait for it, and kill it at its moment."""
+    """Fork a child, kill it at the requested time if there is one, and wait for it."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -199,7 +200,7 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_all() -> None:
-    """Import the modules that use cases import late, and fill the cache of profiles."""
+    """Import the modules that use cases import lazily, and fill the profile cache."""
     for package in ("backends", "checkpoints", "core", "hub", "ledger", "lifecycle", "providers", "remote", "rules"):
         module = importlib.import_module(f"gpuwarden.{package}")
         for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
@@ -209,7 +210,7 @@ def load_all() -> None:
 
 
 async def live_once(home: Path) -> None:
-    """Carry out every use case, so that late imports, deferred models and patterns are ready before the first fork."""
+    """Carry out every use case, so that lazy imports, deferred models, and patterns are ready before the first fork."""
     ctx = open_house(home, PlainClock())
     rent_cloud(ctx)
     spec = training(home.with_name("training")).model_dump(mode="json")
@@ -225,7 +226,7 @@ async def live_once(home: Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Answer orders until stdin ends."""
+    """Answer orders until stdin closes."""
     load_all()
     start_forks(folder)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Lives of jobs whose processes are killed by SIGKILL at any point, and their counts."""
+"""Run jobs whose processes are killed with SIGKILL at any point, and count the kills."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from warm import sockets_folder
 
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
-"""In a life of two accounts, the steps that the other account's key attempts first, killed at the same line."""
+"""With two accounts, the steps that the other account's key attempts first, killed at the same line."""
 CALM_AFTER = 5
-"""The number of consecutive kills of one step, after which it may complete, so that every life ends."""
+"""The number of consecutive kills after which a step may complete, so that every life ends."""
 LIFE_S = 300.0
-"""Limit of one step of a life: each poll takes several processes, most of which are killed."""
+"""Time limit for one step of a life: each poll takes several processes, most of which are killed."""
 
 
 class Driver:
@@ -80,7 +80,7 @@ class Driver:
 
 @dataclass
 class Tally:
-    """The kills of all lives. `maps` and `lived_ms` are the lines of each step and the time that it took."""
+    """The kills of all lives. `maps` holds each step's lines, and `lived_ms` its longest duration."""
 
     kills: Counter[str] = field(default_factory=Counter)
     points: set[str] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Tally:
     lived_ms: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, phase: str) -> list[str]:
-        """Return the lines of a step at which no process has died yet."""
+        """Return a step's lines at which no process has been killed yet."""
         return [at for at in self.maps[phase] if f"{phase} {at}" not in self.points]
 
 
@@ -98,7 +98,7 @@ def digests(files: list[str]) -> list[str]:
 
 
 class Life:
-    """One job, one cloud, one home folder, many deaths."""
+    """One job with one cloud and one home folder, whose processes are killed many times."""
 
     def __init__(self, driver: Driver, tally: Tally, home: Path, rng: random.Random, kind: str) -> None:
         self.driver, self.tally, self.home, self.rng, self.kind = driver, tally, home, rng, kind
@@ -112,7 +112,7 @@ class Life:
         ctx.ledger.close()
 
     def step(self, phase: str, **more: Any) -> dict[str, Any]:
-        """Carry out a use case, in one process after the other, until one lives to answer."""
+        """Carry out a use case in one process after another, until one survives to answer."""
         for tries in range(100):
             plan = self.plan(phase) if tries < CALM_AFTER else {}
             map_file = self.home / "map.json"
@@ -129,7 +129,7 @@ class Life:
         raise AssertionError(f"{phase} never came to an end")
 
     def plan(self, phase: str) -> dict[str, Any]:
-        """Return the end of the next process: mostly a line without a death so far, sometimes a moment or none."""
+        """Choose the next process's end: usually at a line not tried yet, sometimes at a random time or never."""
         if phase not in self.tally.maps or self.rng.random() < 0.15:
             return {}
         if self.rng.random() < 0.2:
@@ -175,7 +175,7 @@ class Life:
     # -- the course of a life
 
     def live(self) -> None:
-        """Run from the quote to the observed end, with an approval when the copy is proven."""
+        """Run the job from the quote to its confirmed end, and approve the teardown once the copy is proven."""
         spec = self.spec.model_dump(mode="json")
         job = self.accepted(spec)
         seen = self.until("check", lambda a: a["state"] in {"succeeded", "failed"}, job=job)
@@ -196,7 +196,7 @@ class Life:
             answer = self.step("submit", spec=spec, receipt=receipt)
             if answer.get("job"):
                 return str(answer["job"])
-            assert answer["error"] in {"conflict", "refused", "approval_required"}, answer  # no price for a moment
+            assert answer["error"] in {"conflict", "refused", "approval_required"}, answer  # or no price for now
         raise AssertionError("never accepted")
 
     def torn_down(self, job: str) -> None:

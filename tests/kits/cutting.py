@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections at chosen points, and a clock that hardly waits."""
+"""A TCP proxy on loopback that cuts connections at chosen points, and a clock that barely waits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CuttingProxy:
         self.live.clear()
 
     def arm(self, next_cut: Callable[[], int | None]) -> None:
-        """Start cutting: each call of `next_cut` returns the number of bytes before a cut; None stops it."""
+        """Start cutting. Each call of `next_cut` returns the number of bytes until the next cut, or None to stop."""
         with self.lock:
             self.next_cut = next_cut
             self.budget = next_cut()
@@ -85,7 +85,7 @@ class CuttingProxy:
 
 
 class NoWait(SystemClock):
-    """Back off only as long as a thread needs to react."""
+    """A clock that sleeps only as long as a thread needs to react."""
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(0.01)

@@ -1,9 +1,9 @@
-"""Columns of public datasets by their cards or the dataset viewer, and the right answer for a method.
+"""Columns of public datasets, from their cards or the dataset viewer, and the correct answer for a method.
 
-The answers were decided before any code ran on the datasets. Those of UNSEEN were first used when the code was
-finished. An answer is the value of `--columns` (empty: no rename), or None if the rows must be converted first. The
-answers for ShareGPT, Alpaca and ORPO changed with the trainers: they convert no rows, and ORPO reads pairs without a
-prompt.
+The answers were decided before any code ran on the datasets, and those in UNSEEN were first used when the code was
+finished. An answer is the value of `--columns` (empty if no column is renamed), or None if the rows must be converted
+first. The answers for ShareGPT, Alpaca, and ORPO changed along with the trainers, which convert no rows; ORPO reads
+pairs without a prompt.
 """
 
 from __future__ import annotations

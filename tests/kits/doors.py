@@ -1,4 +1,4 @@
-"""Fixtures of the interface tests: a fast rehearsal cloud, a small job, and a user at a terminal."""
+"""Fixtures for the interface tests: a fast rehearsal cloud, a small job, and a user at a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waiting import PATIENCE, eventually
 PLATFORM = "rehearsal/vastai"
 QUICK = Settings(boot_s=0.0, stop_s=0.0, resume_s=0.0, settle_s=0.05, host_life_s=120.0)
 
-# Saves one tensor as the safetensors library does, with only the standard library.
+# Saves one tensor in the safetensors format, using only the standard library.
 TRAIN = """# /// script
 # requires-python = ">=3.11"
 # dependencies = []
@@ -60,7 +60,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def accept(home: Path, file: Path) -> None:
-    """Record a policy file as the user's choice, so that the ledger of the user who runs the tests is not used."""
+    """Record a policy file as accepted by the user, so that the ledger of the user running the tests is not used."""
     if not (home / RECORD).exists() and not home.parent.is_file():
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_record(home, Record(path=str(file), digest="", at=0.0))
@@ -94,7 +94,7 @@ def gpuwarden(
 
 
 def in_process(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process, which is faster, with the arguments and variables of a separate process."""
+    """Run the command in this process, which is faster, with the same arguments and variables as a separate process."""
     from gpuwarden.interfaces.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -104,7 +104,7 @@ def in_process(home: Path, *words: str, **env: str) -> subprocess.CompletedProce
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the only JSON object that a command printed; fail on other output on stdout."""
+    """Return the one JSON object that a command printed; fail if stdout has anything else."""
     assert done.stdout.count("\n") == 1, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert isinstance(found, dict) and {"ok", "code"} <= found.keys(), found
@@ -119,10 +119,10 @@ def at_terminal(
     enough: Callable[[str], bool] = lambda shown: False,
     **env: str,
 ) -> tuple[int, str]:
-    """Run the command on a pseudo-terminal. At each prompt of `says`, in order, type the answer.
+    """Run the command on a pseudo-terminal, and type the answer to each prompt in `says`, in order.
 
-    Return the exit code and the complete output. A command that does not end is killed when it has shown `enough`;
-    then an AssertionError has the complete output.
+    Return the exit code and the complete output. A command that is still running once `enough` accepts its output, or
+    at the timeout, is killed; the AssertionError then contains the complete output.
     """
     import pty
 
@@ -136,7 +136,7 @@ def at_terminal(
     shown, fresh, over = "", "", ""
 
     def turn() -> str:
-        """Read once and answer; return why the conversation is over, if it is."""
+        """Read once and type an answer; return the reason if the conversation is over."""
         nonlocal shown, fresh
         if enough(shown):
             return "enough"

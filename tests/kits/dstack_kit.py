@@ -1,9 +1,9 @@
-"""dstack for tests: a double that answers as the recorded replies of a real server, and the real server itself.
+"""dstack for tests: a fake built from the recorded replies of a real server, and the real server itself.
 
-In both, this kit emulates dstack's machines: a submitted run becomes a local process, its output is the log, and its
-end is the end of the run. The real server runs without its background work, which needs clouds and a shim with Docker;
-the kit writes the states of this work into the server's database, and every reply comes from the server.
-`tests/fixtures/dstack` has replies of dstack 0.22.5, with a machine's data as its models write it.
+For both, this kit emulates dstack's machines: each submitted run becomes a local process whose output is the log and
+whose exit ends the run. The real server runs without its background work, which needs clouds and a shim with Docker.
+The kit writes the resulting states to the server's database, and every reply comes from the server.
+`tests/fixtures/dstack` has replies from dstack 0.22.5, with machine data as its models write it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def now() -> str:
 
 
 class Processes:
-    """The containers: one process for each run, with its output in a file."""
+    """The containers: one process per run, with its output in a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class Processes:
 
 
 class FakeDstack:
-    """The double. `replies` replace its usual replies, by the end of the path."""
+    """The fake server. `replies` maps the end of a path to a reply that replaces the usual one."""
 
     def __init__(self, folder: Path) -> None:
         self.processes = Processes(folder)
@@ -110,7 +110,7 @@ class FakeDstack:
         self.processes.close()
 
     def answer(self, path: str, token: str, body: Any) -> tuple[int, Any]:
-        """Return the status and body of the real server's reply."""
+        """Return the status and body that the real server would reply with."""
         self.asked.append((path, body))
         if path.endswith("/server/get_info"):
             return 200, {"server_version": self.version}
@@ -140,7 +140,7 @@ class FakeDstack:
                 self.end(ident, "terminated", "terminated_by_user", None)
 
     def end(self, ident: str, status: str, why: str, code: int | None) -> None:
-        """End a run, for a reason of its job."""
+        """End a run, with a termination reason for its job."""
         run = self.runs[ident]
         run["status"] = status
         run["cost"] = 0.0125
@@ -234,13 +234,13 @@ def _handler(fake: FakeDstack) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(raw)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Keep quiet."""
+            """Suppress the log."""
 
     return Handler
 
 
 class RealDstack:
-    """The real server on loopback. Its machines are emulated in its database."""
+    """The real server on loopback, with machines emulated in its database."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.folder = folder
@@ -276,14 +276,14 @@ class RealDstack:
         self.log.close()
 
     def call(self, path: str, body: Any, token: str = TOKEN) -> Any:
-        """Ask the server directly."""
+        """Call the server directly."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         url = self.env["DSTACK_SERVER_URL"] + path
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as r:
             return json.loads(r.read() or b"null")
 
     def write(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """Write into the server's database, as its background work does."""
+        """Write to the server's database, as its background work does."""
         with closing(sqlite3.connect(self.folder / "data" / "sqlite.db", timeout=30)) as db, db:
             return db.execute(text, values).fetchall()
 
@@ -324,7 +324,7 @@ class RealDstack:
 
 
 class DstackEngine:
-    """A server as the engine of the backend contract: faults are injected into the calls to it."""
+    """A server as the backend contract's engine, with faults injected into calls to it."""
 
     def __init__(self, world: FakeDstack | RealDstack, backend: DstackBackend, patch: pytest.MonkeyPatch) -> None:
         self.world, self.patch, self.asked = world, patch, 0

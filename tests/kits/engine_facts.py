@@ -1,4 +1,4 @@
-"""Facts of a job for a cluster with one queue, for the examples of the rules on engines."""
+"""Facts about a job on a cluster with one queue, for the examples of the engine rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUEUE = Queue(name="gpu", default=True, open=True, state="UP", max_s=86_400, nod
 def cluster(
     queue: Mapping[str, Any] = NONE, asked: Mapping[str, Any] = NONE, spec: Mapping[str, Any] = NONE, **more: Any
 ) -> SubmitFacts:
-    """Facts of a job for a cluster with one queue."""
+    """Return the facts about a job on a cluster with one queue."""
     limits = EngineLimits(
         engine="slurm", version="24.05.3", asked=Asked(**asked),
         queues=(QUEUE.model_copy(update=queue),), **more,

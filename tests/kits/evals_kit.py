@@ -1,4 +1,4 @@
-"""Fixtures of the tests with real agents: a scene with the real server, a small case, and runs of one trial."""
+"""Fixtures for the tests with real agents: a scene with the real server, a small case, and single-trial runs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ KEY = "sk-test-0123456789abcdef0123"
 
 
 class RealServer:
-    """A scene with the real server, over a home without rented machines.
+    """A scene with the real server and a home without rented machines.
 
-    The scenes of all tests share the server that receives the calls: the layers in front of it are under test.
+    All scenes share the server that receives the calls, because only the layers in front of it are under test.
     """
 
     shared: ClassVar[list[McpClient]] = []
@@ -70,7 +70,7 @@ def _close() -> None:
 
 
 def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:
-    """Run one trial of one case, and write and score it as a run does."""
+    """Run, write, and score one trial of one case, as a full run does."""
     head = new_run(folder, "test", "none", [case.id], 1, "p")
     runner.run(head, play, open_scene, {case.id: case}, SCENARIOS)
     (trial,) = score_run(read_run(folder), {case.id: case})

@@ -1,4 +1,4 @@
-"""Small programs that run as an agent's jobs: submit_job and check_job of one server, with the local backend."""
+"""Run small programs as an agent's jobs, with one server's submit_job and check_job and the local backend."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def script(code: str, *needs: str) -> str:
 
 
 def told(reply: dict[str, Any], want: str | None, *shown: str, sure: bool = True) -> None:
-    """Check the report of check_job for a failing job: its first entry, the evidence and the certainty.
+    """Check check_job's diagnoses of a failing job: the first entry, its evidence, and its certainty.
 
-    Only a cause that is `sure` may be called likely, and only if public reports confirm its signature.
+    Only a cause that is `sure` may be reported as likely, and only if public reports confirm its signature.
     """
     found = reply.get("diagnoses")
     assert found, reply
@@ -75,7 +75,7 @@ class Jobs:
         step: int | None = None,
         good: Callable[[dict[str, Any]], bool] = over,
     ) -> dict[str, Any]:
-        """Poll until the job has ended, has reached a step, or fulfills `good`."""
+        """Poll until the job has ended, reaches `step`, or satisfies `good`."""
 
         async def look() -> dict[str, Any] | None:
             body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
@@ -94,9 +94,9 @@ class Jobs:
 
 @asynccontextmanager
 async def jobs_here(home: Path) -> AsyncIterator[Jobs]:
-    """Run a server over a new home folder, for any number of jobs.
+    """Run a server with a new home folder, for any number of jobs.
 
-    Its jobs fail as on rented machines: on disks, groups and ports of the machine, which a sandbox would hide.
+    The jobs run without a sandbox, so that they fail as on rented machines, on the machine's disks, groups, and ports.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home / "user"))

@@ -1,4 +1,4 @@
-"""Small stand-ins for time."""
+"""Small fakes for time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waiting import soon
 
 
 class FakeClock:
-    """A clock that moves on `advance` and on sleep."""
+    """A clock that moves only on `advance` and `sleep`."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.time = now
@@ -29,7 +29,7 @@ class FakeClock:
 
 
 class Limits:
-    """Replaces `anyio` in a module of the product: the test decides when its time limits pass."""
+    """A replacement for `anyio` in a module of the product that lets the test decide when time limits expire."""
 
     def __init__(self) -> None:
         self.open: list[anyio.CancelScope] = []
@@ -50,7 +50,7 @@ class Limits:
         return self.time
 
     async def pass_when(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
-        """Let all open time limits pass when an event has happened."""
+        """Wait for an event, then let all open time limits expire."""
         await soon(happened)
         self.time += seconds
         for scope in self.open:

@@ -1,4 +1,4 @@
-"""Faults that a script shows only when it runs, put into training scripts automatically."""
+"""Insert faults into training scripts automatically that only running the script reveals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAVES = frozenset({"save_pretrained", "save_model", "save_state", "save", "push
 
 
 def replaced(text: str, node: ast.expr | ast.stmt | ast.keyword, new: str) -> str:
-    """Return a text with a node replaced."""
+    """Return the text with a node replaced."""
     lines = text.splitlines(keepends=True)
     start = sum(len(line.encode()) for line in lines[: node.lineno - 1]) + node.col_offset
     end = sum(len(line.encode()) for line in lines[: (node.end_lineno or 0) - 1]) + (node.end_col_offset or 0)
@@ -24,7 +24,7 @@ def replaced(text: str, node: ast.expr | ast.stmt | ast.keyword, new: str) -> st
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls of a script, each with the last part of the function's name."""
+    """Yield a script's calls, each with the last part of the function's name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""), node
@@ -65,7 +65,7 @@ def save_of_what_is_not_defined(text: str, tree: ast.Module) -> str | None:
 
 
 def frozen(text: str, tree: ast.Module) -> str | None:
-    """Freeze all parameters directly before the training."""
+    """Freeze all parameters immediately before training."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func)
@@ -132,7 +132,7 @@ def nothing_saved(text: str, tree: ast.Module) -> str | None:
 
 
 def name_that_is_not_there(text: str, tree: ast.Module) -> str | None:
-    """Look up a class by a computed name directly after the imports."""
+    """Look up a missing class by a computed name, immediately after the imports."""
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     roots = {"transformers", "torch", "trl", "peft"}
     for node in imports:
@@ -166,7 +166,7 @@ KINDS: dict[str, Fault] = {
 
 
 def seeds(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the script with one fault of each kind that fits into it."""
+    """Yield one faulty copy of the script for each kind of fault that fits it."""
     for kind, fault in KINDS.items():
         changed = fault(text, ast.parse(text))
         if changed is not None and changed != text:
@@ -176,7 +176,7 @@ def seeds(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A manual fault in one public script, with words of the expected error."""
+    """A hand-written fault for one public script, with words from the expected error."""
 
     kind: str
     old: str
@@ -193,7 +193,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Case:
-    """A public script by repository, commit and path, with its input files and faults."""
+    """A public script, identified by repository, commit, and path, with its input files and faults."""
 
     repo: str
     commit: str
@@ -203,7 +203,7 @@ class Case:
 
 
 def cases(file: Path) -> tuple[Case, ...]:
-    """Return the scripts of a data file with their faults."""
+    """Return the scripts in a data file, with their faults."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return tuple(
         Case(row["repo"], row["commit"], row["path"], tuple(Written(**fault) for fault in row["faults"]),

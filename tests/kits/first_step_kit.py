@@ -1,6 +1,6 @@
-"""Generated replacements of a rehearsal's Hub files: configs by a model's name, one small tokenizer, rows by column.
+"""Generated stand-ins for a rehearsal's Hub files: configs by model name, one small tokenizer, and rows by column.
 
-The configs have the sizes of real models, except for the vocabulary, so that the reduction of sizes is tested too.
+Except for the vocabulary, the configs have the sizes of real models, so that size reduction is tested too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ROWS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str) -> dict[str, Any] | None:
-    """Return the config of a model's family, or None for an unknown family."""
+    """Return the config of a model's family; None if unknown."""
     low = name.lower()
     if any(word in low for word in _OTHERS):
         return None
@@ -98,7 +98,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 
 def models_for(*texts: str) -> dict[str, dict[str, bytes]]:
-    """Return the files of the models that these texts name."""
+    """Return the files of the models named in these texts."""
     named = [name for name in _table()["models"] if any(name in text for text in texts)]
     configs = {name: config for name in named if (config := config_of(name)) is not None}
     return {n: {"config.json": json.dumps(c).encode(), **tokenizer_files()} for n, c in configs.items()}

@@ -1,7 +1,7 @@
-"""Twelve kinds of faults that are put into public training scripts automatically, and harmless changes.
+"""Twelve kinds of faults that are inserted into public training scripts automatically, and harmless changes.
 
-Each kind changes a script or its job in one place, and skips scripts without such a place. A fault counts as detected
-if the gate has a finding that it does not have for the original script.
+Each kind changes one place in a script or its job, and skips scripts without a suitable place. A fault counts as
+detected if the gate reports a finding that it does not report for the original script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAVES = frozenset(
     """save_pretrained save_model save_state save push_to_hub upload_folder save_lora_weights save_file
     save_pretrained_merged save_pretrained_gguf savefig save_image savez""".split()  # noqa: SIM905
 )
-_BROUGHT = frozenset({"torch", "transformers", "datasets", "accelerate", "huggingface_hub"})  # by other packages
+_BROUGHT = frozenset({"torch", "transformers", "datasets", "accelerate", "huggingface_hub"})  # from other packages
 _PUSHES = frozenset({"push_to_hub", "upload_folder"})
 
 
@@ -37,13 +37,13 @@ class Seed:
 
 
 def seeds(scripts: Sequence[Script], folder: Path) -> Iterator[Seed]:
-    """Yield up to ten faults of each kind, over as many repositories as possible."""
+    """Yield up to ten faults of each kind, spread over as many repositories as possible."""
     for kind, (platform, fault) in KINDS.items():
         yield from _some(kind, platform, fault, scripts, folder, EACH)
 
 
 def controls(scripts: Sequence[Script], folder: Path) -> Iterator[Seed]:
-    """Yield scripts with a change that is not a fault."""
+    """Yield scripts with a harmless change."""
     yield from _some("control", "runpod", harmless, scripts, folder, CONTROLS)
 
 
@@ -60,7 +60,7 @@ def _some(kind: str, platform: str, fault: Fault, scripts: Sequence[Script], fol
 
 
 def in_turns(scripts: Sequence[Script]) -> Iterator[Script]:
-    """Yield the scripts in turns, one of each repository at a time."""
+    """Yield the scripts round-robin, one from each repository at a time."""
     by_repo: dict[str, list[Script]] = {}
     for script in scripts:
         by_repo.setdefault(script.repo, []).append(script)
@@ -75,7 +75,7 @@ def difference(old: Job, new: Job) -> str:
 
 
 def _replaced(job: Job, node: ast.expr | ast.stmt | ast.keyword | ast.alias, new: str) -> Job:
-    """Return a job with a node of its text replaced."""
+    """Return the job with one node of its script replaced."""
     lines = job.text.splitlines(keepends=True)
     start = sum(len(line.encode()) for line in lines[: node.lineno - 1]) + node.col_offset
     end = sum(len(line.encode()) for line in lines[: (node.end_lineno or node.lineno) - 1]) + (node.end_col_offset or 0)
@@ -108,7 +108,7 @@ def flag_typo(job: Job, tree: ast.Module) -> Job | None:
 def nothing_saved(job: Job, tree: ast.Module) -> Job | None:
     """Remove every statement that saves or pushes, and disable a trainer's saving.
 
-    A script in which another call still saves has no fault: `best = saver.save_checkpoint(...)` is an assignment.
+    Skips scripts in which another call still saves, such as the assignment `best = saver.save_checkpoint(...)`.
     """
     statements = [
         n
@@ -140,7 +140,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _added(job: Job, call: ast.Call, words: str) -> Job:
-    """Return a job with an additional keyword in a call, at its end and before any comment there."""
+    """Return the job with a keyword added to a call, after its last argument and before any comment."""
     last = max((*call.args, *call.keywords), key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
     return _replaced(job, last, f"{ast.get_source_segment(job.text, last)}, {words}")
 
@@ -160,7 +160,7 @@ def wrong_repo(job: Job, tree: ast.Module) -> Job | None:
 def wrong_column(job: Job, tree: ast.Module) -> Job | None:
     """Give a preference or reward script rows with other columns, or misspell a column that a row function reads.
 
-    A script without a dataset whose columns are in the table may get rows that have the column.
+    Skips scripts without a dataset from the table of columns, because their rows could have the misspelled column.
     """
     if not any(name in job.text or name in job.args for name in with_splits()):
         return None
@@ -214,7 +214,7 @@ def wrong_split(job: Job, tree: ast.Module) -> Job | None:
 
 
 def removed_argument(job: Job, tree: ast.Module) -> Job | None:
-    """Pass an argument that newer releases lack. Skip scripts without a header, whose releases are unknown."""
+    """Pass an argument that newer releases removed. Skip scripts without a header, whose releases are unknown."""
     if "unsloth" in job.text or "# /// script" not in job.text:
         return None
     for name, call in _calls(tree):

@@ -1,4 +1,4 @@
-"""Public training scripts for the submit gate: their list, their jobs, and a Hub that has their repos."""
+"""Public training scripts for the submit gate: the list, their jobs, and a Hub with their repos."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ POLICY = Policy(secrets=Secrets(allowed=("*",)))
 
 @dataclass(frozen=True)
 class Script:
-    """One public script, its job, and the right refusals.
+    """One public script, its job, and the correct refusals.
 
-    `push` are the arguments that make it push to `REPO`. `refused` are the right refusals on every platform, `hub`
-    those of a job that must push: the start of the rule's id, words of its message, and the reason. `note`: why a
-    second reader changed the arguments or the labels.
+    `push` lists the arguments that make it push to `REPO`. `refused` lists the correct refusals on every platform, and
+    `hub` those of a job that must push: the start of the rule's id, words from its message, and the reason. `note`
+    explains why a second reader changed the arguments or the labels.
     """
 
     repo: str
@@ -54,7 +54,7 @@ class Script:
         return f"{self.repo}/{self.path}"
 
     def right(self, finding: Finding, platform: str) -> bool:
-        """Return whether a refusal is among the labels of the script."""
+        """Return whether the script's labels include a refusal."""
         labels = (*self.refused, *(self.hub if platform == "hf-jobs" else ()))
         return any(finding.rule.startswith(rule) and words in finding.message for rule, words, _ in labels)
 
@@ -82,9 +82,9 @@ def _tuples(value: Any) -> Any:
 
 
 def fetch(cache_folder: Path, mirrors: Path | None, listed: Sequence[Script] | None = None) -> Iterator[str]:
-    """Put scripts, by default those of the corpus, into a folder; yield a line for each script that can't be fetched.
+    """Fetch scripts into a folder, by default the corpus; yield a line for each script that can't be fetched.
 
-    They come from GitHub, or from a folder of git directories named `owner+name`.
+    They come from GitHub, or from `mirrors`, a folder of git directories named `owner+name`.
     """
     for script in scripts() if listed is None else listed:
         target = cache_folder / script.repo / script.path
@@ -111,7 +111,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def job_of(script: Script, folder: Path, platform: str) -> Job:
-    """Return the job of a script. On a serverless platform the job must push; on others its folder is pulled."""
+    """Return a script's job. On a serverless platform the job must push; on others its folder is pulled."""
     text = (folder / script.repo / script.path).read_text(encoding="utf-8")
     if platform == "hf-jobs":
         return Job(text, (*script.args, *script.push), (DURABLE,), platform=platform)
@@ -119,7 +119,7 @@ def job_of(script: Script, folder: Path, platform: str) -> Job:
 
 
 def findings(job: Job) -> list[Finding]:
-    """Return the submit gate's findings on a job."""
+    """Return the submit gate's findings for a job."""
     read = read_script(job.text, {}, job.args)
     given = {"gpu": "a100", "timeout_s": 14_400, **job.spec}
     spec = JobSpec(

@@ -1,4 +1,4 @@
-"""Run jobs as forks of a process that has imported the libraries. A killed fork keeps no lock of its siblings."""
+"""Run jobs as forks of a process that has imported the libraries. A killed fork holds no lock that others need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def preload(modules: str, **names: str) -> None:
-    """Import modules, and names of packages that import them only at their first use: `trl="SFTTrainer DPOTrainer"`."""
+    """Import modules, and names that their packages import lazily: `trl="SFTTrainer DPOTrainer"`."""
     for module in (*modules.split(), *names):
         package = importlib.import_module(module)
         for name in names.get(module, "").split():
@@ -20,7 +20,7 @@ def preload(modules: str, **names: str) -> None:
 
 
 def serve(run: Callable[[dict[str, Any]], int]) -> None:
-    """Run each job from stdin, one JSON object a line, in a forked child with its own log. Print its exit code."""
+    """Run each job from stdin, one JSON object per line, in a forked child with its own log. Print its exit code."""
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -44,7 +44,7 @@ def serve(run: Callable[[dict[str, Any]], int]) -> None:
 def own_progress_locks() -> None:
     """Give this process its own locks for progress bars.
 
-    tqdm shares a semaphore with forked processes; a process that is killed while it draws a bar would keep it forever.
+    tqdm shares a semaphore with forked processes; a process that is killed while drawing a bar would hold it forever.
     """
     if "tqdm.std" in sys.modules:
         for bar in _with_subclasses(sys.modules["tqdm.std"].tqdm):

@@ -1,7 +1,7 @@
-"""Run programs as forks of a process that has imported the training libraries, because an import takes seconds.
+"""Run programs as forks of a process that has imported the training libraries, because importing takes seconds.
 
 python forked_program.py serve SOCKET           # prints a line when it is ready
-python -S forked_program.py run SOCKET PROGRAM  # as `python PROGRAM`: same folder, variables, output and end
+python -S forked_program.py run SOCKET PROGRAM  # like `python PROGRAM`: same folder, variables, output, and end
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def run(path: str, program: str) -> NoReturn:
-    """Let the server run a program, and end as the program does: with its exit code, or by its signal."""
+    """Have the server run a program, and end as the program did: with its exit code or by its signal."""
     with socket.socket(*KIND) as server:
         server.connect(path)
         order = {"program": program, "env": dict(os.environ), "cwd": os.getcwd()}
@@ -44,7 +44,7 @@ def serve(path: str) -> None:
     listener = socket.socket(*KIND)
     listener.bind(path)
     listener.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watching children need no wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped automatically
     print("ready", flush=True)
     while True:
         client, _ = listener.accept()
@@ -55,7 +55,7 @@ def serve(path: str) -> None:
 
 
 def watch(client: socket.socket) -> None:
-    """Run the program in a process below this one, and send its exit code; -N if signal N ended it."""
+    """Run the program in a child process and send its exit code, or -N if signal N ended it."""
     from forked import own_progress_locks
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -77,7 +77,7 @@ def watch(client: socket.socket) -> None:
 def as_main(program: str) -> NoReturn:
     """Run a file as the main module, with the traceback that Python would print.
 
-    The libraries' modules are not torn down at the end: that takes a second.
+    Skips the teardown of the libraries' modules at exit, which takes a second.
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=program, __builtins__=__builtins__)

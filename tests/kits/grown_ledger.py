@@ -9,7 +9,7 @@ from bench.ledger import House
 
 
 def steps(house: House, work: Callable[[], object]) -> int:
-    """Return the number of SQLite instructions of some work, which is the same on any machine."""
+    """Return the number of SQLite instructions that a function executes, which is the same on any machine."""
     house.ledger._known.clear()
     connection = house.ledger._db.connection
     count = 0
@@ -28,7 +28,7 @@ def steps(house: House, work: Callable[[], object]) -> int:
 
 
 def grown(folder: Path, platform: str, jobs: int) -> House:
-    """Create a house with `jobs` ended jobs, all of which ended more than a day ago."""
+    """Create a `House` with `jobs` jobs, all of which ended more than a day ago."""
     house = House(folder, platform)
     house.grow(jobs)
     house.clock.time += 86_400

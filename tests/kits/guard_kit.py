@@ -1,6 +1,6 @@
-"""The guard's corpora: dangerous spellings that an agent may type, and harmless ones. One a line; `␤` is a line break.
+"""The guard's corpora: dangerous and harmless commands that an agent may type, one per line. `␤` is a line break.
 
-They were written from the vendors' documentation, with their labels, before the guard was. A line that starts with
+They were written with their labels from the vendors' documentation, before the guard existed. A line that starts with
 `@tool` is a tool call: the tool's name, then its input as JSON.
 """
 
@@ -37,7 +37,7 @@ RULES = Rules(
     patterns=patterns(),
     user="/home/me",
 )
-"""Rules for commands that a test contains; `rules` are for the corpora."""
+"""Rules for commands that are written in a test; the corpora use `rules`."""
 
 
 def rules(**more: Any) -> Rules:
@@ -87,11 +87,11 @@ def shell(command: str, rules: Rules) -> str | None:
 
 
 MOST_STEPS = 2_000_000
-"""The highest permitted cost of a verdict; the most expensive known text costs 660,000."""
+"""The maximum cost of a verdict; the most expensive known text costs 660,000."""
 
 
 def steps(command: str) -> int:
-    """Return the cost of a verdict: executed lines of Python, plus 100 for each report of the parser."""
+    """Return the cost of a verdict: executed lines of Python, plus 100 per report of the parser."""
     counters: list[count[int]] = []
 
     def counter(start: int) -> count[int]:

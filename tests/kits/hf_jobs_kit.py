@@ -1,4 +1,4 @@
-"""Jobs on a rehearsal Hub, and the faults of its engine."""
+"""Fixtures for jobs on a rehearsal Hub, with faults of its engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
 
 
 class HubEngine:
-    """The rehearsal Hub as the engine of the backend contract."""
+    """The rehearsal Hub as the backend contract's engine."""
 
     def __init__(self, server: HubServer) -> None:
         self.server = server

@@ -13,7 +13,7 @@ PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
 
 
 def hostile_lines(signature: str, length: int = MAX_LINE) -> list[str]:
-    """Return lines of the maximal or another length that make a matcher backtrack as much as possible."""
+    """Return lines of the given length that make a matcher backtrack as much as possible."""
     literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
     pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
     rng = random.Random(signature)

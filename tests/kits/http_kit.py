@@ -1,4 +1,4 @@
-"""Fixtures of the HTTP server's tests: the application in memory, and a client with given headers."""
+"""Fixtures for the HTTP server's tests: the in-memory application, and a client with given headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ META = "io.modelcontextprotocol/"
 
 @asynccontextmanager
 async def serving(ctx: Context, settings: Settings | None = None) -> AsyncIterator[Serving]:
-    """Run the application in memory; `serving.app` is the ASGI application."""
+    """Run the application in memory; the yielded object's `app` is the ASGI application."""
     parts = Serving.over(ctx, settings)
     app = build(parts)
     async with app.router.lifespan_context(app):
@@ -35,12 +35,12 @@ async def serving(ctx: Context, settings: Settings | None = None) -> AsyncIterat
 
 
 def bearer(parts: Serving, *scopes: Scope, name: str = "test", days: float = 1) -> dict[str, str]:
-    """Return the header of a fresh token."""
+    """Return the authorization header for a fresh token."""
     return {"Authorization": f"Bearer {parts.tokens.create(name, scopes, days)[1]}"}
 
 
 def client(parts: Serving, headers: dict[str, str] | None = None, **more: Any) -> httpx2.AsyncClient:
-    """Return a client of the application in memory."""
+    """Return a client for the in-memory application."""
     transport = httpx2.ASGITransport(app=parts.app)  # type: ignore[attr-defined]
     return httpx2.AsyncClient(transport=transport, base_url=BASE, headers=headers, **more)
 
@@ -62,14 +62,14 @@ def listening(ctx: Context, **limits: float) -> Iterator[tuple[Serving, int]]:
 
 
 def opened() -> dict[str, Any]:
-    """Return the request that opens a session of the older protocol."""
+    """Return the request that opens a session in the older protocol."""
     client_info = {"name": "test", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client_info}
     return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
 
 
 def envelope() -> dict[str, Any]:
-    """Return the metadata of every request of the newer protocol."""
+    """Return the metadata that every request in the newer protocol has."""
     info = {"name": "test", "version": "1"}
     return {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}, f"{META}clientInfo": info}
 

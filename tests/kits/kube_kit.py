@@ -1,7 +1,7 @@
 """A cluster on loopback: an in-memory API server, a job controller, and a node whose containers are processes.
 
-Each test has a separate folder of run folders. Pods mount the claim at the same path, so that a container's command
-runs here unchanged. `PlayedNode` emulates the kubelet, also with a real API server.
+Each test has a separate folder for run folders. Pods mount the claim at the same path, so that a container's command
+runs here unchanged. `PlayedNode` emulates the kubelet, for a real API server too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def now() -> str:
 
 
 class PlayedNode:
-    """A kubelet: it starts a pod's command as a process, and serves `exec`. `report` receives each new status."""
+    """An emulated kubelet: it starts a pod's command as a process and serves `exec`. `report` receives new statuses."""
 
     def __init__(self, report: Callable[[str, dict[str, Any]], None], secret: Callable[[str], Secret]) -> None:
         self.report, self.secret = report, secret
@@ -78,7 +78,7 @@ class PlayedNode:
                     env[row["name"]] = self._key(uid, own["name"], own["key"])
             for mount in (
                 m for m in container.get("volumeMounts", ()) if m["name"] in wanted
-            ):  # mounted at another path
+            ):  # the file is at another path here
                 key = mount["subPathExpr"].replace("$(JOB_COMPLETION_INDEX)", str(index))
                 file = Path(tempfile.mkdtemp(prefix="gw-mount-")) / "order"
                 file.write_text(self._key(uid, wanted[mount["name"]], key))
@@ -98,7 +98,7 @@ class PlayedNode:
         self._over(name, 128 - code if code < 0 else code)
 
     def _key(self, uid: str, secret: str, key: str) -> str:
-        """Wait for a secret, as a kubelet does, and return one of its keys."""
+        """Wait for a secret, as a kubelet does, and return the value of one of its keys."""
         while (found := self.secret(secret)) is None:
             if self.gates[uid].wait(0.02):
                 raise InterruptedError
@@ -109,7 +109,7 @@ class PlayedNode:
         self.report(name, {"phase": "Failed" if code else "Succeeded", "containerStatuses": [ended]})
 
     def end(self, uid: str, number: int = signal.SIGTERM) -> None:
-        """Signal the first process of a pod, as a deletion does; a pod that has not started never will."""
+        """Signal a pod's first process, as a deletion does. A pod that has not started yet ends too."""
         self.gates[uid].set()
         process = self.processes.get(uid)
         if process is not None and process.poll() is None:
@@ -117,7 +117,7 @@ class PlayedNode:
                 os.kill(process.pid, number)
 
     def stop(self) -> None:
-        """End all pods, and wait until no command is served."""
+        """End all pods, and wait until no command is being served."""
         for pid in [*(process.pid for process in self.processes.values()), *self.commands]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ class PlayedNode:
             threading.Event().wait(0.01)
 
     async def exec(self, socket: WebSocket) -> None:
-        """Serve one command, in the protocol version that can close its input."""
+        """Serve one command, in the protocol version that supports closing its input."""
         await socket.accept(subprotocol=V5)
         process = await asyncio.create_subprocess_exec(
             *socket.query_params.getlist("command"), stdin=-1, stdout=-1, stderr=-1, start_new_session=True
@@ -137,7 +137,7 @@ class PlayedNode:
 
         async def pump(stream: asyncio.StreamReader, channel: int) -> None:
             while data := await stream.read(1 << 16):
-                with suppress(RuntimeError, WebSocketDisconnect):  # the client is gone, and the command continues
+                with suppress(RuntimeError, WebSocketDisconnect):  # the client disconnected, but the command continues
                     await socket.send_bytes(bytes([channel]) + data)
 
         async def feed(stdin: asyncio.StreamWriter) -> None:
@@ -172,7 +172,7 @@ def _container(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Cluster:
-    """The API server's double, with the job controller."""
+    """A fake API server with a job controller."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -428,7 +428,7 @@ class Cluster:
                 self._delete("pods", pod)
 
     def queue(self, name: str, **conditions: Any) -> None:
-        """Create a local queue of Kueue."""
+        """Create a Kueue local queue."""
         rows = [{"type": kind, **given} for kind, given in conditions.items()]
         kind = {"kind": "LocalQueue", "metadata": {"name": name, "uid": f"uid-of-{name}"}}
         self.objects["localqueues"] = {name: {**kind, "spec": {"clusterQueue": "c"}, "status": {"conditions": rows}}}
@@ -441,7 +441,7 @@ class Cluster:
 
 
 def _counted(pod: dict[str, Any]) -> bool:
-    """Return whether the policy counts a pod's failure and retries it."""
+    """Return whether the failure policy counts a pod's failure toward the backoff limit, so that the pod is retried."""
     code = pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
     return PREEMPTED in pod["status"].get("conditions", ()) or code == 143
 
@@ -465,7 +465,7 @@ def config_text(server: str, user: dict[str, Any] | None = None, **cluster: Any)
 
 
 class KubeEngine:
-    """The cluster as the engine of the backend contract."""
+    """The cluster as the backend contract's engine."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""The complete life of a job on a cluster, through the use cases: for the in-memory cluster and for a real one."""
+"""The complete life of a job on a cluster, through the use cases, for both the in-memory and the real cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import open_house
 from waiting import soon
 
-# Saves a step on SIGTERM, and resumes from the saved one. It ends when a file `go` exists.
+# Saves its step on SIGTERM and resumes from it. Ends once the file `go` exists.
 TRAIN = """# /// script
 # requires-python = ">=3.8"
 # dependencies = []
@@ -56,7 +56,7 @@ save(step + 1)
 print("step", step + 1, "loss 0.5", flush=True)
 """
 
-# Counts its starts in a file, as a job that loads its checkpoint would, and saves on SIGTERM.
+# On SIGTERM, counts its starts in a file, and prints the count when it starts, as a job that loads a checkpoint would.
 RESUMES = """
 n=$(cat count 2>/dev/null || echo 0); echo "from $n $KEY"
 trap 'echo $((n + 1)) > count; echo saved; exit 0' TERM
@@ -65,13 +65,13 @@ while [ ! -e go ]; do sleep 0.1; done
 
 
 class Disturbed(Protocol):
-    """A cluster whose scheduler is the test."""
+    """A cluster whose scheduling the test controls."""
 
     def preempt(self, job: str) -> None:
-        """Preempt the pod of a job."""
+        """Preempt a job's pod."""
 
     def names(self, plural: str) -> list[str]:
-        """Return the names of a kind's objects that the jobs created, without the pod for files."""
+        """Return the names of all objects of a kind that the jobs created, without the pod for files."""
 
     def claim(self, name: str = "runs", **spec: object) -> None:
         """Create a claim with our label."""
@@ -90,13 +90,13 @@ def warden(tmp_path: Path, runs: Path | None = None) -> Context:
 
 
 def train(**changes: object) -> JobSpec:
-    """Return the spec of the job above."""
+    """Return the spec of a job that runs `TRAIN`."""
     given = {"platform": "kubernetes/test", "script": TRAIN, "outputs": ("out",), "timeout_s": 600, "name": "tiny"}
     return JobSpec.model_validate({**given, "options": {"image": "python:3.12-slim"}, **changes})
 
 
 async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
-    """Poll the job until the answer is good."""
+    """Poll the job until `good` accepts the answer."""
 
     async def look() -> Checked | None:
         seen = await check(ctx, job_id)
@@ -108,7 +108,7 @@ async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> C
 
 
 async def refused(ctx: Context, spec: JobSpec) -> list[str]:
-    """Return the rules for which the gate refuses a job, with their messages."""
+    """Return the rules by which the gate refuses a job, with their messages."""
     with pytest.raises(Refused) as error:
         await submit(ctx, spec)
     return [f"{f.rule}: {f.message}" for f in error.value.findings if f.blocks]

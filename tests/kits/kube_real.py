@@ -1,9 +1,9 @@
-"""A real kube-apiserver, etcd and controller manager on loopback, with an emulated scheduler and kubelet.
+"""A real kube-apiserver, etcd, and controller manager on loopback, with an emulated scheduler and kubelet.
 
-GPUWARDEN_KUBE names the folder with the programs; `make kube` builds them. Debian's version is 1.20: it drops the
-fields that it does not know (`podFailurePolicy`, `suspend`), so these are tested on the in-memory cluster.
-Identities, rights, names, lists, deletions, owners, restarts and the protocol of `exec` are real. It has no Indexed
-Jobs either, so arrays are tested on the in-memory cluster.
+GPUWARDEN_KUBE names the folder with the programs; `make kube` builds them. Debian's version is 1.20. It drops fields
+that it does not know (`podFailurePolicy`, `suspend`) and lacks Indexed Jobs, so these fields and arrays are tested on
+the in-memory cluster. Identities, permissions, names, lists, deletions, owners, restarts, and the `exec` protocol are
+real.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class RealCluster:
             return None
         return {key: base64.b64decode(value).decode() for key, value in found.json()["data"].items()}
 
-    # ------------------------------------------------------------------------------------------------ the view of tests
+    # ---------------------------------------------------------------------------------------------------- test controls
 
     def objects(self, plural: str) -> list[dict[str, Any]]:
         """Return the objects of a kind that belong to our jobs."""
@@ -218,7 +218,7 @@ class RealCluster:
         return sorted(o["metadata"]["name"] for o in self.objects(plural))
 
     def clear(self) -> None:
-        """Delete all jobs and their files, so that the next test has an empty cluster."""
+        """Delete all jobs and their files, so that the next test starts with an empty cluster."""
         for name in self.names("jobs"):
             path, how = f"/apis/batch/v1/namespaces/team/jobs/{name}", {"propagationPolicy": "Background"}
             self.admin.request("DELETE", path, json=how)
@@ -226,7 +226,7 @@ class RealCluster:
         shutil.rmtree(self.runs, ignore_errors=True)
 
     def preempt(self, job: str) -> None:
-        """Evict the pod of a job, with the condition that newer versions set."""
+        """Evict a job's pod, with the condition that newer versions set."""
         for pod in self.objects("pods"):
             name = pod["metadata"]["name"]
             if name.startswith(f"{job}-") and pod["status"]["phase"] == "Running":
@@ -239,7 +239,7 @@ class RealCluster:
 
 
 class RealEngine(KubeEngine):
-    """The real cluster as the engine of the backend contract: faults are injected into the client."""
+    """The real cluster as the backend contract's engine, with faults injected into the client."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.patch, self.asked = patch, 0

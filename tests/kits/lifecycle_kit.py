@@ -1,4 +1,4 @@
-"""Fixtures of the use-case tests: a home folder, a rehearsal cloud, a tiny job, and the invariants."""
+"""Fixtures for the use-case tests: a home folder, a rehearsal cloud, a tiny job, and the invariants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clock_of_today() -> FakeClock:
     return FakeClock(real_time())
 
 
-# A job that records its start (a line in a file outside of the machine), works a while, and saves a checkpoint.
+# A job that records its start as a line in a file outside the machine, works for a while, and saves a checkpoint.
 TRAIN = """
 import json, os, struct, sys, time
 said, seconds = sys.argv[1], float(sys.argv[2])
@@ -62,7 +62,7 @@ os.rename("out/model.tmp", "out/model.safetensors")
 
 
 def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
-    """Return the spec of the job above; `said` collects one line per launch."""
+    """Return the spec of a job that runs `TRAIN`; `said` collects one line per launch."""
     values: dict[str, object] = {
         "name": "train",
         "platform": PLATFORM,
@@ -75,7 +75,7 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
 
 
 def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
-    """Return a context over a home folder; several may be open at once. Its jobs may write beside that folder."""
+    """Return a context for a home folder; several may be open at once. Its jobs may write next to that folder."""
     policy = policy.model_copy(update={"local": Local(unsandboxed=True, paths=(str(home.parent),))})
     return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
@@ -105,12 +105,12 @@ def over(seen: Checked) -> bool:
 
 
 async def until(ctx: Context, job_id: str, good: Callable[[Checked], object] = over) -> Checked:
-    """Poll a job with real processes until it is `good`. The clock does not advance meanwhile."""
+    """Poll a job with real processes until `good` accepts it. The clock does not advance meanwhile."""
     return await soon(lambda: check(ctx, job_id), every=0.1, good=good)
 
 
 def moves_on(cloud: Cloud, seconds: float) -> None:
-    """Advance a cloud's clock if a machine boots or no process runs: processes are real and take real time."""
+    """Advance a cloud's clock if a machine is booting or no process is running: real processes take real time."""
     assert isinstance(cloud.clock, FakeClock)
     truths = cloud.truths().values()
     if any(truth.state is InstanceState.BOOTING for truth in truths) or not any(truth.processes for truth in truths):
@@ -141,7 +141,7 @@ _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "tear
 def promises(
     ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset(), truths: Mapping[str, Truth] | None = None
 ) -> list[str]:
-    """Return all violated invariants, after a cloud update. `excused` are machines that may bill without a lease."""
+    """Update the cloud and return all violated invariants. Machines in `excused` may bill without a lease."""
     truths = cloud.truths() if truths is None else truths
     return [
         *moves_along_the_tables(ledger),
@@ -155,7 +155,7 @@ def promises(
 
 
 def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
-    """Replay every transition of every state machine."""
+    """Yield each recorded transition that its state machine does not allow."""
     at: dict[str, object] = {}
     for event in ledger.events(limit=1_000_000):
         if event.state is None:
@@ -170,7 +170,7 @@ def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
 
 
 def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
-    """Yield each stop or termination at the cloud without exactly one approval of its facts."""
+    """Yield each stop or termination at the cloud that lacks exactly one approval of its facts."""
     used = ledger.events(kind="approval.used")
     for event in used:
         granted = [e for e in ledger.events(event.subject, kind="approval.granted") if e.seq < event.seq]
@@ -201,14 +201,14 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
 
 
 def judged(ledger: Ledger, granted: Event) -> str | None:
-    """Return the digest of the facts of the last check before an approval was recorded."""
+    """Return the digest of the facts from the last check before an approval was recorded."""
     looks = ("teardown.awaiting_human", "teardown.blocked")
     before = [e for e in ledger.events(granted.subject) if e.kind in looks and e.seq < granted.seq]
     return next((str(e.body["digest"]) for e in reversed(before) if not e.body.get("without_proof")), None)
 
 
 def leases(ledger: Ledger) -> dict[str, str | None]:
-    """Return lease id -> instance id."""
+    """Return each lease's instance id; None if unknown."""
     found: dict[str, str | None] = {}
     for subject in ledger.subjects("lease"):
         known = [e for e in ledger.events(subject) if "instance" in e.body]
@@ -217,7 +217,7 @@ def leases(ledger: Ledger) -> dict[str, str | None]:
 
 
 def _in_sight(ledger: Ledger, record: Record) -> bool:
-    """Return whether a live lease has an instance: by its id, or by its token while no id is known."""
+    """Return whether a live lease covers an instance: by its id, or by its token if no id is known yet."""
     return any(
         ledger.state(f"lease/{lease}") in LIVE_LEASES
         and (machine == record.id or (machine is None and lease == record.token))
@@ -235,13 +235,13 @@ def stopped_leases(ledger: Ledger) -> dict[str, str]:
 
 
 def launches(said: Path) -> list[tuple[str, int]]:
-    """Return job and attempt of every launch, as recorded by the jobs."""
+    """Return the job and attempt of every launch that the jobs recorded."""
     lines = said.read_text().splitlines() if said.exists() else []
     return [(line.split()[0], int(line.split()[1])) for line in lines]
 
 
 def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body]) -> list[tuple[type[Body], bool]]:
-    """Record for each further event of these kinds whether the lock of the caps was held when it was added."""
+    """Record, for each later event of these kinds, whether the caps lock was held when it was added."""
     plain, found = ctx.ledger.add, list[tuple[type[Body], bool]]()
 
     def add(subject: str, body: Body, **more: Any) -> Any:
@@ -258,7 +258,7 @@ def under_caps_lock(ctx: Context, patch: pytest.MonkeyPatch, *kinds: type[Body])
 
 @contextmanager
 def lock_held(ctx: Context, patch: pytest.MonkeyPatch, name: str = context.CAPS) -> Iterator[FakeClock]:
-    """Hold a lock as another process does. A wait for a lock advances only the yielded clock."""
+    """Hold a lock, as another process would. Waiting for a lock advances only the yielded clock."""
     clock, held = FakeClock(0.0), ctx.ledger.lock(name)
     assert held is not None
     with patch.context() as patched:
@@ -270,7 +270,7 @@ def lock_held(ctx: Context, patch: pytest.MonkeyPatch, name: str = context.CAPS)
 
 
 def story(events: list[Event]) -> str:
-    """Return a ledger's events, a line each, for the message of a failed test."""
+    """Return a ledger's events, one per line, for the message of a failed test."""
     return "\n".join(
         f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events
     )

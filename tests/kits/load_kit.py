@@ -1,4 +1,4 @@
-"""Load of many trainers: a real `gpuwarden serve` in another process, and clients that post as trainers do."""
+"""Load from many trainers: a real `gpuwarden serve` in another process, and clients that post as trainers do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from waiting import eventually
 
 @dataclass
 class Load:
-    """Counts of a run. `bench/metrics.py` measures in `post` and `posting`."""
+    """Counts of a run. `bench/metrics.py` overrides `post` and `posting` to measure."""
 
     posts: int = 0
     refused: int = 0
@@ -57,7 +57,7 @@ def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tu
         line = process.stderr.readline().decode()
         assert "http://localhost:" in line, line
         found = int(line.partition("localhost:")[2].partition(" ")[0])
-        draining = Thread(target=process.stderr.read)  # a full pipe would stop the server
+        draining = Thread(target=process.stderr.read)  # a full pipe would block the server
         draining.start()
         answers(found)
         yield psutil.Process(process.pid), found
@@ -70,7 +70,7 @@ def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def answers(port: int) -> None:
-    """Wait until a server answers at a port."""
+    """Wait until a server answers on a port."""
 
     def look() -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as one:
@@ -78,7 +78,7 @@ def answers(port: int) -> None:
             return one.recv(12).startswith(b"HTTP/1.1")
         return False
 
-    eventually(look, 60)  # the imports of a server take seconds
+    eventually(look, 60)  # a server's imports take seconds
 
 
 def ready(home: Path, jobs: int) -> tuple[Context, list[str]]:
@@ -91,7 +91,7 @@ def ready(home: Path, jobs: int) -> tuple[Context, list[str]]:
 
 
 async def _client(port: int, home: Path, job: str, rate: float, count: int, load: Load, offset: float) -> None:
-    """Post as a trainer does: one point at a time on a persistent connection, with retries of unanswered posts."""
+    """Post as a trainer does: one point at a time on a persistent connection, retrying unanswered posts."""
     head = (
         "POST /api/training/local/metrics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {job_token(home, job, 'metrics')}\r\nContent-Length: "
@@ -128,14 +128,14 @@ async def _stream(port: int, token: str, job: str, load: Load) -> None:
 async def post_all(
     process: psutil.Process, port: int, home: Path, jobs: list[str], rate: float, count: int, load: Load
 ) -> None:
-    """Post a number of points to a server by one client of each job."""
+    """Post `count` points per job to a server, with one client per job."""
     tasks = (_client(port, home, job, rate, count, load, n / len(jobs) / rate) for n, job in enumerate(jobs))
     async with load.posting(process):
         await asyncio.gather(*tasks)
 
 
 def run_load(home: Path, load: Load, *, clients: int, rate: float, seconds: float, streams: int = 0) -> None:
-    """Post with a number of clients at a rate for some seconds, and count the stored points afterwards."""
+    """Post at `rate` points per second from each client, then check that every value was stored."""
     ctx, jobs = ready(home, clients)
     count = int(rate * seconds)
     store = TokenStore(ctx.home, ctx.clock)

@@ -1,4 +1,4 @@
-"""The order of tests that several processes share."""
+"""Order the tests that several processes share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order tests so that every worker starts with its share of the long ones.
 
-    `--dist worksteal` first cuts the list into one equal stretch for each worker. A long test at the end of a stretch
+    `--dist worksteal` first splits the list into one equal stretch per worker. A long test at the end of a stretch
     would keep one worker busy while the others are idle.
     """
     long = [item for item in items if item.get_closest_marker("long")]

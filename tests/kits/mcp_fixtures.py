@@ -1,10 +1,11 @@
-"""The tools, resources and prompts that the conformance suite calls by name, mounted on the product's own MCP server.
+"""The tools, resources, and prompts that the conformance suite calls by name, mounted on the product's own MCP server.
 
-Only tests mount them. Each does the minimum that its scenario requires; transport, guards, session handling and errors
-are those of the product.
+Only tests mount them. Each does the minimum that its scenario requires; transport, guards, session handling, and errors
+are the product's.
 """
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that a function defines.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are defined in a
+# function.
 import base64
 import json
 import struct
@@ -42,7 +43,7 @@ Ctx = Context[Any, Any]
 
 
 def _picture() -> str:
-    """Return a PNG of one red point, in base64."""
+    """Return a PNG of one red pixel, base64-encoded."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -53,7 +54,7 @@ def _picture() -> str:
 
 
 def _sound() -> str:
-    """Return a WAV file without samples, in base64."""
+    """Return a WAV file without samples, base64-encoded."""
     form = struct.pack("<HHIIHH", 1, 1, 8_000, 16_000, 2, 16)
     body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", 0)
     return base64.b64encode(b"RIFF" + struct.pack("<I", len(body)) + body).decode()
@@ -68,7 +69,7 @@ def text(words: str) -> TextContent:
 
 
 def embedded(uri: str, words: str, mime_type: str = "text/plain") -> EmbeddedResource:
-    """Return a resource inside a result."""
+    """Return a resource embedded in a result."""
     return EmbeddedResource(type="resource", resource=TextResourceContents(uri=uri, text=words, mime_type=mime_type))
 
 
@@ -120,7 +121,7 @@ def _contents(server: MCPServer[Any]) -> None:
 
 async def _log(ctx: Ctx, words: str) -> None:
     """Send a log message with the response to this request, if the client requested log messages."""
-    with warnings.catch_warnings():  # both protocol versions test it; the newer deprecates it
+    with warnings.catch_warnings():  # tested in both protocol versions, although the newer one deprecates it
         warnings.simplefilter("ignore")
         await ctx.session.send_log_message("info", words, related_request_id=ctx.request_id)
 
@@ -203,7 +204,7 @@ def _asking(server: MCPServer[Any]) -> None:
             messages=[SamplingMessage(role="user", content=text(prompt))], max_tokens=100
         )
         raw = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        # Use the channel of this request; no client may read the other stream.
+        # Use this request's channel: a client might not be reading the other stream.
         channel = ctx.session._request_outbound
         answer = CreateMessageResult.model_validate(await channel.send_raw_request("sampling/createMessage", raw))
         return f"LLM response: {getattr(answer.content, 'text', '')}"

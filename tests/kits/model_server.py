@@ -1,8 +1,8 @@
-"""A model on loopback with the APIs of the vendors' servers and the behavior that a test defines.
+"""A model server on loopback with the vendors' APIs and behavior that a test defines.
 
 Claude Code uses Anthropic's Messages format, Codex OpenAI's Responses format, and Gemini Google's, all streamed. A mind
-receives the content of a request (prompt, offered tools, results so far) and returns text or a tool call. It can use
-only a tool that the program offers: a missing tool is recorded as a fault, so that the test fails.
+receives a request's content (prompt, offered tools, results so far) and returns text or a tool call. It can use only
+tools that the program offers: a missing tool is recorded as a fault, which fails the test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Use:
-    """A call of `SHELL` with a `command`, of an MCP server's tool by its bare name, or of a tool of the program."""
+    """A call to `SHELL` with a `command`, an MCP server's tool by its bare name, or one of the program's tools."""
 
     tool: str
     args: dict[str, Any]
@@ -37,7 +37,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: its prompt, the names of the offered tools, the texts of the results so far, and the body."""
+    """One request: its prompt, the names of the offered tools, the results' texts so far, and the body."""
 
     words: str
     offered: tuple[str, ...]
@@ -50,12 +50,12 @@ Mind = Callable[[Asked], Step]
 
 
 def plan(*steps: Step) -> Mind:
-    """Return a mind that takes one step after the other, independent of the results."""
+    """Return a mind that takes the steps in order, regardless of the results."""
     return lambda asked: steps[min(len(asked.results), len(steps) - 1)]
 
 
 class Model(ThreadingHTTPServer):
-    """The server. `asked` are the answered requests, `faults` the steps of the mind that were not possible."""
+    """The server. `asked` lists the answered requests, and `faults` the mind's steps that were not possible."""
 
     daemon_threads = True
 
@@ -215,7 +215,7 @@ def _responses(server: Model, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _flat(tools: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return (full name, name in a call) of each tool, including those in name spaces."""
+    """Yield each tool's full name and its name in a call, including tools in namespaces."""
     for tool in tools:
         if tool["type"] == "namespace":
             for inner in tool["tools"]:
@@ -225,7 +225,7 @@ def _flat(tools: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _shell(step: Use) -> Use:
-    """Return the name and arguments of Codex's shell."""
+    """Return the step with the name and arguments of Codex's shell, if it calls the shell."""
     if step.tool != SHELL:
         return step
     return Use("exec_command", {{"command": "cmd"}.get(key, key): value for key, value in step.args.items()})
@@ -239,7 +239,7 @@ def _script(step: Use) -> str:
 
 
 def _output(output: Any) -> str:
-    """Return the output of a call without the prefix of Codex."""
+    """Return a call's output without Codex's prefix."""
     texts = [str(b.get("text", "")) for b in _blocks(output)]
     text = "\n".join(texts[1:] if texts[0].startswith("Script ") else texts)
     return re.sub(r"\A(?:.+\n)*?Output:\n", "", text)

@@ -1,4 +1,4 @@
-"""A ledger and calls that die at any write."""
+"""A ledger and calls that can die at any write."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Died(BaseException):
 
 
 class Fuse:
-    """Count down with every commit and every call, and kill the process at zero.
+    """Count down before and after every commit and call, and kill the process at zero.
 
-    `errand` is the work of another process before each of a number of them.
+    `errand` is a count and a function that stands for another process's work: it runs once, after that many ticks.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A Python later than 3.11 that parses programs for a test, in a separate process that serves many requests."""
+"""A Python newer than 3.11 that parses programs for a test, in a separate process that serves many requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSIONS = ("3.14", "3.13", "3.12")
 
 
 def plain(node: Any) -> Any:
-    """Return a tree as data, with the line numbers that rules report, without the unused type parameters."""
+    """Return a syntax tree as data, with the line numbers that rules report, but without unused type parameters."""
     if isinstance(node, ast.AST):
         skipped = ("type_params", "type_comment", "type_ignores", "kind")
         fields = {name: plain(value) for name, value in ast.iter_fields(node) if name not in skipped}
@@ -30,7 +30,7 @@ def plain(node: Any) -> Any:
 
 @cache
 def newer_python() -> str | None:
-    """Return the path of the latest installed Python after 3.11."""
+    """Return the path of the newest installed Python after 3.11; None if there is none."""
     pyenv = Path.home() / ".pyenv/versions"
     for version in VERSIONS:
         kept = sorted(pyenv.glob(f"{version}.*/bin/python{version}"))
@@ -44,7 +44,7 @@ def newer_python() -> str | None:
 
 
 class NewerPython:
-    """The process. `tree` returns the tree of a program, or None if it can't be parsed."""
+    """The process. `tree` returns a program's syntax tree, or None if the program can't be parsed."""
 
     def __init__(self, program: str) -> None:
         own = [program, "-I", __file__]
@@ -61,7 +61,7 @@ class NewerPython:
 
 
 def main() -> None:
-    """Answer each line, a program as JSON, with its tree."""
+    """Read one program per line, as JSON, and print its syntax tree."""
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         try:

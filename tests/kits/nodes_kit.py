@@ -1,9 +1,9 @@
-"""Several nodes on one machine: a network namespace each, an SSH server in it, and a router between them.
+"""Several nodes on one machine, each a network namespace with an SSH server, and a router between them.
 
     this machine  gw0 10.77.0.1 --- router --- data0 10.77.1.2 in node a, 10.77.2.2 in node b, ...
 
-The links carry packets of 9,000 bytes. Every node has a docker0 with one address, as on real machines. Each worker of
-pytest has a network of its own: 10.77 for the first one, 10.78 for the second.
+The links carry packets of 9,000 bytes. Every node has a docker0 with one address, as on real machines. Each pytest
+worker has a separate network: 10.77 for the first worker, 10.78 for the second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def permitted() -> bool:
 
 @dataclass
 class Nodes:
-    """The namespaces, their servers, and an ssh_config that knows all of them."""
+    """The namespaces, their servers, and an ssh_config that lists them all."""
 
     folder: Path
     servers: dict[str, Sshd] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Nodes:
         self.serve(node)
 
     def serve(self, node: str, variables: str = "") -> None:
-        """Start a node's server, with variables that its logins have."""
+        """Start a node's server, with environment variables for its logins."""
         if node in self.servers:
             self.servers[node].stop()
         server = self.servers[node] = Sshd(
@@ -120,7 +120,7 @@ class Nodes:
         ip("netns", "exec", self.space(node), *argv)
 
     def link(self, node: str, *words: str) -> None:
-        """Change a link of a node, or the router's (`r`)."""
+        """Change a link of a node or of the router (`r`)."""
         ip("-n", self.space(node), "link", "set", *words)
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from gpuwarden.knowledge.catalog import read_tree
 from gpuwarden.knowledge.words import STOP, stem
 
 ALIKE = 0.5
-"""Share of common rare words above which two sentences count as duplicates."""
+"""Minimum share of common words, weighted by rarity, of sentences that count as duplicates."""
 LEAST = 6  # content words; shorter sentences are idioms
 _GENERATED = re.compile(r"<!-- generated:[\w-]+ -->.*?<!-- /generated -->", re.DOTALL)
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
@@ -33,7 +33,7 @@ _WORD = re.compile(r"[a-z][a-z0-9_]+|\d+(?:\.\d+)?")
 class Sentence:
     """One sentence and its place. `about` is its known subject: the scopes of its entry, or its file.
 
-    `data` marks a text of a profile's front matter, which is the home of a platform's facts.
+    `data` marks a text from a profile's front matter, which is the home of a platform's facts.
     """
 
     file: str
@@ -64,19 +64,19 @@ def sentences(root: Path) -> list[Sentence]:
         if about:
             found += [Sentence(name, _line_of(text, file), text, about, data=True) for text in _texts(front.data)]
     for page in sorted([*root.glob("*.md"), *root.glob("docs/*.md")]):
-        if page.name != "CHANGELOG.md":  # a history may repeat facts
+        if page.name != "CHANGELOG.md":  # a changelog may repeat facts
             found += split(page.relative_to(root).as_posix(), 1, page.read_text("utf-8"))
     return found
 
 
 def _line_of(text: str, file: Path) -> int:
-    """Return the line of a text of the front matter, by its first words."""
+    """Return the line of a front matter text, found by its first 30 characters."""
     lines = file.read_text("utf-8").split("\n")
     return next((n for n, line in enumerate(lines, 1) if text[:30] in line), 1)
 
 
 def split(file: str, first: int, text: str, about: frozenset[str] = frozenset()) -> Iterator[Sentence]:
-    """Return the sentences of a page's text that begins at line `first`."""
+    """Yield the sentences of a page's text that begins at line `first`."""
     for pattern in (_FENCED, _GENERATED):
         text = pattern.sub(lambda block: "\n" * block.group().count("\n"), text)
     at = 0
@@ -120,7 +120,7 @@ def _may_not_agree(a: Sentence, b: Sentence) -> bool:
 
 
 def _share(a: frozenset[str], b: frozenset[str], weight: dict[str, float]) -> float:
-    """Return the common share of two sentences; rare words have more weight."""
+    """Return the share of words that two sentences have in common; rare words have more weight."""
     both, either = sum(weight[w] for w in a & b), sum(weight[w] for w in a | b)
     return both / either if either else 0.0
 
@@ -154,7 +154,7 @@ Quantity = tuple[str, float]
 
 
 def quantities(text: str) -> dict[Quantity, str]:
-    """Return the numbers with units in a text, in one unit for each kind: 15 days and fifteen days are one quantity."""
+    """Return a text's numbers with units, in one unit per kind: 15 days and fifteen days are the same quantity."""
     found: dict[Quantity, str] = {}
     for match in _QUANTITY.finditer(text):
         number = NUMBERS.get(match[1].lower()) or float(match[1].replace(",", ""))
@@ -165,7 +165,7 @@ def quantities(text: str) -> dict[Quantity, str]:
 
 @dataclass(frozen=True)
 class Fact:
-    """A quantity and its home. A sentence is about it if `meant` returns true."""
+    """A quantity and its home. It applies to a sentence if `meant` returns true."""
 
     home: str
     quantity: Quantity
@@ -173,7 +173,7 @@ class Fact:
 
 
 def profile_facts(root: Path) -> list[Fact]:
-    """Return every quantity in a profile's front matter; sentences about that platform are meant."""
+    """Return every quantity in a profile's front matter; it applies to sentences about that platform."""
     found = []
     for file in sorted((root / "profiles").glob("*.md")):
         data = read_front_matter(file.read_text("utf-8"), name=file.name).data
@@ -191,7 +191,7 @@ def _speaks_of(names: set[str], home: str) -> Callable[[Sentence], bool]:
 
 
 def policy_facts() -> list[Fact]:
-    """Return the defaults of the policy; sentences with the words of the setting's name are meant."""
+    """Return the policy's defaults; each applies to sentences with all words of the setting's name."""
     found = []
     for path, value in _numbers(Policy().model_dump()):
         words = [stem(w) for w in re.split(r"[._]", path) if len(w) > 3 and w not in UNIT_WORDS]
@@ -209,7 +209,7 @@ def _has_all(words: list[str]) -> Callable[[Sentence], bool]:
 
 
 def constant(home: str, kind: str, value: float, *words: str) -> Fact:
-    """Return a constant of the code, with the words of sentences about it."""
+    """Return a constant in the code; it applies to sentences with all of `words`."""
     return Fact(home, (kind, value), _has_all([stem(w) for w in words]))
 
 

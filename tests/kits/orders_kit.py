@@ -1,4 +1,4 @@
-"""Machines that end by automatic teardown."""
+"""Machines that are ended by automatic teardown."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Phone:
         return None
 
     def notices(self) -> list[float]:
-        """Return the time of each notice of automatic teardown."""
+        """Return the times of the automatic teardown notices."""
         return [at for alert, at in zip(self.taken, self.at, strict=True) if alert.kind == ENDING_SOON]
 
 
 CALLED: Final = Watch(desktop=("call",))
-"""The setting under which alerts reach the phone."""
+"""The setting that makes alerts reach the phone."""
 
 
 class Ordered(House):
-    """A house under a policy with automatic teardown, watched by one watch."""
+    """A `House` with a watch, whose policy has automatic teardown."""
 
     def __init__(self, home: Path, processes: Processes, order: str = "terminate", **ending: object) -> None:
         super().__init__(home, processes)
@@ -54,7 +54,7 @@ class Ordered(House):
         self.watcher = Watcher(self.ctx)
 
     async def watched(self, minutes: float, step_s: float = 60.0) -> list[str]:
-        """Poll with the watch every `step_s` seconds for some minutes; return the kinds of its alerts."""
+        """Run the watch every `step_s` seconds for `minutes`; return the kinds of the alerts that it raised."""
         raised_kinds: list[str] = []
         for _ in range(int(minutes * MINUTE / step_s)):
             self.clock.advance(step_s)
@@ -79,7 +79,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def phone() -> Iterator[Phone]:
-    """Replace the channel `desktop` of `CALLED`."""
+    """Replace the `desktop` channel that `CALLED` uses."""
     made = Phone()
     with patch("gpuwarden.lifecycle.notify._desktop", made.take):
         yield made

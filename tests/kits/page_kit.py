@@ -42,7 +42,7 @@ PRICE = 2.49
 
 
 class Machines:
-    """A provider whose machines run."""
+    """A provider whose machines are running."""
 
     settle_s = 1.0
 
@@ -94,7 +94,7 @@ def loss(step: int) -> float:
 
 @dataclass
 class World:
-    """The context over such a ledger, and its emulated machines."""
+    """A context over such a ledger, with its emulated machines."""
 
     ctx: Context
     clock: FakeClock
@@ -105,7 +105,7 @@ class World:
         self.ctx.ledger.add(subject, body)
 
     def rent(self, job: str, name: str, *, platform: str = "vastai", price: float = PRICE, hours: float = 2.0) -> None:
-        """Begin a job some hours ago, on a machine that has been billing since."""
+        """Record a job that began `hours` ago, on a machine that has been billed since."""
         present = self.clock.time
         self.clock.time -= hours * HOUR
         now = self.clock.now()
@@ -168,7 +168,7 @@ def open_world(home: Path, clock: FakeClock | None = None) -> World:
 
 
 def busy_world(home: Path, clock: FakeClock | None = None) -> World:
-    """Return a busy week: running jobs, a failed job, a teardown and a price to approve, and old jobs."""
+    """Return a world after a busy week: running jobs, a failed job, a teardown and a price to approve, and old jobs."""
     world = open_world(home, clock)
     present = world.clock.time
     for n, (hours, name) in enumerate([(150, "llama-8b-sft"), (100, "whisper-ft"), (75, "llama-8b-dpo"), (28, "vit")]):
@@ -218,7 +218,7 @@ def busy_world(home: Path, clock: FakeClock | None = None) -> World:
 
 
 def report(world: World, job: str, steps: int, seed: int) -> None:
-    """Post the points of a run as its trainer would, one of them not finite."""
+    """Post a run's points as its trainer would; one of them is not finite."""
     noise = random.Random(seed)
     rows = []
     for n in range(steps):
@@ -229,7 +229,7 @@ def report(world: World, job: str, steps: int, seed: int) -> None:
 
 
 def hostile_world(home: Path) -> World:
-    """Return a job with markup in every text that an attacker controls."""
+    """Return a world with a job that has markup in every text that an attacker controls."""
     world = open_world(home)
     world.rent("jevil", "evil")
     alert = RunnerAlert(kind="nonfinite", text=EVIL, subject=EVIL)

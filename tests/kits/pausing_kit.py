@@ -15,7 +15,7 @@ RUNPOD = "rehearsal/runpod"
 
 
 class Slow(PretendBackend):
-    """Saves slowly, and records the given grace and time limit."""
+    """A backend that saves slowly, and records each grace period and time limit."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)

@@ -16,7 +16,7 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> Path:
-    """A torch archive around a pickle."""
+    """Write a torch archive that contains a pickle."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as out:
         for name, content in {"data.pkl": data, "byteorder": b"little", "version": b"3\n", **(extra or {})}.items():
             out.writestr(f"archive/{name}", content)
@@ -24,7 +24,7 @@ def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> 
 
 
 def legacy_file(path: Path, data: bytes) -> Path:
-    """The older container around a pickle."""
+    """Write a pickle in torch's older file format."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
     head = b"".join(pickle.dumps(v, 2) for v in (MAGIC, PROTOCOL, system))
     path.write_bytes(head + data + pickle.dumps([], 2))
@@ -32,28 +32,28 @@ def legacy_file(path: Path, data: bytes) -> Path:
 
 
 def text(value: str) -> bytes:
-    """A string by BINUNICODE."""
+    """Encode a string with BINUNICODE."""
     raw = value.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
 def name(module: str, own: str) -> bytes:
-    """A name by GLOBAL."""
+    """Encode a name with GLOBAL."""
     return f"c{module}\n{own}\n".encode()
 
 
 def stacked(module: str, own: str) -> bytes:
-    """A name by STACK_GLOBAL."""
+    """Encode a name with STACK_GLOBAL."""
     return text(module) + text(own) + b"\x93"
 
 
 def group(args: tuple[str, ...]) -> bytes:
-    """A tuple of strings."""
+    """Encode a tuple of strings."""
     return b"(" + b"".join(map(text, args)) + b"t"
 
 
 Route = Callable[[bytes, tuple[str, ...]], bytes]
-"""(opcodes that push a function, opcodes of its arguments) -> opcodes that make the reader call it."""
+"""(opcodes that push a function, its arguments) -> opcodes that make the reader call it."""
 
 _ORDERED = name("collections", "OrderedDict") + b")R"
 _V2 = name("torch._tensor", "_rebuild_from_type_v2")
@@ -101,7 +101,7 @@ ROUTES: dict[str, Route] = {
     "add_items": lambda f, a: f + group(a) + b"R(" + text("v") + b"\x90",
 }  # fmt: skip
 
-# The spelling of a name, and the protocol that the file declares.
+# Ways to spell a name in opcodes.
 SPELLINGS: dict[str, Callable[[str, str], bytes]] = {
     "global": name,
     "stack_global": stacked,
@@ -123,7 +123,10 @@ SPELLINGS: dict[str, Callable[[str, str], bytes]] = {
 def programs(
     module: str, own: str, args: tuple[str, ...], spellings: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield every route with every spelling, or with some, for one function; INST spells and calls in one opcode."""
+    """Yield programs that call a function by every route, with every spelling or with `spellings`.
+
+    INST spells and calls in one opcode.
+    """
     for spelled in spellings or SPELLINGS:
         spell = SPELLINGS[spelled]
         for way, route in ROUTES.items():
@@ -230,9 +233,9 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A child that loads with `torch.load(weights_only=False)`, or with `pickle` if the name ends in `.pkl`.
+    """A child that loads files with `torch.load(weights_only=False)`, or with `pickle` if the name ends in `.pkl`.
 
-    It reports the audit events and every call made.
+    It reports the audit events and every call.
     """
 
     def __init__(self, *modules: str) -> None:

@@ -26,7 +26,7 @@ class Packages:
         *,
         extras: Mapping[str, str] | None = None,
     ) -> None:
-        """Install `package` 1.0: `entry_points` by group, source by the module's file name, requirement by extra."""
+        """Install `package` 1.0. Entry points are keyed by group, sources by file name, and requirements by extra."""
         folder = self.root / package
         info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
         info.mkdir(parents=True)

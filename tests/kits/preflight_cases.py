@@ -91,7 +91,7 @@ SETS = (
     "for k in input().split():\n    os.environ[k] = 'x'",
 )
 """Lines after which REPO may be set; the first five leave OTHER unset."""
-# rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
+# rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of spec fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-HUB-001": (
         [

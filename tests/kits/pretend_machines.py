@@ -1,4 +1,4 @@
-"""Jobs without processes, for tests that run thousands of lives in seconds.
+"""Jobs without processes, for tests that run thousands of job lifecycles in seconds.
 
 The cloud is the real rehearsal cloud with its real disks; only the processes on its machines are emulated: a job is a
 status file on the machine's disk and an entry in a table, and the test ends it. When the cloud kills a machine's
@@ -35,7 +35,7 @@ from gpuwarden.core.states import Job
 
 
 class Processes:
-    """Replaces `gpuwarden.rehearsal.processes`: the run folders of instances that have a living process."""
+    """Replace `gpuwarden.rehearsal.processes`: for each instance, the run folders whose process is alive."""
 
     def __init__(self) -> None:
         self.living: dict[str, set[str]] = {}
@@ -60,7 +60,7 @@ _load_child = load.run_child
 
 
 def remembered(task: str, seconds: float, command: Sequence[str]) -> Loaded:
-    """Replace `gpuwarden.checkpoints.load.run_child`: cache the real child's result by the content of the files."""
+    """Replace `gpuwarden.checkpoints.load.run_child`: cache the real child's results by file content."""
     files = json.loads(task)["files"]
     bytes_of = ((f["name"], f["format"], hashlib.sha256(Path(f["path"]).read_bytes()).hexdigest()) for f in files)
     key = (*command, *bytes_of)
@@ -83,16 +83,16 @@ class PretendBackend:
         self.armed: list[str] = []
         self.held: list[str] = []
 
-    # -- controls of a test
+    # -- test controls
 
     def end(self, handle: Handle, state: str = "succeeded") -> None:
-        """End a living job normally."""
+        """End a running job normally."""
         if self._alive(handle):
             self._say(handle, state=state)
             self.processes.living[str(handle.place.instance_id)].discard(handle.run_dir)
 
     def write(self, handle: Handle, name: str, content: bytes, folder_name: str = "out") -> None:
-        """Write an output file, if the machine exists. Only `out` was declared at the launch."""
+        """Write an output file, if the machine exists. Only `out` is declared at launch."""
         folder = Path(handle.run_dir) / "work" / folder_name
         if Path(handle.run_dir).is_dir():
             folder.mkdir(parents=True, exist_ok=True)

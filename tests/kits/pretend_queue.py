@@ -1,7 +1,7 @@
-"""In-memory Slurm, for tests that run thousands of lives in seconds.
+"""In-memory Slurm, for tests that run thousands of job lifecycles in seconds.
 
-The backend is real, including its conclusions from Slurm's rows and its runner's status. The cluster that answers its
-agent and the run folders are emulated: a job is a row of `squeue --json` and the status of its runner.
+The backend is real, including its conclusions from Slurm's rows and the runner's status. The run folders and the
+cluster that answers the agent are emulated: a job is a row of `squeue --json` and a runner status.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOW = Queue(name="low", default=True, open=True, state="UP", max_s=86_400, nodes
 class PretendQueue(SlurmBackend):
     """A cluster with a queue that a test advances.
 
-    `weather` has the faults of the next calls, see `_ask`; while the controller is `down`, the files are available.
+    `weather` lists faults for the next calls (see `_ask`). The files stay available while the controller is `down`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -43,10 +43,10 @@ class PretendQueue(SlurmBackend):
         self.dropped: set[int] = set()
         self.down = False
 
-    # -- controls of a test
+    # -- test controls
 
     def row(self, stem: str) -> dict[str, Any] | None:
-        """Return the newest row of a job, which may have left the queue."""
+        """Return the newest row of a job, even if it has left the queue."""
         return next((r for r in reversed(self.purged + self.rows) if r["name"].startswith(f"{stem}-a")), None)
 
     def start(self, row: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class PretendQueue(SlurmBackend):
         self.dropped.add(row["job_id"])
 
     def purge(self) -> None:
-        """Remove ended jobs from the queue, as after MinJobAge. This cluster has no accounting."""
+        """Remove ended jobs from the queue, as Slurm does after MinJobAge. This cluster has no accounting."""
         over = [r for r in self.rows if r["job_state"][0] not in {"PENDING", "RUNNING"}]
         self.purged += over
         self.rows = [r for r in self.rows if r not in over]

@@ -61,7 +61,7 @@ class Published(Frozen):
 
 
 class PublishedPace(Frozen):
-    """The steps and seconds of a run in its first log lines, and at its end."""
+    """A run's steps and seconds, in its first log lines and at its end."""
 
     source: str
     run: str

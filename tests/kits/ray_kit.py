@@ -29,7 +29,7 @@ from waiting import eventually
 
 PORT = 28265
 RAYS_OWN_S = 900.0
-"""The time that Ray's processes wait for each other. Operations of seconds take minutes on a busy machine."""
+"""Seconds that Ray's processes wait for each other. On a busy machine, operations of seconds can take minutes."""
 ODD = json.dumps({"welcome": "to the cluster"}).encode()
 
 # Runs in Ray's network namespace: forwards a Unix socket to the dashboard.
@@ -82,10 +82,10 @@ exec "$rays_python" -c "$patient" "$patience" start --head --block --node-ip-add
   --metrics-export-port=20005 \
   --object-store-memory=100000000 --include-log-monitor=false --disable-usage-stats --temp-dir="$folder"
 """
-# The raylet's last message if its agents were slow: no setting has the time that it waits for their ports
+# The raylet's last message if its agents were slow: the time that it waits for their ports has no setting
 # (ray-project/ray#65983). The ports above are fixed; no other process is in the namespace.
 LATE_AGENT = re.compile(r"Timed out waiting for file \S*_port|[Aa]gent\b.*\btimed out", re.DOTALL)
-# The times that Ray's processes wait for each other, in the unit of each setting.
+# Settings for the time that Ray's processes wait for each other, with their units per second.
 SETTINGS = {
     "RAY_gcs_server_port_wait_time_s": 1,
     "RAY_gcs_server_request_timeout_seconds": 1,
@@ -145,7 +145,7 @@ class Head:
         return self
 
     def _start_once(self) -> str:
-        """Start the head. Return an empty string when a first job has run, else the reason of the failure."""
+        """Start the head. Return an empty string when a first job has run, else the reason for the failure."""
         self._launch()
         (why,) = eventually(self._outcome, 200, every=0.2)  # Ray starts a dozen processes, one after the other
         return why
@@ -178,7 +178,7 @@ class Head:
         assert ray is not None
         python = Path(ray).resolve().with_name("python")
         words = [sys.executable, str(self.socket), str(PORT), str(python), str(self.folder / "ray"), INSIDE, PATIENT]
-        # Ray passes its environment to every job: it gets no variables of the server, and no proxy (it is unreachable).
+        # Ray passes its environment to every job: it gets no server variables and no proxy, which is unreachable.
         env = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(self.folder), "LANG": "C.UTF-8"}
         env |= {name: f"{RAYS_OWN_S * unit:.0f}" for name, unit in SETTINGS.items()}
         with (self.folder / "log").open("wb") as log:
@@ -209,11 +209,11 @@ class Head:
             way.close()
 
     def jobs(self, stem: str) -> list[dict[str, object]]:
-        """Return Ray's rows of the jobs whose ids have a prefix."""
+        """Return Ray's rows of the jobs whose ids start with `stem`."""
         return [row for row in json.loads(self.ask("GET", "/api/jobs/")[1]) if row["submission_id"].startswith(stem)]
 
     def kill_supervisor(self, folder: str) -> None:
-        """Kill the supervisor of a job, and with it the job's entrypoint, as when memory runs out."""
+        """Kill a job's supervisor, and with it the job's entrypoint, as when memory runs out."""
         pid = self._runner_of(folder)
         while pid > 1 and not _words(pid).startswith("ray::JobSupervisor"):
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -324,5 +324,5 @@ def head_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 def place_of(head: Head, folder: Path) -> Place:
-    """Return a place on the cluster whose run folders are in a folder of the test."""
+    """Return a place on the cluster whose run folders are below `folder`."""
     return Place(platform="ray/local", host=head.address, run_root=str(folder / "runs"))

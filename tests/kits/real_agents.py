@@ -1,6 +1,6 @@
-"""The real command lines of coding agents, without this machine's settings, keys, logins and network.
+"""The real command lines of coding agents, without this machine's settings, keys, logins, or network.
 
-They are searched for in the folder that GPUWARDEN_AGENT_CLIS names, where CI installs them, then on the PATH.
+They are looked up in the folder named by GPUWARDEN_AGENT_CLIS, where CI installs them, and then on the PATH.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATH = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PATH", "")]))
 
 
 def need_agent(name: str) -> str:
-    """Return the path of an agent's program. If CI has installed them, a missing program is a failure."""
+    """Return the path of an agent's program. A missing program fails the test if that folder is set, else skips it."""
     path = shutil.which(name, path=PATH)
     if path is None and FOLDER:
         pytest.fail(f"{name} is not in GPUWARDEN_AGENT_CLIS={FOLDER}")
@@ -28,7 +28,7 @@ def need_agent(name: str) -> str:
 
 
 def clean(home: Path, **more: str) -> dict[str, str]:
-    """Return the complete environment of an agent's program with this home."""
+    """Return the complete environment for an agent's program with this home."""
     for folder in (".claude", ".codex", ".gemini", "tmp"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "GEMINI_TELEMETRY_ENABLED": "false", "NO_COLOR": "1"}
@@ -40,7 +40,7 @@ def clean(home: Path, **more: str) -> dict[str, str]:
 def said(
     words: list[str], env: dict[str, str], cwd: Path, *, stdin: str = "", rc: int | None = 0, timeout: float = 180
 ) -> str:
-    """Return a program's output of both streams. Its exit code must be `rc`, or any if that is None."""
+    """Return a program's output from both streams. Its exit code must be `rc`, unless that is None."""
     done = subprocess.run(
         [need_agent(words[0]), *words[1:]], env=env, cwd=cwd, input=stdin, capture_output=True, text=True,
         timeout=timeout, check=False, start_new_session=True,

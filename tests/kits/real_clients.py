@@ -1,7 +1,7 @@
 """The vendors' clients in separate processes, each from an environment below GPUWARDEN_CLIENTS.
 
-`tools/install_clients.sh` creates that folder. A client has an empty home and a key of the emulated account, and no
-other variable of this machine's environment.
+`tools/install_clients.sh` creates that folder. A client has an empty home, a key for the emulated account, and no
+other variables from this machine's environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SKY_FILES = ("clients_sky", "clients_sky_instances")
 
 @dataclass
 class Client:
-    """An installed environment; `env` has the variables of its processes besides their home."""
+    """An installed environment; `env` has additional variables for its processes."""
 
     name: str
     home: Path
@@ -51,7 +51,7 @@ class Client:
         need(f"the environment {self.name} in GPUWARDEN_CLIENTS", (self.bin / "python").exists())
 
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment; return the completed process with any exit code."""
+        """Run a program from the environment; return the completed process, whatever its exit code."""
         env = {"PATH": os.defpath, "HOME": str(self.home), "LANG": "C.UTF-8", "NO_COLOR": "1", **self.env}
         return subprocess.run(
             [str(self.bin / program), *words], env=env, cwd=self.home, stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ class Client:
         )  # fmt: skip
 
     def python(self, script: str, *words: str) -> Any:
-        """Return the value that a script of this client's Python leaves in `answer`."""
+        """Run a script in this client's Python; return the value that it leaves in `answer`."""
         ending = "\nimport json, sys\nprint('\\n' + json.dumps(answer, default=str))\n"
         done = self.run("python", "-c", script + ending, *words)
         assert done.returncode == 0, (script[-500:], done.stdout[-2000:], done.stderr[-3000:])
@@ -67,7 +67,7 @@ class Client:
 
     @contextmanager
     def session(self) -> Iterator[Callable[[str], Any]]:
-        """Keep one process of this client's Python for many scripts, because imports take most of the time."""
+        """Run many scripts in one process of this client's Python, because imports take most of the time."""
         env = {"PATH": os.defpath, "HOME": str(self.home), "LANG": "C.UTF-8", **self.env}
         argv = [str(self.bin / "python"), "-c", LOOP]
         with subprocess.Popen(
@@ -89,6 +89,6 @@ class Client:
 
 
 def sky(cloud: str) -> str:
-    """Return the code to run before SkyPilot's modules that start and end clusters of one cloud."""
+    """Return the code to run before SkyPilot's modules that start and end clusters on one cloud."""
     begin = "".join((KITS / f"{name}.py").read_text("utf-8") for name in SKY_FILES)
     return f"{begin}_folder('sky.provision.{cloud}')\n"

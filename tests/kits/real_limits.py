@@ -1,7 +1,7 @@
-"""Real limits, in any way that this machine permits: small disks, groups with little memory.
+"""Real limits, by any means that this machine permits: small disks, and control groups with little memory.
 
-`mount` may be refused to a container's root. Then a user namespace of the job may mount; if that is refused too, a
-seccomp filter refuses new files to the job with the error of a full disk.
+A container's root may lack the right to mount. Then the job mounts in a user namespace; if that is refused too, a
+seccomp filter refuses to create files for the job, with the error of a full disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ O_CREAT = 0o100
 
 @contextmanager
 def mounted(folder: Path, size: str, inodes: int) -> Iterator[Path | None]:
-    """Mount a tmpfs of that size over a folder; yield None if mounting is refused."""
+    """Mount a tmpfs of this size over a folder; yield None if mounting is refused."""
     folder.mkdir(parents=True)
     if shutil.which("mount") is None or subprocess.run(_mount(folder, size, inodes), capture_output=True).returncode:
         yield None
@@ -41,7 +41,7 @@ def _mount(folder: Path, size: str, inodes: int) -> list[str]:
 
 
 def in_namespace(folder: Path, size: str, inodes: int) -> list[str] | None:
-    """Return the prefix of a command that gives it a tmpfs there, or None if user namespaces are refused."""
+    """Return a prefix that mounts a tmpfs over `folder` for a command, or None if user namespaces are refused."""
     folder.mkdir(parents=True, exist_ok=True)
     line = " ".join(_mount(folder, size, inodes)) + ' && exec "$@"'
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", line, "sh"]
@@ -51,9 +51,9 @@ def in_namespace(folder: Path, size: str, inodes: int) -> list[str] | None:
 
 
 def refuse_new_files() -> None:
-    """Make the kernel refuse every new file of this process from now on, as a disk without inodes does.
+    """Make the kernel refuse to create files for this process from now on, as on a disk without free inodes.
 
-    A seccomp filter; it needs no privilege. Linux on x86-64 and arm64.
+    The seccomp filter requires no privilege. Linux on x86-64 and arm64 only.
     """
     architecture, openat = MKNOD_WAYS[platform.machine()]
     load, equal, has, give = 0x20, 0x15, 0x45, 0x06

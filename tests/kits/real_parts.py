@@ -11,12 +11,12 @@ ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
 
 
 def amount(part: int, full: int) -> int:
-    """Return the size of a test marked `endurance`: all under `make endurance`, else the part for `make prove`."""
+    """Return the size of a test marked `endurance`: `full` under `make endurance`, else `part`, for `make prove`."""
     return full if ENDURANCE else part
 
 
 def need(what: str, present: bool) -> None:
-    """Skip with the name of a missing real part, or fail if real parts are required."""
+    """If a real part is missing, skip the test with its name, or fail it if real parts are required."""
     if present:
         return
     if REQUIRE_REAL:

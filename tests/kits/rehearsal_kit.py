@@ -33,7 +33,7 @@ class HandClock:
 
 
 class World:
-    """A cloud, its clock, and the operations of a user."""
+    """A cloud, its clock, and a user's operations."""
 
     def __init__(self, root: Path, profile: Profile, *faults: Fault, seed: int = 0, settings: Settings = QUICK) -> None:
         self.clock = HandClock()
@@ -70,14 +70,14 @@ class World:
 
 
 def on(place: Place | None, path: str) -> Path:
-    """Return the local path of a machine's path."""
+    """Return the local path for a path on a machine."""
     assert place is not None
     return Path(place.root + path)
 
 
 @contextmanager
 def process(place: Place | None, code: str, *, ready: bool = True) -> Iterator[subprocess.Popen[str]]:
-    """Run a real Python process of an instance, which prints a line when it is ready; it ends with the test."""
+    """Run a real Python process on an instance until the block ends. If `ready`, wait for its first line."""
     assert place is not None
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", code],

@@ -1,4 +1,4 @@
-"""Machines that are preempted, and budgets for another one."""
+"""Preempted machines, and budgets for their replacements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUDGET = 10.0
 
 
 class Resuming(PretendBackend):
-    """Records the inputs of each launch, and puts them into the working folder as a machine does."""
+    """A backend that records each launch's inputs, and puts them into the working folder as a machine does."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)
@@ -35,7 +35,7 @@ class Resuming(PretendBackend):
 
 
 class Allowed(House):
-    """A house in which the user gives each job a budget with the approval of its spending."""
+    """A `House` whose user gives each job a relaunch budget when approving its spending."""
 
     def __init__(self, home: Path, processes: Processes, budget: float | None = BUDGET, **opens: object) -> None:
         super().__init__(home, processes)

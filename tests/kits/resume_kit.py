@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def saved(root: Path, kind: str = "AdamW", edit: Callable[[dict[str, Any]], object] | None = None) -> Path:
-    """Write a checkpoint folder in the layout of the Trainer, with a torch optimizer after three steps."""
+    """Write a checkpoint folder in the Trainer's layout, with a torch optimizer after three steps."""
     t = torch()
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""Facts for examples of rules: a healthy job and teardown, with the changes of a test."""
+"""Facts for rule examples: a healthy job and teardown, with changes by the test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed(profile: Profile, part: str, **values: Any) -> Profile:
 
 
 def submit(profile: Profile | None = RENTED, **given: Any) -> SubmitFacts:
-    """Return the facts of a healthy job, with changed fields of the spec or of the facts."""
+    """Return the facts of a healthy job; `given` replaces fields of the spec or of the facts."""
     mine = {k: given.pop(k) for k in tuple(given) if k in SubmitFacts.__dataclass_fields__}
     spec = {"platform": "vastai", "command": ("train",), "outputs": ("out",), "timeout_s": 1_000, **given}
     return SubmitFacts(
@@ -56,7 +56,7 @@ def submit(profile: Profile | None = RENTED, **given: Any) -> SubmitFacts:
 
 
 def script(text: str) -> SubmitFacts:
-    """Return the facts of a job with that script."""
+    """Return the facts of a job with this script."""
     spec = JobSpec(platform="vastai", script=text, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(text))
 
@@ -65,7 +65,7 @@ CODE = InputFile(path="code/a.py", size=3, sha256="0" * 64)
 
 
 def file(path: str = "out/a.safetensors", **more: Any) -> OutputFile:
-    """Return one file of the job that is deleted with the machine and has a copy."""
+    """Return an output file that is deleted with the machine and has a copy."""
     return OutputFile(**{"path": path, "size": 10, "tier": "disk", "dies": True, "copied": True, **more})
 
 
@@ -102,7 +102,7 @@ ANYWHERE = changed(RENTED, "limits", default_timeout_s=1800)
 
 
 def example_files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Return the example files by the rule id at the start of their names."""
+    """Return the example files, keyed by the rule id at the start of their names."""
     return {"-".join(path.stem.split("_")[:3]).upper(): path for path in sorted(folder.glob("[pt][fd]_*.py"))}
 
 

@@ -39,7 +39,7 @@ async def facts_for(
 
 
 def seed_for_rules(store: HubStore) -> None:
-    """Add the repos that the corpus needs besides those of the demo."""
+    """Add the repos that the corpus needs in addition to the demo's."""
     rows = "\n".join(json.dumps({"question": "q", "chosen_response": "a", "rejected_response": "b"}) for _ in range(3))
     store.put("dataset", "rehearsal/pairs-other-names", {"train.jsonl": rows})
     line = json.dumps({"text": "x"})

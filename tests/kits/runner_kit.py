@@ -1,4 +1,4 @@
-"""The shipped runner in tests: a separate process, a real run folder, real signals."""
+"""The runner as it is sent to machines: a separate process, a real run folder, and real signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /
 
 @cache
 def runner_file() -> str:
-    """Return the single shipped file of the runner."""
+    """Return the path of the single file that contains the runner."""
     folder = tempfile.TemporaryDirectory(prefix="gpuwarden-runner-")
     atexit.register(folder.cleanup)
     path = Path(folder.name) / "runner.py"
@@ -35,7 +35,7 @@ def runner_file() -> str:
 
 
 def call(verb: str, folder: Path | None = None, request: object = None) -> dict[str, Any]:
-    """Run one verb; return its last line."""
+    """Run one of the runner's verbs; return its last line, parsed from JSON."""
     argv = [sys.executable, "-I", "-S", runner_file(), verb, *([str(folder)] if folder else [])]
     done = subprocess.run(argv, input=json.dumps(request or {}).encode(), capture_output=True, timeout=300)
     assert not done.stderr, done.stderr.decode()

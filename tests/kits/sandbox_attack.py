@@ -1,4 +1,4 @@
-"""Attempts of a malicious job to escape the sandbox; each prints its result. Standard library only; runs as a job.
+"""Attempts of a malicious job to escape the sandbox; `main` writes the results. Standard library only; runs as a job.
 
 python sandbox_attack.py '{"pid": server, "home": ..., "policy": ..., "secret_file": ..., "socket": ..., ...}'
 """
@@ -218,7 +218,7 @@ def approve_on_a_terminal_of_its_own() -> object:
 
 
 def main() -> None:
-    """Make every attempt, then kill the parent, and print the results."""
+    """Make every attempt, kill the parent if requested, and write the results."""
     got = {}
     for name, try_it in TRIES.items():
         try:

@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 class SelfStopHouse(House):
-    """A house whose policy allows self-stop after half an hour."""
+    """A `House` whose policy allows self-stop after half an hour."""
 
     def __init__(self, home: Path, processes: Processes, order: str = "off", minutes: float = 30) -> None:
         super().__init__(home, processes)
@@ -24,7 +24,7 @@ class SelfStopHouse(House):
         self.watcher = Watcher(self.ctx)
 
     async def asleep(self, hours: float = 9.0, **changes: object) -> str:
-        """Start a job and close the laptop; the job ends, the machine self-stops, and the laptop opens again."""
+        """Start a job and close the laptop; the job ends, the machine self-stops, and the laptop is opened again."""
         job = await self.started(**changes)
         self.backend.write(self.handle(job), "model", b"weights")
         self.backend.end(self.handle(job))

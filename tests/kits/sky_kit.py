@@ -1,6 +1,6 @@
 """A double of SkyPilot's API server for the real SDK, and the SDK's interpreter.
 
-Paths, headers and fields are those of a real server of 0.14.1 (`backends/test_sky_real.py` checks them). A cluster is
+Paths, headers and fields match a real 0.14.1 server (`backends/test_sky_real.py` checks them). A cluster is
 this machine: its jobs run as shell processes, in the order of their numbers.
 """
 
@@ -42,8 +42,8 @@ HEALTH = {
     "telemetry_enabled": False, "restrict_config_to_admins": True,
 }  # fmt: skip
 NOTHING = base64.b64encode(pickle.dumps(None)).decode()
-# SkyPilot's server, with the queue that its configuration provides for one process. The other queue is a process at a
-# fixed port, for which the server waits at most 60 s.
+# SkyPilot's server, with its queue for a single process. The other queue is a process at a fixed port, for which the
+# server waits at most 60 s.
 START = """
 import runpy
 from sky.server.requests.queues import base
@@ -53,13 +53,13 @@ runpy.run_module("sky.server.server", run_name="__main__", alter_sys=True)
 START_S = 200.0
 """Time limit for the start of SkyPilot's server, which imports every cloud first."""
 NOW = datetime.now(UTC).timestamp()
-"""The clock of the double's records. It is real, because gpuwarden compares its times with its own clock."""
+"""The timestamp in the double's records. It is the real time, because gpuwarden compares it with its clock."""
 REQUESTS = {"jobs/queue/v2": "sky.jobs.queue_v2", "jobs/launch": "sky.jobs.launch", "jobs/cancel": "sky.jobs.cancel"}
 FINAL = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"}
 
 
 def sky_env(home: Path, url: str) -> dict[str, str]:
-    """Return the environment of an SDK with one server and without user settings. Skips if the SDK is not installed."""
+    """Return the environment of an SDK with one server and no user settings. Skips if the SDK is not installed."""
     try:
         python = sky_python(os.environ)
     except Exception:
@@ -163,7 +163,7 @@ class FarManaged:
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
     def row(self) -> dict[str, Any]:
-        """Return the job with the fields of SkyPilot's `ManagedJobRecord` and the texts of its controller."""
+        """Return the job with the fields of SkyPilot's `ManagedJobRecord` and its controller's texts."""
         over = self.status in FINAL or self.status.startswith("FAILED")
         why = None
         if self.status == "FAILED" and self.process is not None:
@@ -194,13 +194,13 @@ class SkyServer:
     managed: list[dict[str, Any]] = field(default_factory=list)
     managed_jobs: list[FarManaged] = field(default_factory=list)
     held: bool = False
-    """Whether the launch of a managed job does not reach the controller."""
+    """Whether managed job launches don't reach the controller."""
     jobs: dict[str, list[FarJob]] = field(default_factory=dict)
     requests: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
     lose: set[str] = field(default_factory=set)
-    """Paths whose next call is carried out with a lost reply."""
+    """Paths whose next call is carried out, but whose reply is lost."""
 
     def start(self) -> SkyServer:
         server = self
@@ -254,7 +254,7 @@ class SkyServer:
         raw = http.rfile.read(int(http.headers.get("Content-Length") or 0))
         body = json.loads(raw) if raw else {k: v[0] for k, v in parse_qs(urlsplit(http.path).query).items()}
         if self.mode == "down":
-            return http.close_connection  # no process exists
+            return http.close_connection  # as if no server were running
         self.asked.append((path, body))
         if self.mode == "odd":
             return self.send(http, 200, {"welcome": "to the server"})
@@ -473,7 +473,7 @@ class RealServer:
             return json.load(reply)
 
     def stop(self) -> None:
-        """End the server, its workers, which have separate sessions, and its detached controllers."""
+        """End the server, its workers (in separate sessions), and its detached controllers."""
         others = []
         with suppress(psutil.NoSuchProcess):
             others = psutil.Process(self.process.pid).children(recursive=True)

@@ -108,7 +108,7 @@ ACCOUNTS = (
     "modify user root where account=nlp set MaxSubmitJobs=6 MaxJobs=2 MaxWall=01:00:00 MaxTRES=cpu=4",
     "modify user root where account=nlp set MaxTRESMins=cpu=200",
 )
-"""The limits. All figures differ, so that a test can tell which one was read."""
+"""The accounts and their limits. All values differ, so that a test can identify the limit that was read."""
 
 
 @dataclass
@@ -165,14 +165,14 @@ class Cluster:
         return self
 
     def accounting(self) -> str:
-        """Return the lines of the configuration about accounting."""
+        """Return the configuration's accounting lines."""
         return NO_ACCOUNTING
 
     def keep_accounts(self) -> None:
         """Start the accounting daemons, before the controller connects to them."""
 
     def stop(self) -> None:
-        """End the daemons and all processes of the nodes."""
+        """End the daemons and all processes on the nodes."""
         with suppress(AssertionError, OSError, subprocess.SubprocessError):
             self._run("scancel", "--signal=KILL", "--full", "-u", "root")
             self._run("scancel", "-u", "root")
@@ -183,7 +183,7 @@ class Cluster:
                 os.kill(pid, signal.SIGTERM)
 
     def run(self, *argv: str) -> str:
-        """Run one of Slurm's commands."""
+        """Run a Slurm command."""
         return self._run(*argv)
 
     def _run(self, *argv: str) -> str:
@@ -193,7 +193,7 @@ class Cluster:
         return done.stdout
 
     def _count(self) -> None:
-        """Put a `squeue` before the real one that counts its calls."""
+        """Put a script before the real `squeue` that counts the calls."""
         real = shutil.which("squeue", path=os.environ.get("PATH"))
         self.shim("squeue", f'echo "$$" >> {self.log}\nexec {real} "$@"')
 
@@ -206,7 +206,7 @@ class Cluster:
         part.replace(path)
 
     def unshim(self, *names: str) -> None:
-        """Remove the replaced commands."""
+        """Remove replacements of commands."""
         for name in names:
             (self.shims / name).unlink(missing_ok=True)
         self._count()
@@ -215,7 +215,7 @@ class Cluster:
         return int((self.folder / "slurmctld.pid").read_text())
 
     def jobs(self, stem: str) -> list[str]:
-        """Return the numbers of the jobs whose names have a prefix."""
+        """Return the ids of the jobs whose names start with `stem`."""
         rows = self._run("squeue", "-h", "-t", "all", "-o", "%i %j").splitlines()
         return [row.split()[0] for row in rows if row.split()[1].startswith(stem)]
 
@@ -273,7 +273,7 @@ class Accounted(Cluster):
 
     @contextmanager
     def without_accounts(self) -> Iterator[None]:
-        """Stop slurmdbd for a while: the controller continues with its cached data."""
+        """Stop slurmdbd temporarily: the controller continues with its cached data."""
         self.daemons[-1].terminate()
         self.daemons.pop().wait(60)
         try:
@@ -290,7 +290,7 @@ class Accounted(Cluster):
 
 
 def _ports() -> list[int]:
-    """Return a free port, and two consecutive ones."""
+    """Return a free port and two consecutive free ports."""
     for _ in range(100):
         first = free_port()
         with socket.socket() as sock, suppress(OSError, OverflowError):
@@ -319,14 +319,14 @@ class SlurmEngine:
             self.cluster.unshim(*texts)
 
     def cut(self) -> object:
-        """Lose the answer after the controller has accepted a job."""
+        """Lose the reply after the controller has accepted a job."""
         real = shutil.which("sbatch")
         late = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
         return self._shimmed({"sbatch": f'{real} "$@" >/dev/null; {late}'})
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Stop the controller: its port is open, and no process answers."""
+        """Suspend the controller: its port stays open, but no process answers."""
         os.kill(self.cluster.pid(), signal.SIGSTOP)
         try:
             yield
@@ -345,7 +345,7 @@ class SlurmEngine:
 
 @pytest.fixture(scope="session", name="clusters")
 def clusters_fixture() -> Iterator[dict[str, Cluster]]:
-    """Keep the cluster of each module while tests of several modules alternate: a start is slow."""
+    """Keep each module's cluster while tests from several modules alternate, because starting one is slow."""
     clusters: dict[str, Cluster] = {}
     yield clusters
     for cluster in clusters.values():
@@ -380,12 +380,12 @@ def accounted_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Acco
 
 
 def place_of(cluster: Cluster, folder: Path, host: str | None = None) -> Place:
-    """Return a place on the cluster whose run folders are in a folder of the test."""
+    """Return a place on the cluster whose run folders are below `folder`."""
     return Place(platform=f"slurm/{host or 'local'}", host=host, run_root=str(folder / "runs"), env=cluster.env)
 
 
 def own_profiles(folder: Path) -> Path:
-    """Write a Slurm profile whose run folders are in a folder of the test; return its folder."""
+    """Write a Slurm profile whose run folders are below `folder`; return the profile's folder."""
     profiles = folder / "profiles"
     profiles.mkdir()
     text = (data_dir("profiles") / "slurm.md").read_text("utf-8")

@@ -24,7 +24,7 @@ PROFILE = ROOT / "profiles" / "local.md"
 def house_fixture(
     sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Context, SshBackend]]:
-    """Return a context whose platform `box` is this machine behind a server and a proxy."""
+    """Yield a context whose platform `box` is this machine behind a server and a proxy, and its backend."""
     profiles, far = tmp_path / "profiles", tmp_path / "far"
     profiles.mkdir()
     text = PROFILE.read_text("utf-8").replace("id: local", "id: box", 1).replace("backend: local", "backend: ssh", 1)

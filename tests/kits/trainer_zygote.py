@@ -1,6 +1,6 @@
-"""Run trainers as children of one process that has imported the libraries: each import takes seconds.
+"""Run trainers as children of one process that has imported the libraries, because importing them takes seconds.
 
-Reads one JSON object a line: argv, cwd, env, log. Prints the exit code of each.
+Reads one JSON object per line, with argv, cwd, env and log. Prints the exit code of each trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(job: dict[str, Any]) -> int:
 
 
 def run_in_place(job: dict[str, Any]) -> int:
-    """Run one script in its folder, with its variables; return its exit code."""
+    """Run one script in its folder with its environment variables; return its exit code."""
     os.chdir(job["cwd"])
     os.environ.update(job["env"])
     return run(job)

@@ -1,7 +1,7 @@
 """Lines that trainers print, in the formats of public logs, with the values that a reader should find in them.
 
-The lines are our own; `where` names the thread or the source of each format. `step` and `total` count from the run's
-first step as far as the lines allow; `nan` is whether the user should be alerted.
+The lines were written for the tests; `where` names the thread or source of each format. `step` and `total` count from
+the run's first step as far as the lines allow; `nan` is true if the user should be alerted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Printed:
-    """Some output, and the right answer to it."""
+    """Some output, and the values that should be read from it."""
 
     where: str
     text: str

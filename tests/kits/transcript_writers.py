@@ -105,7 +105,7 @@ def codex_exec(transcript: Transcript) -> str:
     rows: list[dict[str, Any]] = [{"type": "thread.started", "thread_id": "t1"}, {"type": "turn.started"}]
     for n, (kind, item) in enumerate(in_order(transcript)):
         if kind == "say":
-            # Codex does not repeat the prompt; only the assistant's words are items.
+            # Codex does not repeat the prompt; only assistant messages are items.
             if item.role == "assistant":
                 done = {"id": f"m{n}", "type": "agent_message", "text": item.text}
                 rows.append({"type": "item.completed", "item": done})
@@ -117,7 +117,7 @@ def codex_exec(transcript: Transcript) -> str:
 
 
 def _exec_item(call: Call, begun: bool) -> dict[str, Any]:
-    # Codex shows a tool of the transcript's harness as an MCP call of a server named "".
+    # Codex shows a built-in tool of the harness as an MCP call to a server named "".
     base = {"id": call.id, "type": "mcp_tool_call", "server": call.server, "tool": call.tool, "arguments": call.args}
     if begun:
         return {**base, "result": None, "error": None, "status": "in_progress"}

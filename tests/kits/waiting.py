@@ -1,4 +1,4 @@
-"""Wait for real processes and servers. Only this module lets a test read a running clock."""
+"""Wait for real processes and servers. Tests read a running clock only through this module."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import anyio
 T = TypeVar("T")
 
 PATIENCE = float(os.environ.get("GPUWARDEN_TEST_PATIENCE", "1"))
-"""Factor on every time limit of a test; CI sets 4."""
+"""Multiplier for every time limit in the tests; CI sets 4."""
 
 
 def real_time() -> float:
-    """Return the real time, as the start of a test's clock or for a real program that reads it; never as a limit."""
+    """Return the real time, to start a test's clock or to pass to a real program; never for a time limit."""
     return time.time()
 
 
 def eventually(
     look: Callable[[], T], within: float = 30.0, *, every: float = 0.02, good: Callable[[T], object] = bool
 ) -> T:
-    """Call `look` until its answer is `good`, and return that. Fails after `within` seconds times PATIENCE."""
+    """Call `look` until its answer is `good`, and return the answer. Fails after `within` seconds times PATIENCE."""
     end = time.monotonic() + within * PATIENCE
     while not good(seen := look()):
         assert time.monotonic() < end, f"still {seen!r} after {within * PATIENCE:.0f} s"

@@ -1,6 +1,6 @@
 """Run Python programs as forks of processes that have imported their libraries.
 
-A start of the command line costs half a second of processor time, and one that loads torch costs two. The fork gets the
+Starting the command line takes half a second of CPU time, or two seconds if it loads torch. The fork receives the
 arguments, variables, folder, umask and standard streams of the process that `warm` starts. That process passes signals
 on and ends like the fork. If it dies, the fork is killed. The fork has its own process id and no terminal.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PACKAGE, TORCH = "package", "torch"
-"""The kinds of processes: with all modules of gpuwarden that are not programs, or with torch."""
+"""The kinds of forking processes: with all gpuwarden modules that are not programs, or with torch."""
 IMPORTED = ("torch", "safetensors.torch", "safetensors.numpy")
-"""The modules of the second kind. transformers reads variables that the loading processes set first."""
+"""Modules of the second kind. Not transformers: it reads variables that the loading processes set first."""
 FORKED = {
     "gpuwarden.rehearsal.supervisor": PACKAGE,
     "gpuwarden.checkpoints.load_child": TORCH,
@@ -30,19 +30,19 @@ FORKED = {
     "gpuwarden.static_analysis.estimate.trace_child": TORCH,
 }
 OTHERS = ("._data", ".runner", "_child", ".supervisor", ".trace_", "__main__")
-"""Parts of the names of modules that are programs, belong to a machine or import torch."""
+"""Name parts of modules that are programs, run on a machine, or import torch."""
 EARLY = ("PYTHON", "LC_", "LANG", "TZ")
-"""Prefixes of the variables that Python reads at its start."""
+"""Prefixes of the environment variables that Python reads at startup."""
 PASSED_ON = (SIGTERM, SIGINT, SIGHUP)
 _ENV = dict(os.environ)  # without the variables that single tests set
 _folders: list[str] = []
 
 
 def warm(kind: str = PACKAGE) -> list[str]:
-    """Return the words with which a command begins, instead of `sys.executable`.
+    """Return the start of a command line, to use instead of `sys.executable`.
 
-    Its arguments and variables must have less than 200 kB. If the process with these words is killed, the fork lives on
-    for milliseconds.
+    The command's arguments and variables must take less than 200 kB. If the started process is killed, the fork
+    outlives it by milliseconds.
     """
     place = sockets_folder()
     return [sys.executable, "-I", "-S", __file__, "run", f"{place}/{kind}"] if place else [sys.executable]
@@ -56,7 +56,7 @@ def sockets_folder() -> str:
 
 
 def start_forks(folder: str = "") -> None:
-    """Make this process start the programs of FORKED as forks, of the processes of this folder if it is given."""
+    """Start the programs in FORKED as forks from now on. `folder` has the sockets of running servers, if any."""
     import subprocess
     from types import SimpleNamespace
 
@@ -125,7 +125,7 @@ def run(path: str, *argv: str) -> NoReturn:
 
 
 def serve(path: str) -> None:
-    """Import the modules of a kind at its first command, and fork a child for each, until the tests are over."""
+    """Import one kind's modules at the first command, and fork a child for every command until the tests are over."""
     import contextlib
     import gc
     import importlib
@@ -174,7 +174,7 @@ def _early(env: os._Environ[str] | dict[str, str]) -> dict[str, str]:
 
 
 def watch(client: Any, early: dict[str, str]) -> NoReturn:
-    """Run the command in a process below this one, and send its exit code; -N if signal N ended it."""
+    """Run the command in a child process, and send its exit code; -N if signal N ended it."""
     import contextlib
     import select
     import socket as sockets
@@ -203,7 +203,7 @@ def watch(client: Any, early: dict[str, str]) -> NoReturn:
 def become(
     argv: tuple[str, ...], env: dict[str, str], cwd: str, umask: int, fds: list[int], early: dict[str, str]
 ) -> NoReturn:
-    """Take over the arguments, variables and streams of the client, and run the program."""
+    """Adopt the client's arguments, variables and streams, and run the program."""
     os.setsid()
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
@@ -222,7 +222,7 @@ def become(
 
 
 def ended_by(how: str, program: str, *words: str) -> NoReturn:
-    """Run a module or a text as the main program, and end as Python does after it."""
+    """Run a module or source text as the main program, and exit as Python does."""
     import atexit
     import contextlib
     import runpy

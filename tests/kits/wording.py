@@ -25,7 +25,7 @@ class Wording:
         self.texts: list[str] = []
 
     def __call__(self, said: str | BaseException | pytest.ExceptionInfo[BaseException], *values: object) -> None:
-        """Compare a text or the message of an error.
+        """Compare a text or an error's message.
 
         Each of `values` must be in it. The golden file has `<1>`, `<2>` ... in their places, `<tmp>` for the tests'
         folder and `#` for numbers, so that it contains only wording.
@@ -52,19 +52,19 @@ def file_of(nodeid: str) -> tuple[Path, str]:
 
 
 def read(file: Path) -> dict[str, str]:
-    """Return the texts of a golden file by their tests."""
+    """Return a golden file's texts, keyed by test."""
     parts = re.split(r"^== (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE) if file.exists() else [""]
     return {key: text.rstrip("\n") for key, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def write(file: Path, texts: dict[str, str]) -> None:
-    """Write a golden file, sorted by the tests' names."""
+    """Write a golden file, sorted by test."""
     file.parent.mkdir(exist_ok=True)
     file.write_text("\n".join(f"== {key}\n{texts[key]}\n" for key in sorted(texts)), encoding="utf-8")
 
 
 class Regenerating:
-    """Collect the texts of all workers, and write them at the end."""
+    """Collect the texts from all workers, and write them at the end."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -73,7 +73,7 @@ class Regenerating:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Record every test of the modules, before some are deselected."""
+        """Record all collected tests, before any are deselected."""
         if not any("::" in argument for argument in config.args):
             self.there |= {item.nodeid for item in items}
 
@@ -84,7 +84,7 @@ class Regenerating:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add the texts of a worker that has ended."""
+        """Add the texts from a worker that has ended."""
         self.texts |= node.workeroutput["texts"]
         self.there |= set(node.workeroutput["there"])
 
@@ -114,7 +114,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect texts if they are to be written."""
+    """Collect texts if `--texts` is given."""
     if config.getoption("--texts"):
         config.pluginmanager.register(Regenerating(), "regenerating")
 

@@ -1,4 +1,4 @@
-"""A search costs little whatever the text is: 64,000 characters of anything are bounded work."""
+"""A search is cheap for any text: the work for 64,000 characters of anything is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, both_ends, search
 from gpuwarden.knowledge.words import Speller
 
 WORK = 40_000
-"""Characters that `stem` and the speller may be given in one search; a normal query needs under 2,000."""
+"""Maximum characters passed to `stem` and the speller in one search; a normal query needs under 2,000."""
 
 FRAGMENTS = [
     "a", "A", "aB", "AaB", "1", "_", "a_", "e", "error", "cuda", " ", "\n", "\r", "x\n", "\t", "\u663e",
@@ -24,7 +24,7 @@ FRAGMENTS = [
 
 
 class Work:
-    """Counts what the two expensive steps of a search are given."""
+    """Counts the characters passed to the two expensive steps of a search."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done = 0
@@ -57,7 +57,7 @@ def work() -> Work:
 
 
 def filled(fragment: str) -> str:
-    """A query as long as is read at all, of one fragment."""
+    """Return a query of maximum length that repeats one fragment."""
     return (fragment * (MAX_QUERY // len(fragment) + 1))[:MAX_QUERY]
 
 
@@ -89,7 +89,7 @@ def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
 
 @given(st.text(alphabet="etaoinsrdgy", min_size=9, max_size=60))
 def test_a_long_word_is_split_as_if_it_were_tried_everywhere(word: str) -> None:
-    """The bound on a word's length drops no split and no spelling that the whole search finds."""
+    """The bound on word length loses no split and no spelling that an unbounded search finds."""
     speller = Speller(["training", "dataset", "rating", "string", "storage", "address", "testing"])
     halves = ((word[:at], words.stem(word[at:])) for at in range(4, len(word) - 3))
     known = [pair for pair in halves if pair[0] in speller.known and pair[1] in speller.known]

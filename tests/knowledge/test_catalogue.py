@@ -1,4 +1,4 @@
-"""The loader takes the references as they are and refuses every kind of mistake, with file and line."""
+"""The loader accepts the references as they are and rejects every kind of mistake, with file and line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ verified: 2026-11
 
 Some prose.
 """
-AT = 6  # the file line of the entry's heading
+AT = 6  # line of the entry's heading in the file
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ BROKEN = [
 ]
 
 
-THEIRS = ("source", "verified", "cause", "scope", "secondary")  # fields of which pydantic says what is wrong
+THEIRS = ("source", "verified", "cause", "scope", "secondary")  # fields with an error message from pydantic
 
 
 @pytest.mark.parametrize(("text", "line", "value"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])

@@ -205,7 +205,7 @@ def test_a_command_that_runs_on_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 class Machine:
-    """A backend whose machine prints what the test says."""
+    """A backend whose machine prints output chosen by the test."""
 
     def __init__(self, printed: dict[str, Printed] | Exception) -> None:
         self.printed = printed
@@ -280,7 +280,7 @@ def test_other_places_are_not_asked() -> None:
     assert not issubclass(SlurmBackend, Looker) and not issubclass(KubernetesBackend, Looker)
 
 
-# ------------------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------------------------- display
 
 
 def test_search_and_diagnose_answer_with_the_list_of_a_symptom() -> None:

@@ -1,4 +1,4 @@
-"""A log's failure is read from any shape of traceback, of any rank, and apart from what the run recovered from."""
+"""A log's failure is found in any form of traceback from any rank, apart from errors that the run recovered from."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_failed_log_is_read_as_failed(path: Path) -> None:
 
 
 def test_values_are_read_as_the_installed_trainer_prints_them() -> None:
-    """transformers 5.23 prints values in quotes: lines of fresh logs, with their numbers replaced."""
+    """transformers 5.23 prints values in quotes. The lines are from fresh logs, with their numbers replaced."""
     lines = [line for line in (LOGS / "healthy" / "run_trainer_plain.log").read_text().splitlines() if "'loss'" in line]
     assert len(lines) >= 3 and "'loss': '" in lines[0]
     bad = "\n".join(line.replace(line.split("'loss': '")[1].split("'")[0], "nan", 1) for line in lines)
@@ -250,7 +250,7 @@ def test_any_text_has_a_failure(text: str) -> None:
 
 
 class Endless(io.RawIOBase):
-    """A file of so many bytes of log lines, made while it is read."""
+    """A file with `size` bytes of log lines, generated while it is read."""
 
     def __init__(self, size: int) -> None:
         self.left = size

@@ -1,6 +1,6 @@
-"""Failures made for real, each a job through submit_job and the local backend, and what check_job says of it.
+"""Real failures, each run as a job through submit_job and the local backend, and the diagnosis from check_job.
 
-Here are those that need no training library; `test_failures_of_libraries.py` has the others.
+These need no training library; `test_failures_of_libraries.py` has the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
 
 @dataclass(frozen=True)
 class Case:
-    """A program, the entry that explains how it fails, and a piece of the line that says so."""
+    """A program, the entry that explains its failure, and part of the line that shows it."""
 
     want: str
     shown: str
@@ -202,7 +202,7 @@ async def test_a_disk_runs_out_of_inodes(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def inode_ways(folder: Path) -> dict[str, list[str]]:
-    """Commands that run out of inodes without a mount that others see."""
+    """Return commands that run out of inodes without a mount that is visible to other processes."""
     ways = {}
     if inside := in_namespace(folder / "own", "8m", 40):
         ways["namespace"] = [*inside, PYTHON, "-c", LITTER, str(folder / "own")]
@@ -245,7 +245,7 @@ async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
         if group:
             told(reply, "OOM-004", "observed: the kernel killed a process to free memory")
-        else:  # the kill is real, and whose it was stays open
+        else:  # the kill is real, but its sender stays unknown
             told(reply, "OOM-004", "observed: exit code 137", sure=False)
 
 

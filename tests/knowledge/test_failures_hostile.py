@@ -1,4 +1,4 @@
-"""Logs and metrics that are made to mislead, to flood or to slow down whoever diagnoses them."""
+"""Logs and metrics that are made to mislead, flood, or slow down the diagnosis."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_secrets_in_a_line_are_masked(jobs: Jobs) -> None:
 @pytest.mark.prove
 @pytest.mark.endurance
 async def test_a_gigabyte_of_log(jobs: Jobs) -> None:
-    size = amount(200, 1024) << 20  # what is kept is less than either
+    size = amount(200, 1024) << 20  # less than either is kept
     code = f"""
 import os
 block = b"".join(b"step %d loss 0.5 CUDA error none Killed no worker\\n" % n for n in range(20_000))
@@ -110,7 +110,7 @@ def test_of_a_huge_pulled_log_only_the_end_is_read(tmp_path: Path) -> None:
 
 
 def most_lines(log: str) -> int:
-    """Return the most lines of Python for a diagnosis: one for each signature and line of the log, and some."""
+    """Return the maximum lines of Python for a diagnosis: one for each signature and line of the log, plus a margin."""
     return len(PAIRS) * (log.count("\n") + 20)
 
 

@@ -1,4 +1,4 @@
-"""Failures of torch, transformers, TRL, PEFT, datasets and accelerate: programs of the corpus, each run as a job."""
+"""Failures of torch, transformers, TRL, PEFT, datasets, and accelerate: programs in the corpus, each run as a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def forks(jobs: Jobs) -> Iterator[list[str]]:
-    """Start the process whose forks run the programs, and return the command to which a program is added."""
+    """Start the process whose forks run the programs; yield the command to which a program is appended."""
     assert jobs
     program = str(KITS / "forked_program.py")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The check of the knowledge: what is old, broken, unsourced or points nowhere."""
+"""The knowledge check finds entries that are old, broken, or unsourced, and links that lead nowhere."""
 
 from __future__ import annotations
 

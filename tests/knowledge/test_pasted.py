@@ -1,4 +1,4 @@
-"""Of a pasted report the title, the person's words and the error count; the form, versions, code and frames don't."""
+"""A pasted report is searched by title, the user's words, and the error; not by form, versions, code, or frames."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_any_text_has_a_gist_no_longer_than_the_bound_or_itself(text: str) -> No
     "piece", ["-", "│ ", "a=1,", "9", " ", 'File "', "- [", "version 1", "torch 1.1 ", "=x", "rank0:"]
 )
 def test_long_lines_that_look_like_the_form_are_cut(piece: str) -> None:
-    """A search that goes back over them would take hours."""
+    """A match that backtracks over such lines would take hours."""
     text = "\n".join(["title", *[piece * (600_000 // len(piece))] * 4, "end"])
     found = gist(text)
     assert found.startswith("title\n") and len(found) <= MOST_WHOLE + 1

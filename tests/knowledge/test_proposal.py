@@ -1,4 +1,4 @@
-"""A draft entry: below the bar it is refused, above it the loader takes it, and nothing is ever written."""
+"""A draft entry is refused below the bar and accepted by the loader above it; nothing is ever written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Recorded failures of real libraries, and what the diagnosis says to their output.
+"""Recorded failures of real libraries, and the diagnosis of their output.
 
-`corpus/failures/record.py` made the logs; `test_failures_of_libraries.py` runs the same programs as jobs.
+`corpus/failures/record.py` wrote the logs; `test_failures_of_libraries.py` runs the same programs as jobs.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Search against queries that were written apart from the entries.
+"""Search, evaluated with queries that were written independently of the entries.
 
-`corpus/queries.jsonl` was written before any score was seen. Weights and wording were tuned on the open part only; the
-part with `held` was scored once, at the end. Queries of the kind `none` are about something else and want no answer.
+`corpus/queries.jsonl` was written before any score was known. Weights and wording were tuned on the open part only; the
+part marked `held` was scored once, at the end. Queries of the kind `none` are off topic and should get no answer.
 
-`corpus/issues.jsonl` tells failures of public issues in our own words, in rounds. A round was written before its score
-was seen, scored, and then its misses were looked at and mended; so only the first score of a round says how strangers
-fare: a 0.68 first and 0.78 in three, b 0.80 and 0.88, c 0.67 and 0.73, d 0.68 and 0.80, e 0.73 and 0.87,
-f (a short one) 0.63 and 0.81.
+`corpus/issues.jsonl` paraphrases failures from public issues, in rounds. Each round was written before its score was
+known, then scored, and only then were its misses examined and fixed. Only a round's first score therefore shows the
+results for new users. The shares with the right answer first and in the first three: a 0.68 and 0.78, b 0.80 and 0.88,
+c 0.67 and 0.73, d 0.68 and 0.80, e 0.73 and 0.87, f (a short one) 0.63 and 0.81.
 
-For g 210 reports were pasted as they stood, title and first lines; their texts aren't kept here. 46 of them, before
-anything was changed: 0.70 first and 0.83 in three, reports that no entry answers counted as missed. 118 more, each part
-scored before it was looked at: 0.59 and 0.75 (0.58 and 0.74 with the search and the entries of before). So an error's
-own line is answered well, and a stranger's prose less well than the sentences below. Some of both were then told here.
-(The other 46 were read while entries were written, so their score, 0.83 and 0.89, says little.)
+For g, the titles and first lines of 210 reports were pasted unchanged; their texts aren't stored here. 46 of them,
+scored before any change: 0.70 first and 0.83 in three, with reports that no entry answers counted as missed. 118 more,
+each part scored before it was read: 0.59 and 0.75 (0.58 and 0.74 with the earlier search and entries). An error's own
+line is therefore answered well, and a new user's prose less well than the sentences below. Some of both were then
+paraphrased here. (The other 46 were read while entries were being written, so their scores, 0.83 and 0.89, mean
+little.)
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def name(hit: Hit) -> str:
 
 
 def shares(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """The shares of queries whose right answer comes first, and within the first three."""
+    """Return the shares of queries whose right answer comes first, and within the first three."""
     found = [[name(hit) for hit in search(shipped(), row["query"], 5)] for row in rows]
     first = sum(bool(names) and names[0] in row["want"] for row, names in zip(rows, found, strict=True))
     three = sum(bool(set(names[:3]) & set(row["want"])) for row, names in zip(rows, found, strict=True))

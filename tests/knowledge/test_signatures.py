@@ -1,4 +1,4 @@
-"""Signatures find what they should, nothing in healthy logs, and never take long."""
+"""Signatures match their failures, match nothing in healthy logs, and never take long."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_match_contains_the_literal(gotcha: object, signature: str) -> Non
 
 @pytest.mark.slow
 def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> None:
-    """All of them together take seconds; one whose steps grow with the cube of a line would take an hour."""
+    """Together they take seconds; one signature with cubic cost in a line's length would take an hour."""
     for _, signature in PAIRS:
         regex = compiled_signature(signature)
         for line in hostile_lines(signature, 4 * MAX_LINE):
@@ -153,7 +153,7 @@ def test_every_entry_has_a_signature_or_a_sign_or_says_why_not() -> None:
 
 
 def test_every_source_is_a_page_or_a_file() -> None:
-    """Not a bare domain, not a repository's front page, and not a folder that Hugging Face's skills once had."""
+    """Not a bare domain, a repository's front page, or a folder that Hugging Face's skills no longer have."""
     bare = re.compile(r"https://(?:[^/]+/?|github\.com/[^/]+/[^/]+/?)")
     for gotcha in shipped().gotchas.values():
         for source in gotcha.source:

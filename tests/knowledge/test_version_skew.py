@@ -1,4 +1,4 @@
-"""A name that an installed release lacks is answered with the releases that have it, and with nothing else."""
+"""For a name that an installed release lacks, the answer is the releases that have it, and nothing else."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_run_that_went_on_is_not_explained() -> None:
 
 
 def test_an_argument_is_followed_where_its_class_moves_to_another_module() -> None:
-    # peft.LoraConfig led to two modules; only that of the newer releases has the argument.
+    # peft.LoraConfig has been in two modules; only the one in newer releases has the argument.
     assert ever("peft.LoraConfig", "use_dora").since == "0.9.0"
 
 
@@ -180,7 +180,7 @@ def test_the_reader_of_lines_sees_names_members_bases_and_what_changed(monkeypat
     assert table["classes"]["H"][2]["j"] == [[0, 0]] and table["classes"]["Leaf"][1] == ["H"]
 
 
-# ------------------------------------------------------------------------------------------ messages of the source
+# ------------------------------------------------------------------------------------------ messages in the source
 
 MASK = """\
 Traceback (most recent call last):
@@ -210,7 +210,7 @@ def test_a_message_has_the_releases_whose_file_raises_it() -> None:
     assert (found.since, found.until) == (content["releases"][first], content["releases"][last])
     shown = diagnose_log(MASK.format(file=file, line=line)).origin
     assert shown is not None and shown.since == found.since
-    # The same words from another file, another type, or the job's own code are not the library's.
+    # The same message from another file, of another type, or in the job's own code isn't the library's.
     assert origin(read_failure(MASK.format(file="trl/no_such_file.py", line=line))) is None
     assert origin(read_failure(MASK.format(file=file, line=line.replace("ValueError", "KeyError")))) is None
     assert (

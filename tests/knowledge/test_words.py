@@ -1,4 +1,4 @@
-"""Words: stems that meet, typos that are read, concepts in two languages."""
+"""Words: matching stems, recognized typos, and concepts in two languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger that was changed, cut, emptied or lost is found out, and one that can't be written can still be read."""
+"""A changed, truncated, emptied or lost ledger is detected, and a ledger that can't be written is still readable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wording import Wording
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A ledger of ten events."""
+    """A folder with a ledger of ten events."""
     folder = tmp_path / "home"
     folder.mkdir()
     ledger = opened(folder)
@@ -41,7 +41,7 @@ def opened(home: Path) -> Ledger:
 
 
 def forge(home: Path, *statements: str) -> None:
-    """Change a ledger as its owner can: without the triggers that forbid it, and with them afterwards."""
+    """Change a ledger as its owner can: drop the triggers that forbid changes, and restore them afterwards."""
     db = sqlite3.connect(home / "ledger.db")
     names = ("events_never_change", "events_never_vanish", "events_are_new", "events_move", "events_of_leases")
     made = [db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0] for name in names]
@@ -130,7 +130,7 @@ def test_a_restored_backup_is_found_however_much_is_recorded_after_it(home: Path
         ledger.add("job/j9", MachineSeen(machine=f"boot-{n}"))
         found = ledger.trouble()
         assert found is not None and found.incomplete, n
-    for again in (opened(home), opened(home)):  # a process that starts later knows it too, and so does the one after
+    for again in (opened(home), opened(home)):  # later processes detect it too
         found = again.trouble()
         assert found is not None and found.code == "replaced"
         again.add("job/j9", MachineSeen(machine="z"))
@@ -165,7 +165,7 @@ def test_the_head_may_be_behind_torn_or_absent(home: Path) -> None:
     assert head is not None and head.seq == 10
     with opened(home).snapshot() as query:
         ((before,),) = query("SELECT hash FROM events WHERE seq = 8")
-    file.write(Head(8, before))  # killed after a commit and before the head
+    file.write(Head(8, before))  # as if killed after a commit and before the head was written
     assert opened(home).trouble() is None
     file.path.write_bytes(b"\0" * 96)
     assert opened(home).trouble() is None and file.read() == head
@@ -258,7 +258,7 @@ def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", [1, 2])
 def test_on_a_full_disk_the_machines_can_be_looked_at(tmp_path: Path, schema: int, wording: Wording) -> None:
-    """A limit on the size of files stands for the disk: not one byte can be written."""
+    """A file size limit of zero emulates the full disk."""
     home = tmp_path / "home"
     home.mkdir()
     db = sqlite3.connect(home / "ledger.db")
@@ -276,6 +276,6 @@ def test_on_a_full_disk_the_machines_can_be_looked_at(tmp_path: Path, schema: in
     body = json.loads(done.stdout)
     machines = [row for row in body["instances"] if row["ours"]]
     assert len(machines) >= 5 and all(row["billing"] is not False for row in machines), done.stdout + done.stderr
-    (theirs,) = re.findall(r"\((.*)\)", body["message"])  # what SQLite says
+    (theirs,) = re.findall(r"\((.*)\)", body["message"])  # SQLite's message
     wording(body["message"], theirs)
     wording(body["hint"])

@@ -1,4 +1,4 @@
-"""Every event is declared, and a ledger of the first schema folds to what was read from it when it was new."""
+"""Every event is declared, and a first-schema ledger folds to the same records as when it was new."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NEW = {"running_since", "supervisor", "next_steps"}
 
 @pytest.fixture(scope="module")
 def read_then() -> dict[str, Any]:
-    """What the code read that wrote the ledger of the first schema."""
+    """The records that were read by the same code that wrote the first-schema ledger."""
     found: dict[str, Any] = json.loads((FIXTURES / "ledger_v1.records.json").read_text("utf-8"))
     return found
 
@@ -71,7 +71,7 @@ def first_schema(tmp_path: Path) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON has it."""
+    """Return a record as JSON data."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value):
@@ -82,13 +82,13 @@ def plain(value: Any) -> Any:
 
 
 def as_then(lease: LeaseRecord) -> dict[str, Any]:
-    """A lease with the fields that its record had at that time."""
+    """Return a lease with the fields that its record had at that time."""
     record = plain(lease) | {"instance": plain(lease.instance)}
     return {name: value for name, value in record.items() if name not in ("answers", "cost", "estimated")}
 
 
 def without_new(value: Any) -> Any:
-    """JSON without the empty fields that models got after the first schema, and with a fix as the sentence it was."""
+    """Return JSON data as in the first schema: without empty fields added since, and with each fix as a sentence."""
     if isinstance(value, list):
         return [without_new(v) for v in value]
     if not isinstance(value, dict):
@@ -130,18 +130,18 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
     later = ("declared", "reason", "pausing", "resume_requested", "resumed", "dropped", "limit_s", "person", "array")
     later += ("choices", "choice", "given_up", "given_up_generation")
     for records, field in (*(("jobs", field) for field in later), ("leases", "account")):
-        assert not any(record.pop(field) for record in now[records].values())  # a ledger of that time could not hold it
+        assert not any(record.pop(field) for record in now[records].values())  # a first-schema ledger can't contain it
     now = without_new(now)
     assert now.keys() == read_then.keys()
     for name, value in now.items():
         if name in {"spent_today", "billed_today"}:
             assert value >= read_then[name] - 1e-9, name
-        elif name == "spent":  # of that time are the figures of the last answers, to which the time since is added
+        elif name == "spent":  # the old cost ends at the last answer; the new one includes the time since
             for lease, cost in value.items():
                 then = read_then[name][lease]
                 final = (now["leases"][lease]["instance"] or {}).get(
                     "meter"
-                ) is False  # the bill of a machine that is off
+                ) is False  # the final bill of a machine that is off
                 assert then is None or (cost == then if final else cost >= then), lease
         else:
             assert value == read_then[name], name
@@ -272,7 +272,7 @@ def modules() -> list[Path]:
 
 @pytest.mark.slow
 def test_every_event_type_can_be_read_back() -> None:
-    """A type whose module is not imported by the package would be written and come back as Unrecognized."""
+    """If the package did not import a type's module, its events would be read back as `Unrecognized`."""
     for module in pkgutil.iter_modules(ledger_events.__path__, f"{ledger_events.__name__}."):
         importlib.import_module(module.name)
 
@@ -288,7 +288,7 @@ def test_every_event_type_can_be_read_back() -> None:
 
 @pytest.mark.slow
 def test_no_body_and_no_kind_is_named_outside_of_the_ledger() -> None:
-    """A kind may stand in a docstring, which is not code."""
+    """Docstrings may name a kind, because they are not code."""
     wrong = []
     for file in modules():
         tree = ast.parse(file.read_text("utf-8"))

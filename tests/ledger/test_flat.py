@@ -1,4 +1,4 @@
-"""No operation grows with the jobs that have ended, and the watch lets other tasks run between one job and the next."""
+"""No operation slows down as ended jobs accumulate, and the watch lets other tasks run between two jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from grown_ledger import grown, steps
 
 FEW, MANY = 40, 400
 BLOCKED_SHARE = 1 / 100
-"""The most of the lines of a round over 152 jobs that run in a row: less than two jobs need."""
+"""Maximum share of the lines of a round over 152 jobs that may run without interruption; two jobs need more."""
 
 
 @pytest.mark.prove
@@ -38,7 +38,7 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
     def operations(house: House) -> dict[str, Callable[[], object]]:
         w, ledger, job = house.ctx, house.ledger, read_job(house.ledger, LIVE[0])
         watcher = Watcher(w)
-        anyio.run(watcher.round)  # the first one sees the machines
+        anyio.run(watcher.round)  # the first round detects the machines
         watcher._next_sweep = 0.0
         return {
             "round": lambda: anyio.run(watcher.round),
@@ -72,14 +72,14 @@ def test_a_round_lets_other_tasks_run_however_many_jobs_are_live(tmp_path: Path)
     for n in range(150):
         house.write(begins(f"jmore{n}", "vastai"))
     watcher = Watcher(house.ctx)
-    anyio.run(watcher.round)  # the first one sees the machines
+    anyio.run(watcher.round)  # the first round detects the machines
     whole = lines_run(lambda: anyio.run(watcher.round))
     assert anyio.run(most_in_a_row, watcher) < BLOCKED_SHARE * whole
     assert len(unsettled(house.ctx)) == 152 and not watcher.ctx.unseen, "every round was a whole one"
 
 
 async def most_in_a_row(watcher: Watcher) -> int:
-    """Return the most lines of Python that run between two turns of another task during one round."""
+    """Return the maximum number of Python lines that run between two turns of another task during one round."""
     with counted_lines(threads=False) as lines:
         most = last = 0
         async with anyio.create_task_group() as together:

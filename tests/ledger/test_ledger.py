@@ -1,4 +1,4 @@
-"""The ledger keeps what it was told, refuses what must not happen twice, and says clearly when it can't work."""
+"""The ledger keeps its events, refuses those that must not happen twice, and explains why it can't work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
 
 @pytest.mark.slow
 def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
-    argv = [*warm(), "-c", SETTING, str(tmp_path / "ledger.db")]  # the tests themselves don't wait
+    argv = [*warm(), "-c", SETTING, str(tmp_path / "ledger.db")]  # the tests' own process doesn't sync
     assert subprocess.check_output(argv, text=True) == "2\n"
 
 
@@ -156,7 +156,7 @@ def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
 def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
     ledger: Ledger, before: bytes, after: bytes, wording: Wording
 ) -> None:
-    """The database can't tell: it has no sums over its pages."""
+    """SQLite can't detect the damage, because its pages have no checksums."""
     ledger.append("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
     ledger.close()
     raw = ledger.path.read_bytes()

@@ -1,4 +1,4 @@
-"""The key of another account: what the check, the list, the gate and the watch say, and what they leave alone."""
+"""Another account's key: how the check, the list, the gate and the watch react, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UNPROVEN = WHY[Match.UNPROVEN].format(platform=PLATFORM)
 
 
 class House:
-    """A warden with two pretend accounts, the first of which is in use."""
+    """An installation with two emulated accounts, the first of which is in use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock = folder, clock_of_today()
@@ -125,7 +125,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
 @pytest.mark.slow
 @pytest.mark.attack("ending", "bills a machine that is gone")
 async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
-    """A lease of an older ledger stays unknown when only a bill could tell whose it was."""
+    """A lease in an older ledger stays unknown if only a bill could identify its account."""
     job = await house.finished()
     lease = read_lease(house.ctx.ledger, f"{job}-i1")
     assert lease.instance_id

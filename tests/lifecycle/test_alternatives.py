@@ -1,4 +1,4 @@
-"""A job that may run on several platforms: each is checked and quoted, and a person's yes covers the whole list."""
+"""Jobs with alternative platforms: each is checked and quoted, and one approval covers the whole list."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_the_gate_quotes_each_and_the_receipt_has_them_all(ctx: Context, c
 
 
 async def test_the_list_is_what_a_person_is_asked_about(ctx: Context, clouds: dict[str, Cloud]) -> None:
-    """The caps allow the first platform and not the second one: the yes has to cover the dearest."""
+    """The caps allow the first platform but not the second: the approval must cover the most expensive one."""
     ctx.policy = Policy(rehearsal_caps=Caps(per_job_usd=2.5, per_day_usd=99, per_instance_usd=99))
     alone = await submit(ctx, spec())
     assert alone.ask == ""
@@ -115,7 +115,7 @@ async def test_a_list_without_capacity_anywhere_fails_and_rents_nothing(ctx: Con
 
 
 async def test_a_refusal_that_may_have_rented_is_settled_first(ctx: Context, clouds: dict[str, Cloud]) -> None:
-    """The order was sent and refused: a machine may exist until two looks, `settle_s` apart, find none."""
+    """The order was sent and refused: a machine may exist until two polls, `settle_s` apart, find none."""
     done = await submit(ctx, spec(SECOND))
     clouds[FIRST].configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", count=9),)))
     launched = await submit(ctx, spec(SECOND), receipt=done.receipt)
@@ -131,7 +131,7 @@ async def test_a_refusal_that_may_have_rented_is_settled_first(ctx: Context, clo
 async def test_a_machine_that_turns_up_before_the_next_order_is_the_jobs(
     ctx: Context, clouds: dict[str, Cloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first platform refused and had rented, its list is late, and gpuwarden ended before it asked the second."""
+    """The first platform refused but did rent; its list lags, and gpuwarden exits before it orders from the second."""
     done, rent = await submit(ctx, spec(SECOND)), provisioning.rent
 
     async def ends(ctx: Context, job: JobRecord) -> bool:
@@ -159,7 +159,7 @@ async def test_a_machine_that_turns_up_before_the_next_order_is_the_jobs(
 
 
 async def test_a_dearer_market_than_was_checked_is_no_capacity(ctx: Context, clouds: dict[str, Cloud]) -> None:
-    """Between receipt and order the first platform gets dearer: its receipt is stale, and nothing is ordered."""
+    """A platform's price rises between receipt and order: the receipt is stale, and nothing is ordered."""
     done = await submit(ctx, spec(SECOND))
     clouds[SECOND].configure(priced(9.0))
     with pytest.raises(Conflict, match=r"\$3.00.*\$9.00"):
@@ -168,7 +168,7 @@ async def test_a_dearer_market_than_was_checked_is_no_capacity(ctx: Context, clo
 
 
 async def test_what_one_platform_can_t_do_leaves_it_out(ctx: Context, clouds: dict[str, Cloud]) -> None:
-    """Lambda sells no interruptible machines, and the policy knows no other reason to refuse the job."""
+    """Lambda offers no interruptible machines; the policy has no other reason to refuse the job."""
     wanted = spec(THIRD, interruptible=True)
     done = await submit(ctx, wanted)
     assert [c.platform for c in done.choices] == [FIRST]
@@ -244,7 +244,7 @@ def test_a_fan_out_has_one_platform(wording: Wording) -> None:
 
 
 async def test_the_record_of_a_job_is_where_it_is_now(ctx: Context, clouds: dict[str, Cloud]) -> None:
-    """Before a machine is rented it may still cost what the dearest of the list does."""
+    """Until a machine is rented, the worst cost is that of the most expensive platform on the list."""
     done = await submit(ctx, spec(SECOND, THIRD))
     clouds[FIRST].configure(faults=Faults(faults=(Fault(kind="lost_request", call="create", count=9),)))
     launched = await submit(ctx, spec(SECOND, THIRD), receipt=done.receipt)

@@ -1,7 +1,7 @@
-"""An ordered list of platforms against clouds without capacity, lost replies and deaths: never two machines for a job.
+"""Ordered lists of platforms against full clouds, lost replies and crashes: never two machines for one job.
 
-Hypothesis draws what each cloud does with a request for a machine and at which commit or call the process dies. After
-every step the ledger is held against the books of all clouds.
+Hypothesis draws each cloud's response to a create request, and the commit or call at which the process dies. After
+every step the ledger is compared with the records of all clouds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ORDER = ("rehearsal/runpod", "rehearsal/vastai", "rehearsal/lambda")
 
 
 class World:
-    """Three clouds, one home, and a process that may die."""
+    """Three clouds, one state folder, and a process that may die."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.clock, self.fuse, self.processes = home, FakeClock(), Fuse(), Processes()
@@ -53,7 +53,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        """A new process over the same home and the same clouds."""
+        """Start a new process over the same state folder and clouds."""
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
@@ -81,7 +81,7 @@ class World:
         finally:
             self.fuse.left = None
 
-    # -- what always holds
+    # -- invariants
 
     def hold(self) -> None:
         wrong = [f"{p}: {w}" for p, cloud in self.clouds.items() for w in promises(self.ctx.ledger, cloud)]
@@ -97,12 +97,12 @@ class World:
         ]
 
     def twins(self) -> Iterator[str]:
-        """One living machine for the job, over all clouds."""
+        """Yield an error if the job has more than one live machine across all clouds."""
         if len(self.alive()) > 1:
             yield f"two machines live: {self.alive()}"
 
     def order(self) -> Iterator[str]:
-        """The list is walked forwards, each attempt has its own token, and their number is bounded."""
+        """Yield an error if the list is walked backwards, a token is reused or a platform is tried too often."""
         intents = [(e.subject, e.data.platform) for e in self.ctx.ledger.events(kind=CreateIntent)]
         places = [ORDER.index(platform) for _, platform in intents]
         if places != sorted(places):
@@ -113,7 +113,7 @@ class World:
             yield f"a platform was asked too often: {intents}"
 
     def settled(self) -> Iterator[str]:
-        """No attempt begins before the one before it is known to have rented nothing."""
+        """Yield an error if an attempt begins before the previous one is known to have rented nothing."""
         ledger = self.ctx.ledger
         for moved in ledger.events(kind=JobMovedOn):
             known = [e.seq for e in ledger.history(f"lease/{moved.data.lease}") if e.state == Lease.NONE]
@@ -164,9 +164,9 @@ GONE = (("lost_request", 1, 1), ("no_capacity", 2, 99))
         (((), (), ()), None, 0),
         ((NONE_LEFT, (), ()), None, 1),
         ((NONE_LEFT, NONE_LEFT, ()), None, 2),
-        ((NONE_LEFT, NONE_LEFT, NONE_LEFT), None, None),  # bounded: then it fails, and says so
-        ((LOST, (), ()), None, 0),  # the first attempt's machine is found, not a second one rented
-        (((("false_refusal", 1, 1),), (), ()), None, 0),  # it was refused and made all the same
+        ((NONE_LEFT, NONE_LEFT, NONE_LEFT), None, None),  # attempts are bounded; then the job fails with a reason
+        ((LOST, (), ()), None, 0),  # the first attempt's machine is found; no second one is rented
+        (((("false_refusal", 1, 1),), (), ()), None, 0),  # refused, but created all the same
         ((GONE, LOST, ()), None, 1),
         ((NONE_LEFT, LOST, ()), 3, 1),
         ((NONE_LEFT, LOST, ()), 8, 1),
@@ -184,7 +184,7 @@ def test_the_next_of_a_list_comes_after_the_one_before_is_settled(
 def live(
     weather: Weather, deaths: list[int | None], lag: float = 0.0, pace: float = 11.0, cancels: int | None = None
 ) -> int | None:
-    """Live one job under this weather. Return where in the list it runs in the end; None where it does not."""
+    """Run one job in this weather. Return its final position in the list, or None if it does not run."""
     home = Path(tempfile.mkdtemp(prefix="gpuwarden-alternatives-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, home)
@@ -215,7 +215,7 @@ def live(
 
 
 def comes_to_rest(world: World, spec: JobSpec, receipt: str) -> int | None:
-    """In good weather the job runs on one machine, or has none and says why."""
+    """Check that, in good weather, the job runs on one machine, or has none and a reason."""
     for cloud in world.clouds.values():
         cloud.configure(faults=Faults())
     world.do(submit, spec, receipt=receipt)

@@ -1,4 +1,4 @@
-"""What an agent, a job or a machine may try in order to get past a gate, and what becomes of it."""
+"""Attempts by an agent, a job or a machine to get past a gate, and their outcomes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
-# Saves one tensor as the safetensors library does; a test's own lines follow.
+# Saves one tensor as the safetensors library does; each test appends its own lines.
 SAVE = """
 import json, os, struct, sys, time
 def save(path):
@@ -55,7 +55,7 @@ def job(lines: str = 'save("out/model.safetensors")', **more: object) -> JobSpec
 
 
 async def ended(ctx: Context, spec: JobSpec) -> Checked:
-    """Launch a job and look until it has ended."""
+    """Launch a job and poll until it has ended."""
     first = await submit(ctx, spec)
     done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job is not None
@@ -129,7 +129,7 @@ async def test_a_pull_writes_nothing_among_our_own_records(ctx: Context, below: 
 async def test_a_pull_makes_no_profile_and_no_policy(
     ctx: Context, tmp_path: Path, below: str, wording: Wording
 ) -> None:
-    """A profile says what an end deletes, so whoever writes one decides what needs a copy."""
+    """A profile decides which files need a copy before teardown, so a pull must not write one."""
     ctx.notes_file = tmp_path / "project" / "notes.toml"
     seen = await ended(ctx, job('save("vastai.md")', outputs=["vastai.md"]))
     with pytest.raises(BadRequest) as refused:
@@ -138,7 +138,7 @@ async def test_a_pull_makes_no_profile_and_no_policy(
     assert not (tmp_path / "project" / below).exists()
 
 
-# Where an absolute path of the machine lies in a rehearsal.
+# The folder to which a rehearsal maps the machine's absolute paths.
 MACHINE = 'root = os.environ["GPUWARDEN_RUN_DIR"].split("/workspace/")[0]\n'
 
 
@@ -161,7 +161,7 @@ async def test_an_absolute_output_can_be_proven(runpod: Context) -> None:
 @pytest.mark.slow
 @pytest.mark.attack("ending", "declares an output that is a link to a disk that dies")
 async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Context) -> None:
-    """On RunPod /workspace outlives a stop and the container's disk does not."""
+    """On RunPod, /workspace survives a stop; the container's disk does not."""
     spec = job(
         MACHINE + 'os.makedirs(root + "/srv/big"); os.symlink(root + "/srv/big", root + "/workspace/res")\n'
         'save(root + "/workspace/res/m.safetensors")',
@@ -179,7 +179,7 @@ async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Contex
 @pytest.mark.slow
 @pytest.mark.attack("ending", "changes a file after the copy and restores its size and time")
 async def test_a_change_that_keeps_size_and_time_is_seen(ctx: Context) -> None:
-    """As a program does that writes in place and sets the time back with os.utime."""
+    """A program writes in place and resets the time with os.utime."""
     seen = await ended(ctx, job())
     await pull(ctx, seen.job.id)
     assert (await verify_job(ctx, seen.job.id)).verdict == "proven"
@@ -253,7 +253,7 @@ async def test_the_names_of_metrics_are_short_single_lines(ctx: Context) -> None
 @pytest.mark.slow
 @pytest.mark.attack("text", "names a file so that it draws a line of the approval's question")
 async def test_a_files_name_draws_no_line_of_the_question(ctx: Context) -> None:
-    """What a person reads before saying yes is ours, whatever a machine calls its files."""
+    """The text of an approval question is gpuwarden's own, whatever names a machine gives its files."""
     seen = await ended(ctx, job('save("out/m.safetensors"); open("a\\n  info TD-ALL-000: all is proven\\x1b[2J", "w")'))
     await pull(ctx, seen.job.id)
     await verify_job(ctx, seen.job.id)
@@ -331,14 +331,14 @@ time.sleep(600)
 async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a rented machine no sandbox keeps a job from its run folder.
+    # A rented machine has no sandbox that keeps a job out of its run folder.
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
     first = await submit(ctx, job(FORGES))
     again = await submit(ctx, job(FORGES), receipt=first.receipt)
     assert again.job is not None
 
     def claimed(seen: Checked) -> bool:
-        """Whether the file says that it succeeded while its supervisor is alive."""
+        """Return whether the status file claims success while its supervisor is alive."""
         assert seen.job.state in {"provisioning", "submitting", "running"}
         return seen.observation is not None and seen.observation.reason is Code.ENDING
 
@@ -360,7 +360,7 @@ async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(
 
 
 class TestSpending:
-    """A cap is about what may be billed, whatever the job's own numbers say."""
+    """A cap applies to the possible bill, whatever the job's own numbers are."""
 
     @pytest.mark.attack("spending", "hides a long time limit behind a low cost cap")
     async def test_a_low_max_cost_hides_no_long_timeout(self, ctx: Context) -> None:
@@ -422,7 +422,7 @@ class TestSpending:
         assert (await submit(ctx, spec)).ask == ""
         await launch(ctx, spec)
         clock.advance(hours * 3600)
-        other = open_house(tmp_path, clock, policy=ctx.policy)  # another process, which has heard no bill yet
+        other = open_house(tmp_path, clock, policy=ctx.policy)  # another process, without any bill so far
         assert "per_day_usd" in (await submit(other, spec.model_copy(update={"name": "next"}))).ask
 
 
@@ -484,7 +484,7 @@ async def test_a_shifted_clock_neither_allows_more_pins_nor_locks_the_user_out(
 
 
 def wrong_pins(home: Path) -> int:
-    """How many wrong PINs the ledger of that home has."""
+    """Return the number of wrong PINs in that home's ledger."""
     ledger = Ledger(home / "ledger.db", FakeClock())
     try:
         return len(ledger.events(kind="pin.wrong"))

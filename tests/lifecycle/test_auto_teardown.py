@@ -1,4 +1,4 @@
-"""Automatic teardown: a machine ends without a question only when a person said so before, and everything is proven."""
+"""Automatic teardown: a machine ends unasked only if the user allowed it in advance and everything is proven."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processe
     await house.asks(job)
     whole = lease_now(house.ctx, f"{job}-i1").cost or 0.0
     house.clock.advance(9 * 3600)
-    house.ctx.seen.clear()  # as in a process that has just begun
+    house.ctx.seen.clear()  # as in a new process
     (waiting,) = what_waits(house.ctx)
     assert waiting.cost_usd is not None and waiting.price_usd_per_hour is not None
     assert waiting.cost_usd == pytest.approx(whole + 9 * waiting.price_usd_per_hour, rel=0.1) and whole < 2
@@ -188,7 +188,7 @@ def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None
 
 
 def now_orders(house: Ordered, verb: str) -> None:
-    """Edit the policy under way."""
+    """Change the policy while the watch is running."""
     ending = house.ctx.policy.teardown.model_copy(update={"automatic": verb})
     house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": ending})
 
@@ -218,7 +218,7 @@ async def test_an_order_holds_while_the_policy_gives_it(
 
 @pytest.mark.slow
 async def test_an_order_that_was_taken_back_while_the_watch_was_dead_ends_nothing(ending_house: Ordered) -> None:
-    """It dies between the recorded approval and the call, and the policy changes before it comes back."""
+    """The watch dies between the recorded approval and the call; the policy changes before it restarts."""
     await ending_house.proven()
     kill = patch("gpuwarden.lifecycle.teardown.gate._execute", side_effect=KeyboardInterrupt)
     with kill, pytest.raises(KeyboardInterrupt):
@@ -260,7 +260,7 @@ async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path:
     assert house.bills()
 
 
-# ------------------------------------------------------------------------------------------- what is left to a person
+# ----------------------------------------------------------------------------------------- decisions left to the user
 
 
 @pytest.mark.slow
@@ -380,7 +380,7 @@ async def test_an_end_that_the_platform_only_claims_is_told(ending_house: Ordere
     assert ending_house.bills() and "unseen_end" in raised_kinds, "it was asked for, and it bills on"
 
 
-# ------------------------------------------------------------------------------------------- who can give an order
+# ------------------------------------------------------------------------------------------------ who may allow it
 
 
 async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
@@ -506,7 +506,7 @@ async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: 
     assert ending_house.bills()
 
 
-# ------------------------------------------------------------------------------------------ copies before anybody asks
+# ---------------------------------------------------------------------------------------------------- automatic copies
 
 
 async def test_a_success_is_copied_and_verified_before_anybody_asks(ending_house: Ordered) -> None:
@@ -559,7 +559,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house
     assert 4 <= asked <= 8 and job in ending_house.watcher.keeper.trouble
 
 
-# ------------------------------------------------------------------------------------------------------ what waits
+# -------------------------------------------------------------------------------------------- waiting for the user
 
 
 @pytest.mark.parametrize("verb", ["terminate", "stop"])

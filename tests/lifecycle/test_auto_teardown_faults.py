@@ -1,4 +1,4 @@
-"""Automatic teardown when something fails here or lies there: nothing is lost, and nothing unproven ends."""
+"""Automatic teardown despite local failures and false answers: nothing is lost, and nothing unproven ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def saved(house: Ordered, content: bytes) -> str:
-    """A job that succeeded with one file, of which there is no copy yet."""
+    """Return a job that succeeded with one file, which has no copy yet."""
     job = await house.started()
     house.backend.write(house.handle(job), "model.safetensors", content)
     house.backend.end(house.handle(job))
@@ -34,7 +34,7 @@ async def saved(house: Ordered, content: bytes) -> str:
     return job
 
 
-# ------------------------------------------------------------------------------------------------- a full disk here
+# ------------------------------------------------------------------------------------------------ a full local disk
 
 
 async def test_a_full_disk_here_ends_nothing_and_the_copy_is_made_once_there_is_room(
@@ -42,7 +42,7 @@ async def test_a_full_disk_here_ends_nothing_and_the_copy_is_made_once_there_is_
     processes: Processes,
     disk: Callable[[str], Path],
 ) -> None:
-    """Copies and the ledger are on one disk. What can't be written stops the ending, and no round dies of it."""
+    """The copies and the ledger share a disk. A failed write prevents the teardown, but no round crashes."""
     home, cloud = disk("size=64m") / "home", tmp_path / "cloud"
     home.mkdir(mode=0o700)
     cloud.mkdir(mode=0o700)
@@ -71,7 +71,7 @@ async def test_a_disk_that_fills_in_the_grace_keeps_the_machine(
     processes: Processes,
     disk: Callable[[str], Path],
 ) -> None:
-    """An end that can't be written down is not asked for."""
+    """A teardown that can't be recorded is not requested."""
     home, cloud = disk("size=64m") / "home", tmp_path / "cloud"
     home.mkdir(mode=0o700)
     cloud.mkdir(mode=0o700)
@@ -112,7 +112,7 @@ async def test_a_stop_that_the_platform_claims_while_the_meter_runs_is_told(
 
 
 async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ordered) -> None:
-    """Each has its own connection to the ledger, and both go round at the same time, as after a lost lock."""
+    """Each has its own ledger connection, and both run their rounds at the same time, as after a lost lock."""
     job = await ending_house.proven()
     other = open_house(ending_house.ctx.home, ending_house.clock, policy=ending_house.ctx.policy)
     other._providers, other._backends = ending_house.ctx._providers, ending_house.ctx._backends
@@ -132,7 +132,7 @@ async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ord
     other.ledger.close()
 
 
-# ------------------------------------------------------------------------------------ an order edited in mid-flight
+# ------------------------------------------------------------------------------------------- a policy edited midway
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_lon
     ending_house.holds()
 
 
-# ----------------------------------------------------------------------------------------- outputs that are renamed
+# -------------------------------------------------------------------------------------------------- renamed outputs
 
 
 async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_new_name(ending_house: Ordered) -> None:
@@ -178,7 +178,7 @@ async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_
 
 
 async def test_an_output_that_is_moved_out_of_what_was_declared_keeps_the_machine(ending_house: Ordered) -> None:
-    """The proven copy has the old name; the machine has the only file at the new one, which nobody declared."""
+    """The proven copy has the old path; the machine has the only file at the new path, which is undeclared."""
     job = await ending_house.started()
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", weights())
     await pull(ending_house.ctx, job)

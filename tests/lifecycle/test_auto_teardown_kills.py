@@ -1,9 +1,9 @@
-"""Random kills and cuts while machines end by automatic teardown: nothing unproven is lost, and nothing bills unseen.
+"""Random kills and cuts during automatic teardown: nothing unproven is lost, and no billing goes unnoticed.
 
-The provider lies as well: it takes verbs and does nothing, hides machines, refuses what it does, claims a stop while
-the meter runs, shows old lists, and brings ended machines back. The channel that alerts go through fails now and then,
-and the user objects at any moment, also between two writes of the watch. `HITS` is how many kills and cuts there are at
-least, `KILLS` how many kills; the variable GPUWARDEN_KILLS sets it.
+The provider lies as well: it accepts calls without effect, hides machines, refuses calls that it carries out, claims a
+stop while billing continues, shows old lists, and brings ended machines back. The alert channel fails now and then,
+and the user may object at any moment, even between two writes of the watch. `HITS` is the minimum number of kills and
+cuts, `KILLS` the minimum number of kills; the GPUWARDEN_KILLS variable sets the latter.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ HITS = amount(15, 60)
 KILLS = int(os.environ.get("GPUWARDEN_KILLS") or amount(30, 300))
 PLATFORM = "rehearsal/vastai"
 STANDING = frozenset({"finished_billing", "unknown"})
-"""Alerts that say that a machine bills, for as long as it does."""
+"""Alerts that report a billed machine for as long as it is billed."""
 REPEATED = frozenset({"approval", "unseen_end", "came_back"})
-"""Those that are raised about what waits for a person."""
+"""Alerts about items that wait for the user."""
 
 
 class CutLine(PretendBackend):
-    """Machines behind a line that is cut at one answer in `one_in`, in the middle of a file too."""
+    """Machines whose connection is cut at one in `one_in` answers, even in the middle of a file."""
 
     def __init__(self, processes: Processes, draw: random.Random) -> None:
         super().__init__(processes)
@@ -91,7 +91,7 @@ class CutLine(PretendBackend):
 
 
 class Liar:
-    """A provider that takes verbs and does nothing until `idle_until`, and has no machines until `hides_until`."""
+    """A provider whose calls have no effect until `idle_until` and whose machines are hidden until `hides_until`."""
 
     def __init__(self, real: Any, clock: FakeClock) -> None:
         self.real, self.clock = real, clock
@@ -120,7 +120,7 @@ class Liar:
 
 
 class Night:
-    """One job that succeeds while nobody looks, a watch that dies now and then, and a network that fails."""
+    """One job that succeeds unattended, with a watch that dies now and then and an unreliable network."""
 
     def __init__(self, home: Path, seed: int, phone: Phone) -> None:
         self.home, self.random, self.phone = home, random.Random(seed), phone
@@ -132,7 +132,7 @@ class Night:
         self.deaths, self.lies = 0, Counter[str]()
         self.effect: Objection | None = None
         self.calls_before = 0
-        """Calls that were sent before the user objected."""
+        """Number of calls sent before the user objected."""
         self.excused_until = 0.0
         self.open()
 
@@ -145,7 +145,7 @@ class Night:
         return self.ctx.ledger.events(f"lease/{self.job}-i1", kind=VerbIntent)
 
     def objects(self) -> None:
-        """Object in another process, at whatever point this one is."""
+        """Object from another process, at whatever point this one has reached."""
         other = open_house(self.home, self.clock, policy=self.policy)
         if self.effect is None and automatic_teardown(other, self.job):
             self.effect = object_to(other, self.job, "command line", "test")
@@ -153,7 +153,7 @@ class Night:
         other.ledger.close()
 
     def open(self) -> None:
-        """A new process over the same home and the same cloud."""
+        """Start a new process over the same state folder and cloud."""
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "watch")
         ledger.fuse = self.fuse
@@ -201,7 +201,7 @@ class Night:
         return any(truth.meter for truth in self.cloud.truths().values())
 
     def there(self) -> bytes | None:
-        """Files on the machine's disk; None once it is gone."""
+        """Return the files on the machine's disk, or None once it is gone."""
         file = Path(self.handle.run_dir) / "work" / "out" / "model.safetensors"
         return file.read_bytes() if file.exists() else None
 
@@ -210,7 +210,7 @@ class Night:
         return {file.read_bytes() for file in found}
 
     def something_happens(self) -> None:
-        """A cut, a lost reply, a lie, a late write, a damaged copy, an objection: each of them rarely."""
+        """Inject a cut, a lost reply, a lie, a late write, a damaged copy or an objection, each of them rarely."""
         waits = self.bills() and read_lease(self.ctx.ledger, f"{self.job}-i1").state is Lease.METERING
         match self.random.randrange(18):
             case 0:
@@ -251,21 +251,21 @@ class Night:
         self.cloud.configure(faults=Faults(faults=(Fault.model_validate(fault),)))
 
     def hides(self) -> None:
-        """Hide the machine, mostly for less than two looks need.
+        """Hide the machine, usually too briefly for two polls to confirm it gone.
 
-        Where it is hidden for longer, or twice with no look in between, the next list shows it again.
+        If it is hidden for longer, or twice without a poll in between, the next list shows it again.
         """
         seconds, looked = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0)), self.liar.hides_until + 200.0
         beyond = seconds > SETTLE_S or self.clock.now() < looked
         self.lies["hidden long" if beyond else "hidden"] += 1
         self.liar.hides_until = self.clock.now() + seconds
         if beyond:
-            self.excused_until = self.liar.hides_until + SWEEP_S + 600.0  # some lists are lost
+            self.excused_until = self.liar.hides_until + SWEEP_S + 600.0  # allows for lost lists
 
     def look(self, *, mortal: bool) -> bool:
-        """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books.
+        """Let the watch copy, poll and tear down, then check both of its promises against the cloud's own records.
 
-        Return whether the machine still bills.
+        Return whether the machine is still billed.
         """
         before, effect = self.there() if self.bills() else None, self.effect
         uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.keeper.round(), lambda: self.watcher.round())
@@ -283,12 +283,12 @@ class Night:
             assert any(at + grace_s <= call.at for at in self.phone.notices()), f"no notice came\n{self.story()}"
         if isinstance(found, Round):
             assert "watch" not in found.trouble, found.trouble
-        if isinstance(found, Round) and effect is self.effect:  # else the next round sees the objection of this one
+        if isinstance(found, Round) and effect is self.effect:  # otherwise the next round sees this objection
             assert not bills or self.told(found), f"it bills past its grace unseen\n{self.story()}"
         return bills
 
     def told(self, found: Round) -> bool:
-        """Return whether an alert says that the machine bills, or it bills inside its grace."""
+        """Return whether an alert reports the machine's billing, or it is still within its grace period."""
         ledger, job, now = self.ctx.ledger, read_job(self.ctx.ledger, self.job), self.clock.now()
         if {alert.kind for alert in found.standing} & STANDING or now < self.excused_until:
             return True
@@ -312,7 +312,7 @@ class Night:
         return story(self.ctx.ledger.events())
 
     def comes_to_rest(self) -> None:
-        """In good weather the machine ends within its grace, or an alert says why it bills."""
+        """Check that, in good weather, the machine ends within its grace period or an alert explains its billing."""
         assert self.cloud is not None
         self.backend.silent, self.backend.one_in, self.phone.down = False, 0, False
         self.liar.idle_until = self.liar.hides_until = 0.0
@@ -335,7 +335,7 @@ def pretended() -> Iterator[None]:
     made = Processes()
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
-    patches.append(patch("os.fsync"))  # the machine itself never dies here
+    patches.append(patch("os.fsync"))  # the host itself never crashes here
     patches.append(patch("gpuwarden.checkpoints.load.run_child", remembered))
     for each in patches:
         each.start()
@@ -361,7 +361,7 @@ def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
 def test_no_kill_breaks_the_word_that_a_machine_stays(
     tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None]
 ) -> None:
-    """No machine ends after "stays" or without its delivered notice, and none bills without an alert."""
+    """No machine ends after "stays" or without a delivered notice, and none is billed without an alert."""
     _nights(tmp_path, phone, record_property, lambda deaths, cuts: deaths >= KILLS)
 
 
@@ -394,11 +394,11 @@ def _nights(
     assert deaths and cuts and ended and lies, "the nights were too quiet to show anything"
 
 
-# ------------------------------------------------------------------------------ an objection at every point of the end
+# ------------------------------------------------------------------------- an objection at every point of the teardown
 
 
 class Due:
-    """A machine whose announced end is due: the next round of the watch ends it. It is copied for every try."""
+    """A machine whose announced teardown is due in the watch's next round. It is copied for every try."""
 
     def __init__(self, home: Path, phone: Phone) -> None:
         self.night = Night(home, 1, phone)
@@ -413,7 +413,7 @@ class Due:
         self.night.ctx.ledger.close()
 
     def copy(self, home: Path) -> Night:
-        """The same night in a folder of its own, right before the round that ends the machine."""
+        """Copy the night, right before the round that ends the machine, into another folder."""
         shutil.copytree(self.night.home, home)
         night = copy(self.night)
         night.home, night.fuse, night.cloud, night.effect, night.deaths = home, Fuse(), None, None, 0
@@ -423,7 +423,7 @@ class Due:
 
 
 async def _later(night: Night) -> None:
-    """Let the watch go round for longer than it waits for a call to have an effect."""
+    """Run the watch for longer than it waits for a call to take effect."""
     for _ in range(8):
         night.clock.advance(100)
         await night.watcher.round()
@@ -444,7 +444,7 @@ def test_an_objection_gets_a_true_answer_at_every_point(tmp_path: Path, phone: P
         night.ctx.ledger.close()
         return any(event.subject.startswith("teardown/") for event in granted)
 
-    for point in count(bisect_left(range(100), True, key=approved) - 1):  # earlier ones are before the teardown
+    for point in count(bisect_left(range(100), True, key=approved) - 1):  # earlier points precede the teardown
         night = due.copy(tmp_path / f"{how}-{point}")
         if how == "meanwhile":
             night.fuse.errand = (point, night.objects)

@@ -1,4 +1,4 @@
-"""The notice of automatic teardown counts from its delivery, and is given again after the watch was away."""
+"""The notice of automatic teardown counts from its delivery and is repeated after the watch was away."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def house(tmp_path: Path, processes: Processes, phone: Phone) -> Ordered:
-    """A house with automatic teardown whose alerts go to the phone."""
+    """Return an installation with automatic teardown whose alerts go to the phone."""
     made = Ordered(tmp_path / "home", processes)
     made.ctx.policy = made.ctx.policy.model_copy(update={"watch": CALLED})
     return made
 
 
 def restarted(house: Ordered) -> None:
-    """A new process watches from now on."""
+    """Replace the watch with a new process."""
     house.watcher = Watcher(house.ctx)
 
 
@@ -128,7 +128,7 @@ async def test_a_watch_that_was_away_longer_than_the_grace_gives_the_notice_agai
 
 
 async def test_an_end_that_every_gap_puts_off_is_overdue(house: Ordered, phone: Phone) -> None:
-    """A laptop sleeps again and again, or a timer looks less often than the grace."""
+    """A laptop sleeps repeatedly, or a timer runs the watch less often than the grace period."""
     await house.proven()
     raised: list[str] = []
     for _ in range(4):
@@ -138,7 +138,7 @@ async def test_an_end_that_every_gap_puts_off_is_overdue(house: Ordered, phone: 
 
 
 async def test_a_gap_is_remembered_by_a_watch_that_is_killed_right_after_it(house: Ordered, phone: Phone) -> None:
-    """The first round after the gap could not look at the machine, so that it announced nothing."""
+    """The first round after the gap could not reach the machine, so it announced nothing."""
     await house.proven()
     await house.watched(2)
     house.clock.advance(11 * MINUTE)
@@ -168,7 +168,7 @@ async def test_a_watch_that_died_between_its_approval_and_its_call_gives_the_not
 
 
 async def test_a_watch_that_is_restarted_soon_keeps_the_notice(house: Ordered, phone: Phone) -> None:
-    """A timer looks every few minutes, each time in a process of its own."""
+    """A timer runs the watch every few minutes, each time in a new process."""
     await house.proven()
     for _ in range(4):
         restarted(house)

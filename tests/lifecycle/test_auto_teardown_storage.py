@@ -1,4 +1,4 @@
-"""Storage that outlives a machine: its costs are accepted with the job, and it is named before and after the end."""
+"""Storage that outlives a machine: its cost is accepted with the job, and it is named before and after teardown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOLUME = "network-volume (/workspace)"
 
 @pytest.fixture
 def house(tmp_path: Path, processes: Processes) -> Ordered:
-    """A house that rents at RunPod, where a network volume bills until it is deleted."""
+    """Return an installation that rents on RunPod, where a network volume is billed until it is deleted."""
     made = Ordered(tmp_path / "home", processes)
     made.opens(platform="rehearsal/runpod")
     return made
@@ -77,7 +77,7 @@ async def test_the_machine_ends_and_the_storage_is_named_as_billing(house: Order
 
 @pytest.mark.slow
 async def test_storage_that_was_not_shown_at_the_submit_is_a_question(house: Ordered) -> None:
-    """As of an older version, or of a profile that learned of it since."""
+    """The job was submitted with an older version, or its profile gained the storage later."""
     with patch("gpuwarden.lifecycle.submission.submit.storage_after", return_value=()):
         await house.proven(durable_storage=True)
     raised_kinds = await house.watched(60)

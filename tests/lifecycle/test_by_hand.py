@@ -1,4 +1,4 @@
-"""Platforms that a person rents on: nothing is submitted, priced or ended there, and their rules can be rehearsed."""
+"""Platforms that the user rents on: gpuwarden submits, prices and ends nothing there; their rules can be rehearsed."""
 
 from __future__ import annotations
 

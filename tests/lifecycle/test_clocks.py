@@ -1,4 +1,4 @@
-"""Danger clocks get a date where the profile has a duration, and only then."""
+"""Danger clocks get a date if, and only if, the profile has a duration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FACT = {"trigger": "idle", "effect": "gone", "verified": "2026-09", "source": "h
 
 
 def rented(ctx: Context, tmp_path: Path, platform: str, *states: InstanceState, **spec: object) -> None:
-    """A job and a lease whose machine was seen in these states, a day apart."""
+    """Record a job and a lease whose machine was observed in these states, one day apart."""
     body = {"spec": training(tmp_path / "said", platform=platform, **spec).model_dump(mode="json")}
     ctx.ledger.append("job/j1", "job.accepted", body, state=Job.ACCEPTED)
     ctx.ledger.append("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)

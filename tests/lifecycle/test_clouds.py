@@ -1,4 +1,4 @@
-"""A job's whole life on every rented platform: its own interface over HTTP, and real machines behind OpenSSH."""
+"""A job's whole life on every rented platform: the platform's own HTTP API, and real machines behind OpenSSH."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio
 
-# Takes a second to write what it has when it is told to end.
+# Takes a second to save when it is told to stop.
 SAVES_AT_SIGNAL = """
 import signal
 def save_and_exit(*_):
@@ -43,7 +43,7 @@ def save(step):"""
 
 @every_platform
 async def test_a_new_installation_sees_what_the_account_has(cloud_house: House) -> None:
-    """A machine that somebody else forgot bills, whether or not this ledger has used the platform."""
+    """A forgotten machine is billed, even if this ledger has never used the platform."""
     await cloud_house.launch(cloud_house.spec())
     fresh = open_house(cloud_house.home / "elsewhere", cloud_house.clock, policy=RICH)
     assert (await list_instances(fresh)).rows == ()
@@ -59,7 +59,7 @@ async def test_a_new_installation_sees_what_the_account_has(cloud_house: House) 
 @pytest.mark.prove
 @every_platform
 async def test_the_whole_life_of_a_job(cloud_house: House) -> None:
-    """The reply to the create is lost, the machine is taken in the middle of the run, the reply to the end is lost."""
+    """The create reply is lost, the machine is taken mid-run, and the teardown reply is lost."""
     platform = cloud_house.platform
     cloud_house.account.faults = [Fault("lost_reply", platform.creates), Fault("lost_reply", platform.ends)]
     job = await cloud_house.launch(cloud_house.spec("wait", interruptible=platform.spot))
@@ -107,14 +107,14 @@ async def test_the_whole_life_of_a_job(cloud_house: House) -> None:
 
 
 async def resumed(house: House, job: str) -> str:
-    """The platform brings the machine back by itself; the job goes on there."""
+    """Wait until the platform has brought the machine back by itself and the job continues there."""
     seen = await house.until(job, lambda c: c.job.attempt == 2 and c.job.state is not Job.PREEMPTED, jump_s=5)
     assert seen.lease and seen.lease.id == f"{job}-i1" and len(house.account.own) == 1
     return job
 
 
 async def lies_stopped(house: House, job: str) -> str:
-    """The machine lies there, its disk bills, and nothing of ours starts it; once a person does, the job goes on."""
+    """Check that nothing starts the stopped machine, whose disk is billed; once the user does, the job continues."""
     seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
     assert seen.job.reason is Code.INTERRUPTED
     for _ in range(4):
@@ -128,7 +128,7 @@ async def lies_stopped(house: House, job: str) -> str:
 
 
 async def is_gone(house: House, job: str) -> str:
-    """The job fails and says why, its lease ends on the second look, and the same work begins on a machine anew."""
+    """Check that the job fails with a reason, its lease ends at the second poll, and a new machine gets the work."""
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
     assert seen.job.reason is Code.GONE
     assert seen.lease and seen.lease.state is Lease.STOPPED and house.billing() == []
@@ -146,7 +146,7 @@ TAKEN = {"resumed": resumed, "stopped": lies_stopped, "gone": is_gone}
 
 
 def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
-    """The account's key is in no order, in no file of the machine, in no copy, and not in the ledger."""
+    """Assert that the account's key is in no request body, no file on the machine, no copy and not in the ledger."""
     assert all(KEY not in json.dumps(a.body, default=str) for a in house.account.asked)
     place = read_job(house.ctx.ledger, job).place
     assert place is not None
@@ -196,7 +196,7 @@ async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_wit
 @pytest.mark.slow
 @pytest.mark.parametrize("cloud_house", [VASTAI], ids=["vastai"], indirect=True)
 async def test_another_host_at_the_address_gets_nothing(cloud_house: House) -> None:
-    """The machine is taken back in the middle of the run, and something else answers when it is up again."""
+    """The machine is taken mid-run, and another host answers at its address afterwards."""
     job = await cloud_house.launch(cloud_house.spec("wait", interruptible=True))
     await cloud_house.running(job)
     await cloud_house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
@@ -217,7 +217,7 @@ async def test_another_host_at_the_address_gets_nothing(cloud_house: House) -> N
 async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
     cloud_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies between pinning the key and looking the machine over; the next one trusts nobody anew."""
+    """The process dies between pinning the host key and probing the machine; the next one pins no new key."""
 
     class Died(BaseException):
         pass
@@ -239,9 +239,9 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
 
 @pytest.mark.slow
 async def test_at_the_cap_a_job_saves_and_its_machine_stops_and_the_user_is_asked(cloud_house: House) -> None:
-    """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
+    """RunPod reports prices while a Pod runs, and its cost afterwards. The machine stays, with the saved files."""
     script = TRAIN.replace("def save(step):", SAVES_AT_SIGNAL)
-    # Above the cap in time, so that RunPod's own end at the job's limit does not come before it.
+    # The time limit is longer than the cap allows, so that RunPod's own end at that limit does not come first.
     job = await cloud_house.launch(cloud_house.spec("wait", script=script, max_cost_usd=10.0, timeout_s=8 * 3600))
     await cloud_house.running(job)
     await cloud_house.reached(job, 3)

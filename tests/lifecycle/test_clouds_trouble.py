@@ -1,4 +1,4 @@
-"""What goes wrong with rented machines, on every platform: boots, limits, error bodies, prices, storage, the undead."""
+"""Problems on every rented platform: boots, limits, error bodies, prices, storage, machines that come back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_DONE = json.dumps({"success": False, "error": "internal", "message": "try la
 
 
 async def finished(house: House, **spec: object) -> str:
-    """A job that has succeeded."""
+    """Return a job that has succeeded."""
     job = await house.launch(house.spec(**spec))
     await house.running(job)
     seen = await house.ended(job)
@@ -34,7 +34,7 @@ async def finished(house: House, **spec: object) -> str:
     return job
 
 
-# --------------------------------------------------------------------------------------------------------- the boot
+# ------------------------------------------------------------------------------------------------------------- boot
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(cloud_hous
     assert cloud_house.ctx.ledger.events(kind="submit.intent") == [], "nothing was launched there"
 
 
-# ------------------------------------------------------------------------------------------------------- the create
+# ----------------------------------------------------------------------------------------------------------- create
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_a
 @pytest.mark.slow
 @each_platform
 async def test_a_machine_with_another_token_is_not_ours(cloud_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The platform hands out a machine of somebody else's; ours is found by its token."""
+    """The platform returns another user's machine; gpuwarden finds its own by the token."""
     provider = cloud_house.ctx.provider(cloud_house.platform.name)
     create = provider.create
 
@@ -95,9 +95,9 @@ async def test_a_machine_with_another_token_is_not_ours(cloud_house: House, monk
     "cloud_house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True
 )
 async def test_a_date_that_the_platform_has_set_stands_in_the_list(cloud_house: House) -> None:
-    """Vast tells the contract's end at every look, a danger to a running job and to its files.
+    """Vast reports the contract's end in every answer; it endangers a running job and its files.
 
-    The others may be asked for an end, and no time is named for what nobody saw happen.
+    The other platforms may be given an end date, but an event that nothing observed gets no date.
     """
     contract = isinstance(cloud_house.account, VastCloud)
     if isinstance(cloud_house.account, VastCloud):
@@ -138,7 +138,7 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(cloud_house:
 
 @every_platform
 async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(cloud_house: House) -> None:
-    """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; others sell none."""
+    """Vast keeps the disk; whether Prime Intellect's interruptible machines do is unknown; the others have none."""
     if cloud_house.platform.spot:
         assert (await submit(cloud_house.ctx, cloud_house.spec(interruptible=True))).receipt
         return
@@ -149,7 +149,7 @@ async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(cloud
     assert cloud_house.account.own == {}
 
 
-# ---------------------------------------------------------------------------------------------------------- the end
+# --------------------------------------------------------------------------------------------------------- teardown
 
 
 @pytest.mark.prove
@@ -202,19 +202,17 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(c
     assert row.ours and row.billing is not False and cloud_house.billing() == [cloud_house.machine()]
     assert read_lease(cloud_house.ctx.ledger, f"{job}-i1").state is Lease.METERING
     assert (await check(cloud_house.ctx, job)).job.state is Job.SUCCEEDED
-    await take_down(
-        cloud_house, job, loss="train"
-    )  # what was on it is not there any more, and only a person can say so
+    await take_down(cloud_house, job, loss="train")  # its files are gone, which only the user can accept
     assert cloud_house.billing() == []
 
 
-# ------------------------------------------------------------------------------------------------------- the storage
+# ----------------------------------------------------------------------------------------------------------- storage
 
 
 @pytest.mark.prove
 @every_platform
 async def test_durable_storage_is_asked_for_and_outlives_the_machine(cloud_house: House) -> None:
-    """What lies on a volume needs no copy before the end; where no volume can be asked for, the gate says so."""
+    """Files on a volume need no copy before teardown; if the platform offers no volume, the gate reports it."""
     out = cloud_house.platform.durable
     if out is None:
         with pytest.raises(Refused) as refused:

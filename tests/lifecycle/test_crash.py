@@ -1,8 +1,8 @@
-"""The process dies by SIGKILL anywhere; the next one goes on. Nothing is lost, doubled, ended unasked or forgotten.
+"""SIGKILL at any point; the next process continues. Nothing is lost, duplicated, ended unasked or forgotten.
 
-Each life is one job from quote to teardown. Every use case runs in a process of its own, most of which are killed: at
-a line of gpuwarden drawn at random, or at a random moment (then also inside SQLite, fsync or a wait). After every kill
-the ledger is held against the cloud's own books. What the callers know is only what an answer told them.
+Each life is one job from quote to teardown. Every use case runs in its own process, most of which are killed: at a
+random line of gpuwarden, or at a random moment (then also inside SQLite, fsync or a wait). After every kill the ledger
+is compared with the cloud's own records. The callers know only the answers that they received.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("plain", "faults", "preempted", "accounts", "hosts", "lies")
 
 
 def kill_often(folder: Path, kills: int) -> Tally:
-    """Lives until so many processes have died."""
+    """Run lives until this many processes have died."""
     tally, driver = Tally(), Driver(folder)
     print(f"GPUWARDEN_CRASH_SEED={SEED}")
     try:

@@ -1,4 +1,4 @@
-"""The line to a machine is cut in the middle of transfers, while its provider lies and another account looks at it.
+"""The connection to a machine is cut during transfers, while its provider lies and another account polls it.
 
 Each life is one job from quote to teardown, as in `test_crash.py`, but its machine is behind a real OpenSSH server and
 a proxy that cuts all connections at random points. Every use case runs in its own process; half of those after the
@@ -27,7 +27,7 @@ from real_parts import amount
 from sshd import Sshd
 
 SIZES = {"model": 400_000, **{f"part-{n}": 2_000 + n for n in range(30)}}
-"""The files of a job by the number of their values: one that is cut in itself, and a bundle."""
+"""Number of values in each of a job's files: one large enough to be cut itself, and a bundle."""
 
 TRAIN = """
 import json, os, struct, sys, time
@@ -46,14 +46,14 @@ for name, count in sizes.items():
 
 
 def saved(count: int) -> str:
-    """The digest of the file that the job saves for a number of values."""
+    """Return the digest of the file that the job saves with this many values."""
     head = json.dumps({"w": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}).encode()
     head += b" " * (-len(head) % 8)
     return hashlib.sha256(struct.pack("<Q", len(head)) + head + struct.pack(f"<{count}f", *range(count))).hexdigest()
 
 
 class CutLife(Life):
-    """One job whose machine is reached through a line that is cut."""
+    """One job whose machine is reached through a connection that is cut."""
 
     def __init__(
         self, driver: Driver, tally: Tally, home: Path, rng: random.Random, server: Sshd, proxy: CuttingProxy
@@ -90,7 +90,7 @@ class CutLife(Life):
 
 
 def cut_often(folder: Path, server: Sshd, proxy: CuttingProxy, cuts: int) -> Tally:
-    """Lives until the line was cut so many times."""
+    """Run lives until the connection was cut this many times."""
     tally, driver, hit, n = Tally(), Driver(folder), Counter[str](), 0
     print(f"GPUWARDEN_CRASH_SEED={SEED}")
     try:

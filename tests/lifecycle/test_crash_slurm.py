@@ -1,7 +1,7 @@
-"""gpuwarden dies by SIGKILL anywhere while real Slurm daemons run its jobs: none is submitted twice and none is lost.
+"""SIGKILL at any point while real Slurm daemons run gpuwarden's jobs: none is submitted twice and none is lost.
 
-The lives of `test_crash.py`, with Slurm's own queue as the book that the ledger is held against. What gpuwarden started
-to ask Slurm outlives it, as it does on a login node: a `sbatch` may be carried out after its caller is dead.
+These are the lives of `test_crash.py`, with the ledger compared with Slurm's own queue. Slurm commands that gpuwarden
+started outlive it, as on a login node: an `sbatch` may be carried out after its caller is dead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.real]
 
 
 class SlurmLife(Life):
-    """One job in Slurm's queue, one home folder, many deaths."""
+    """One job in Slurm's queue, one state folder, many deaths."""
 
     def __init__(self, cluster: Cluster, driver: Driver, tally: Tally, folder: Path, rng: random.Random) -> None:
         folder.mkdir()
@@ -51,7 +51,7 @@ class SlurmLife(Life):
                 yield f"{job} is in Slurm's queue and no intent of it in the ledger"
 
     def live(self) -> None:
-        """From the check to a proven copy; the allocation ends by itself."""
+        """Run from the check to a proven copy; the allocation ends by itself."""
         job = self.accepted(self.spec.model_dump(mode="json"))
         seen = self.until("check", lambda a: a["state"] in {"succeeded", "failed"}, job=job)
         assert seen["state"] == Job.SUCCEEDED, seen

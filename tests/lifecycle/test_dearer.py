@@ -1,4 +1,4 @@
-"""A machine dearer than the price that was checked: inside the caps it is used, above them a person is asked first."""
+"""A machine that costs more than the checked price: used if within the caps; otherwise the user is asked first."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def caps(job: float = 2.0, day: float = 1000.0) -> Policy:
 
 
 def asks(house: House, seen: Checked) -> bool:
-    """Whether a person is asked about the price of the job's machine."""
+    """Return whether the user is asked about the price of the job's machine."""
     return bool(seen.note) and house.ctx.ledger.last(seen.job.subject, "price.ask") is not None
 
 
 async def asked(house: House, policy: Policy) -> tuple[str, Checked]:
-    """RunPod lists an H100 at a dollar, and bills 2.99."""
+    """Launch a job on an H100 that RunPod lists at $1 and bills at $2.99."""
     house.account.prices[H100] = 1.0
     house.ctx.policy = policy
     job = await house.launch(house.spec())

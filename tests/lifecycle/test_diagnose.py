@@ -1,4 +1,4 @@
-"""Diagnosis of jobs: failed ones by their log, healthy ones never, and nothing secret or loud on the way out."""
+"""Diagnosing jobs: failed ones by their log, healthy ones never, with nothing secret or hostile in the output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ctx(tmp_path: Path) -> Context:
 
 
 async def ended(ctx: Context, script: str, **more: Any) -> Checked:
-    """Run a script as a job and look at it once it has ended."""
+    """Run a script as a job and check it once it has ended."""
     spec = build(JobSpec, {**JOB, "script": script, **more})
     job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
     assert job is not None

@@ -1,4 +1,4 @@
-"""A job that its engine drops from the queue waits again, and only an attempt that has started uses up a restart."""
+"""A job that its engine drops from the queue waits again; only an attempt that has started uses up a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An account's balance is a danger clock: its date, its alert, and what is not known about it."""
+"""An account's balance as a danger clock: its date, its alert and its unknowns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOLD = [(VastCloud, Vast, "H100 SXM"), (RunPodCloud, RunPod, "NVIDIA L4"), (Prim
 
 
 class Account:
-    """A house with one platform's account, in which somebody rented machines; nothing here is ours."""
+    """An installation with one platform's account, in which another user rented the machines."""
 
     def __init__(self, home: Path, server: Web, emulator: type[Emulator], provider: type[Rented], **more: str) -> None:
         self.clock = FakeClock()
@@ -66,7 +66,7 @@ class Account:
         return inventory, funds
 
     async def go(self, hours: float = 0.0) -> list[str]:
-        """A round of the watch, with a look at the lists; what it raised (+) and cleared (-)."""
+        """Run one round of the watch, with its lists; return the alerts it raised (+) and cleared (-)."""
         self.clock.advance(hours * HOUR + 601)
         done = await self.watcher.round()
         return [("+" if a.raised else "-") + a.kind for a in done.news]
@@ -172,7 +172,7 @@ async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(
     account = Account(tmp_path, web, RunPodCloud, RunPod)
     account.rent("NVIDIA L4")
     assert isinstance(account.cloud, RunPodCloud)
-    account.cloud.spends = 5.0  # volumes and endpoints that no list of Pods has
+    account.cloud.spends = 5.0  # volumes and endpoints, which no list of Pods contains
     assert (await account.seen())[1].burn == 5.0
     account.cloud.spends = 0.1
     assert (await account.seen())[1].burn == 0.43

@@ -1,4 +1,4 @@
-"""Files that go with a job: what may go, what was checked is what arrives, and nothing of it is touched afterwards."""
+"""Input files: which ones are allowed; the bytes that were checked arrive and stay untouched afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOKEN = "hf_" + "a1B2" * 9
 
 @pytest.fixture
 def near(tmp_path: Path) -> Path:
-    """A working directory with some code and data."""
+    """Return a working directory with some code and data."""
     root = tmp_path / "near"
     for name, text in {
         "code/a.py": "A = 1\n", "code/deep/b.py": "B = 2\n", "data.txt": "some data\n", "code/.git/config": "x",
@@ -72,7 +72,7 @@ def listed(root: Path, *names: str) -> Inputs:
     return list_inputs(root, names, {"MY_TOKEN": "a-value-of-ours"})
 
 
-# ------------------------------------------------------------------------------------------------- what may go
+# ---------------------------------------------------------------------------------------------- allowed inputs
 
 
 def test_a_folder_goes_without_what_is_hidden_or_made_again(near: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_program_that_becomes_a_pipe_after_it_was_listed_is_not_waited_for(nea
 def test_pipes_sockets_empty_folders_and_odd_names_are_refused(
     near: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.chdir(near)  # the address of a socket has to be short
+    monkeypatch.chdir(near)  # the address of a socket must be short
     os.mkfifo(near / "pipe")
     (near / "empty").mkdir()
     with socket.socket(socket.AF_UNIX) as made:
@@ -221,7 +221,7 @@ async def test_a_program_that_comes_along_is_read_as_a_script_is(
     assert "PF-SRC-002" not in {f.rule for f in checked.findings}, "the machine has it: uv doesn't start the program"
 
 
-# --------------------------------------------------------------------------------- what was checked is what arrives
+# ----------------------------------------------------------------------------------------- the checked bytes arrive
 
 
 async def test_a_file_that_changed_after_the_receipt_is_named(ctx: Context, near: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(cloud_ho
     (near / "code" / "mine.txt").write_text("mine")
     cloud_house.ctx.cwd = near
     job = await cloud_house.launch(cloud_house.spec("wait", script=READS, interruptible=True, inputs=("code",)))
-    (near / "code" / "data.txt").write_text("second")  # what was accepted is what goes
+    (near / "code" / "data.txt").write_text("second")  # the accepted bytes are the ones sent
     await cloud_house.reopens()
     await cloud_house.running(job)
     await cloud_house.reached(job, 3)
@@ -326,7 +326,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(cloud_ho
 async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     ctx: Context, near: Path, tmp_path: Path
 ) -> None:
-    cloud = rent_cloud(ctx, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
+    cloud = rent_cloud(ctx, settings=FAST.model_copy(update={"resume_s": 3.0}))  # otherwise its absence goes unnoticed
     spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
     job = await launch(ctx, spec)
     await until(ctx, job, lambda seen: launches(tmp_path / "said"))
@@ -343,7 +343,7 @@ async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     await cancel(ctx, job)
 
 
-# ------------------------------------------------------------------------------------------------ death on the way
+# --------------------------------------------------------------------------------------- death during the transfer
 
 PUSHES = """
 import sys
@@ -390,7 +390,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     ctx = open_house(tmp_path / "home", SystemClock())
     ctx.own_profiles, ctx.notes_file = profiles, notes
     ctx._backends["ssh"] = backend = SshBackend(ctx.clock, config=sshd.config)
-    (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
+    (near / "big.bin").unlink()  # gpuwarden has its own copy since the job was accepted
     (job,) = ctx.ledger.subjects("job")
     try:
         seen = await until(ctx, job.removeprefix("job/"))
@@ -402,7 +402,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
 
 
 async def ends_once(home: Path) -> None:
-    """There is one job, launched by one intent, and it comes to its end."""
+    """Assert that one job exists, that one intent launched it, and that it succeeds."""
     ctx = open_house(home, SystemClock())
     (job,) = ctx.ledger.subjects("job")
     assert (await until(ctx, job.removeprefix("job/"))).job.state is Job.SUCCEEDED
@@ -429,7 +429,7 @@ def driver(tmp_path: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
     driver: Driver, near: Path, tmp_path: Path, deaths: int
 ) -> None:
-    """At lines of ours that list, keep or copy an input, and the ones around them."""
+    """The process dies at, or close to, the lines that list, store or copy an input."""
     said = tmp_path / "said"
     script = ("sh", "-c", f"cat code/a.py code/deep/b.py data.txt >> {said}; echo $GPUWARDEN_JOB 1 >> {said}.runs")
     spec = JobSpec(platform="local", command=script, timeout_s=60, inputs=("code", "data.txt"))

@@ -1,4 +1,4 @@
-"""Machines that could stay billed: before a launch, without a price, after a clock was set back, and listed late."""
+"""Machines that could stay billed: before a launch, without a price, after a clock was set back, or listed late."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def rounds(house: House, hours: int) -> set[str]:
 
 
 def reports(house: House, **changes: Any) -> None:
-    """Let the platform quote and report every machine with these fields."""
+    """Make the platform quote and report every machine with these fields."""
     provider = house.ctx.provider(house.platform)
 
     def changed(call: Callable[..., Awaitable[Answer[Any]]]) -> Callable[..., Awaitable[Answer[Any]]]:

@@ -1,4 +1,4 @@
-"""A draft from a run: real jobs fail and then work, and the evidence says what changed, without a secret."""
+"""Drafts from runs: real jobs fail and then work; the evidence lists the changes and contains no secret."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_failure_and_its_fix_become_evidence(ctx: Context, run: Callable[..., 
     for field in (reply.text, reply.lines, reply.changes):
         assert field.startswith("<<<DATA ") and field.count("<<<") == 2
     assert not reply.complete
-    wording("\n".join(reply.missing))  # not that it was not reproduced: another run shows it again
+    wording("\n".join(reply.missing))  # a missing reproduction is not reported: another run shows it again
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A provider that lies about money and machines: what it bills, which machine it rented, what one costs an hour."""
+"""A provider that lies about money and machines: the amount billed, the machine rented, the hourly price."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Twist = Callable[[Instance], Instance]
 
 
 class Liar:
-    """A provider whose every word about a machine goes through `twist`; what it does is what it was asked."""
+    """A provider whose answers about machines go through `twist`; it still does what it is asked to do."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -71,7 +71,7 @@ class Liar:
 
 
 class House:
-    """A warden, its pretend cloud, and the liar between them."""
+    """An installation, its emulated cloud, and the liar between them."""
 
     def __init__(self, folder: Path, policy: Policy = WEALTHY) -> None:
         self.folder, self.clock = folder, clock_of_today()
@@ -144,7 +144,7 @@ async def test_a_refusal_before_anything_was_ordered_is_certain(tmp_path: Path) 
 
 @pytest.mark.parametrize("error", [NoCapacity("nothing is free"), BadRequest("that is too large")])
 async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path, error: Exception) -> None:
-    """A plug-in that does not mark its refusals is asked twice."""
+    """A plug-in that does not mark its refusals as certain is asked twice."""
     house = House(tmp_path)
 
     async def refuses(resources: Resources, token: str) -> Answer[Instance]:
@@ -196,7 +196,7 @@ async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.attack("ending", "gives two jobs the same machine")
 async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
-    """Or the end of the one, proven and approved, would end the other with what nobody pulled."""
+    """Otherwise, the proven and approved teardown of one job would delete the other's unpulled files."""
     house = House(tmp_path)
     first = await launch(house.ctx, house.spec("first"))
     await house.until(first, Job.SUCCEEDED)
@@ -217,7 +217,7 @@ async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.attack("spending", "rents a machine for each of many short jobs")
 async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
-    """Each costs next to nothing until it ends, and its machine bills on until a person lets it go."""
+    """Each job costs almost nothing until it ends, but its machine is billed until the user releases it."""
     house = House(tmp_path, Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=2, per_instance_usd=1)))
     for name in ("one", "two"):
         job = await launch(house.ctx, house.spec(name, timeout_s=60))

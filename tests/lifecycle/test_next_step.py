@@ -1,4 +1,4 @@
-"""The state decides the next step: whoever obeys the hints comes to an end where nothing bills, without a circle."""
+"""The state decides the next step: following the hints leads, without circles, to a state without billing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from teardown_kit import House
 
 pytestmark = pytest.mark.anyio
 
-# ------------------------------------------------------------------------------------------ every state there can be
+# ---------------------------------------------------------------------------------------------- every possible state
 
 
 def every_situation() -> Iterator[Situation]:
-    """The product of the three machines' states, the copies and what a person ordered."""
+    """Yield the product of the three state machines' states, the copies and the user's orders."""
     tickets = [(None, None), *((state, ends) for state in Teardown for ends in (None, 1_000.0))]
     for job, machine, copy, (ticket, ends), launched, outputs, ordered, store in itertools.product(
         sorted(set(Job) - {Job.DRAFT, Job.REFUSED}),
@@ -90,7 +90,7 @@ def test_every_state_has_a_step_that_fits_it() -> None:
         ):
             wrong.append("it does not say where the copy is")
         under_way = now.ticket_state in UNDER_WAY
-        asleep = now.self_stopped and now.job not in TERMINAL_JOBS  # how the job ended is not known
+        asleep = now.self_stopped and now.job not in TERMINAL_JOBS  # it is not known how the job ended
         waits = step is not None and step.action is Action.CHECK and now.ordered and now.job in TERMINAL_JOBS
         if waits and now.machine is Machine.BILLING and not now.watched:
             wrong.append("it waits for a watch that does not run")
@@ -110,7 +110,7 @@ def test_every_state_has_a_step_that_fits_it() -> None:
 
 
 class Walk(House):
-    """An agent and a person who do exactly what the hints say, and nothing else."""
+    """An agent and a user who do exactly what the hints ask, and nothing else."""
 
     def __init__(self, home: Path, processes: Processes) -> None:
         super().__init__(home, processes)
@@ -126,12 +126,12 @@ class Walk(House):
         return job
 
     def ends_itself(self, verb: Callable[[str], object]) -> None:
-        """Let the platform end the machine, as at its own end date."""
+        """Make the platform end the machine, as at its own end date."""
         self.in_the_console = True
         verb(records(self.cloud)[0].id)
 
     async def to_the_end(self, job: str, most: int = 25) -> None:
-        """Obey the hint of every reply until none is left that does anything; fail on a circle."""
+        """Follow the hint of every reply until none requires an action; fail on a circle."""
         rest = (await check(self.ctx, job)).next_steps
         for _ in range(most):
             step = first(rest)
@@ -151,11 +151,11 @@ class Walk(House):
         key = (step.action, now.job, now.machine, now.copy, now.ticket_state)
         self.turns[key] += 1
         self.path.append(" ".join(map(str, key)))
-        waits = step.action is Action.CHECK or now.ticket_state is Teardown.EXECUTING  # for time, which passes
+        waits = step.action is Action.CHECK or now.ticket_state is Teardown.EXECUTING  # for time to pass
         if self.turns[key] > (8 if waits else 2):
             raise AssertionError(f"the hint turns in a circle: {self.path}")
         if now.machine is Machine.OFF and not now.self_stopped and step.action is not Action.TEARDOWN:
-            for record in records(self.cloud):  # the sentence before the step asks a person to do so
+            for record in records(self.cloud):  # the text before the step asks the user to do so
                 if str(record.state) == "stopped":
                     self.cloud.start(record.id)
             self.clock.advance(31)
@@ -369,7 +369,7 @@ async def refused_and_rented_all_the_same_and_canceled(walk: Walk) -> str:
 
 
 async def given_up_unseen(walk: Walk, kind: Any) -> str:
-    """A person approves the end of a machine that a refused request may have rented, before anybody saw it."""
+    """Approve the end of a machine that a refused request may have rented, before it is first listed."""
     walk.opens(Fault(kind=kind, call="create"), LISTED_LATE)
     job = await canceled_while_it_boots(walk)
     view = await walk.asks(job)
@@ -453,7 +453,7 @@ async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callab
         walk.holds()
 
 
-# ---------------------------------------------------------------------------- nights: machines at rest, artifact stores
+# ----------------------------------------------------------------------- nights: self-stopped machines, artifact stores
 
 
 class NightWalk(Walk, Kit):
@@ -465,7 +465,7 @@ class NightWalk(Walk, Kit):
         self.watching = False
 
     async def do(self, job: str, step: NextStep) -> tuple[NextStep, ...]:
-        """Do what a walk does; a watch goes round once somebody started one."""
+        """Do what a walk does; run rounds of the watch once one was started."""
         self.watching = self.watching or step.action is Action.WATCH
         if self.watching and step.action in {Action.CHECK, Action.WATCH}:
             await self.round(240)
@@ -473,7 +473,7 @@ class NightWalk(Walk, Kit):
         return await super().do(job, step)
 
     async def self_stopped(self, state: str = "succeeded", *, stores: bool = False, **changes: object) -> str:
-        """A job that saved and ended in the night, and its machine, which stopped itself before anybody came."""
+        """Start a job that saves and ends overnight on a machine that stops itself before anything is checked."""
         job = await self.started(**({"artifact_store": KEEP} if stores else {}), **changes)
         self.backend.write(self.handle(job), "model.safetensors", weights())
         self.backend.end(self.handle(job), state)

@@ -1,4 +1,4 @@
-"""Work whose machine is gone, or came back without it: a state by evidence, and the exact next call."""
+"""Jobs whose machine is gone, or came back without their work: a state by evidence, and the exact next call."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
 
 
 def hint_of(seen: Checked) -> str:
-    """What an agent reads."""
+    """Return the text that an agent reads."""
     return results.worded(results.checked(seen), in_calls).hint
 
 
 class Machine:
-    """A backend whose machine answers what the test says: a reboot can't be had here for real."""
+    """A backend whose machine gives the test's answers, since tests can't reboot a real one."""
 
     seals = False
     takes_inputs = True
@@ -67,7 +67,7 @@ class Machine:
 
 
 class Rig:
-    """A house with one running job on such a machine."""
+    """An installation with one job running on such a machine."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.clock, self.machine = FakeClock(), Machine()
@@ -138,7 +138,7 @@ async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: 
 
 @pytest.mark.slow
 async def test_a_real_machine_that_lost_its_disk_between_two_looks(cloud_house: House) -> None:
-    """It went off and on again unseen: another start, another port, and the run folder is not there."""
+    """The machine was stopped and started unnoticed: a new start and port, and no run folder."""
     job = await cloud_house.launch(cloud_house.spec("wait"))
     await cloud_house.running(job)
     await cloud_house.reached(job, 3)
@@ -162,7 +162,7 @@ async def test_a_real_machine_that_lost_its_disk_between_two_looks(cloud_house: 
 
 
 class Taken:
-    """A job that has saved a checkpoint and works on, on a machine whose platform will take it for good."""
+    """A job that has saved a checkpoint and keeps running, on a machine that its platform will take for good."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.clock, self.cwd = FakeClock(), tmp_path / "project"
@@ -180,7 +180,7 @@ class Taken:
         return self
 
     async def lost(self) -> Checked:
-        """The platform takes the machine, and it is seen gone twice."""
+        """Let the platform take the machine, and poll until it was reported gone twice."""
         self.cloud.inject(records(self.cloud)[0].id, Fault(kind="vanish"))
         for _ in range(4):
             self.clock.advance(5)

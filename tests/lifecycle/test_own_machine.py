@@ -1,4 +1,4 @@
-"""A machine of the user's own, `ssh/ALIAS`: a job's life on a real OpenSSH server, with no meter and nothing to end."""
+"""The user's own machine, `ssh/ALIAS`: a job's life on a real OpenSSH server, without billing or teardown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def box(tmp_path: Path) -> Iterator[Sshd]:
 
 @pytest.fixture
 def ctx(tmp_path: Path, box: Sshd) -> Iterator[Context]:
-    """A warden whose runs on the machine go below a folder of the test's."""
+    """Return an installation whose runs on the machine are below a folder of the test."""
     profiles = tmp_path / "profiles"
     profiles.mkdir()
     text = (data_dir("profiles") / "ssh.md").read_text("utf-8")
@@ -132,7 +132,7 @@ async def test_a_checkpoint_that_exists_only_there_withholds_the_advice_to_remov
 async def test_a_file_name_that_may_be_a_sentence_is_quoted_in_the_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the pretended machine's run root is relative
+    monkeypatch.chdir(tmp_path)  # the emulated machine's run root is relative
     ctx, backend = open_house(tmp_path / "home", FakeClock()), PretendBackend(Processes())
     ctx._backends["local"] = backend
     job = await launch(ctx, training(tmp_path / "said", platform="local", outputs=()))

@@ -1,4 +1,4 @@
-"""A platform that answers slowly is unknown after a while, and nobody waits for it any longer."""
+"""A platform that takes too long to answer counts as unknown, and nothing waits for it any longer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
 
 
 def house(home: Path, server: Web) -> tuple[Context, Vast, VastCloud]:
-    """Two platforms with machines; Vast.ai lists each on a page of its own."""
+    """Return two platforms with machines; Vast.ai lists each machine on a separate page."""
     clock = FakeClock()
     ctx = open_house(home, clock)
     ctx.env = {"VAST_API_KEY": KEY, "RUNPOD_API_KEY": KEY}
@@ -59,7 +59,7 @@ def house(home: Path, server: Web) -> tuple[Context, Vast, VastCloud]:
 
 
 def slowly(provider: Vast, account: VastCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let its third page never come."""
+    """Make the account's third page hang forever."""
     send: Send = provider.client._send
 
     async def slow(*args: Any) -> Any:
@@ -76,7 +76,7 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
     limits: Limits,
 ) -> None:
-    """The time is over when RunPod has answered and two of Vast.ai's pages are read."""
+    """The time is up after RunPod has answered and two of Vast.ai's pages are read."""
     w, provider, account = house(tmp_path, web)
     slowly(provider, account, monkeypatch)
     async with anyio.create_task_group() as tasks:
@@ -92,7 +92,7 @@ async def test_platforms_are_asked_at_the_same_time(
     web: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """RunPod answers only once Vast.ai was asked, and the other way round."""
+    """Each platform answers only once the other was asked."""
     w, _, _ = house(tmp_path, web)
     asked = {"runpod": anyio.Event(), "vastai": anyio.Event()}
 

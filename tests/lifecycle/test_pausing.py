@@ -1,4 +1,4 @@
-"""A job that is paused and goes on: its process saves and ends, nothing relaunches it unasked, and money is capped."""
+"""Pausing and resuming: the process saves and ends, nothing relaunches it unasked, and its cost is capped."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def house(tmp_path: Path, processes: Processes) -> Paused:
     return Paused(tmp_path / "home", processes)
 
 
-# ------------------------------------------------------------------------------------------------ pause and go on
+# ----------------------------------------------------------------------------------------------- pause and resume
 
 
 async def test_a_paused_job_has_no_process_and_nothing_starts_it_unasked(house: Paused) -> None:
     job = await house.paused()
-    assert house.backend.graces == [120.0]  # the time to save, not that of a cancel
+    assert house.backend.graces == [120.0]  # the time to save, not a cancel's grace period
     for _ in range(5):
         assert (await house.after(600, job)).job.state is Job.PAUSED
     assert house.backend.launched == [(job, 1)]
@@ -85,7 +85,7 @@ async def test_a_job_that_still_saves_is_paused_when_it_is_done(house: Paused) -
     house.backend.saving = True
     assert (await pause(house.ctx, job)).job.state is Job.RUNNING
     house.backend.write(house.handle(job), "model", b"saved late")
-    house.backend.end(house.handle(job), "canceled")  # the runner ends it with what it says of our own stop
+    house.backend.end(house.handle(job), "canceled")  # the runner reports gpuwarden's own stop as canceled
     assert (await house.after(20, job)).job.state is Job.PAUSED
 
 
@@ -97,7 +97,7 @@ async def test_a_resume_while_it_saves_is_kept_until_it_has_saved(house: Paused)
     assert (await resume(house.ctx, job)).job.state is Job.RUNNING
     assert house.backend.launched == [(job, 1)]
     house.backend.end(house.handle(job), "canceled")
-    assert (await house.after(20, job)).job.state is Job.RUNNING  # and it was not taken for a cancel
+    assert (await house.after(20, job)).job.state is Job.RUNNING  # not treated as a cancel
     assert house.backend.launched == [(job, 1), (job, 2)]
 
 
@@ -155,7 +155,7 @@ async def test_a_platform_whose_files_end_with_the_process_is_refused(house: Pau
 
 
 async def survive(house: Paused, use: object, job: str, dies: int) -> bool:
-    """Carry a use case out in a process that dies after so many commits and calls; return whether it did."""
+    """Run a use case in a process that dies after this many commits and calls; return whether it died."""
     fuse, plain, backend, provider = Fuse(), house.ctx.ledger, house.backend, house.ctx.provider(house.platform)
     ledger = MortalLedger(house.ctx.home / "ledger.db", house.clock, "test")
     ledger.fuse = fuse
@@ -167,7 +167,7 @@ async def survive(house: Paused, use: object, job: str, dies: int) -> bool:
         await use(house.ctx, job)  # type: ignore[operator]
     except Died:
         return True
-    except Conflict:  # the first one had asked already
+    except Conflict:  # the first call had requested it
         return False
     finally:
         ledger.close()
@@ -186,7 +186,7 @@ async def test_wherever_its_process_dies_a_pause_is_a_pause_and_a_resume_launche
         for use, state, launches in ((pause, Job.PAUSED, 1), (resume, Job.RUNNING, 2)):
             killed = await survive(house, use, job, dies)
             died += killed
-            if killed and house.state(job) is not state:  # nobody knows whether it was asked for, so it is asked again
+            if killed and house.state(job) is not state:  # unknown whether it was requested, so request it again
                 with contextlib.suppress(Conflict):
                     await use(house.ctx, job)
             assert (await house.after(31, job)).job.state is state, (dies, use)
@@ -249,7 +249,7 @@ async def test_a_forgotten_pause_raises_an_alert(house: Paused) -> None:
 async def test_a_stop_takes_a_person_and_a_resume_starts_the_machine_again(house: Paused) -> None:
     job = await house.paused()
     view = await house.asks(job, "stop")
-    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings  # the disk of this platform outlives a stop
+    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings  # this platform's disk survives a stop
     assert house.cloud.truths()[records(house.cloud)[0].id].meter
     await house.stopped(job)
     lease = read_job(house.ctx.ledger, job).lease
@@ -280,7 +280,7 @@ async def test_where_a_stop_loses_files_it_is_not_suggested_and_not_let_through(
     await house.until_off(await house.yes(await house.asks(job, "terminate")))
     seen = await house.after(60, job)
     assert (seen.job.state, seen.job.reason) == (Job.CANCELED, Code.ENDED_PAUSED)
-    assert any(s.action is Action.SUBMIT for s in seen.next_steps)  # how the work goes on from the proven copy
+    assert any(s.action is Action.SUBMIT for s in seen.next_steps)  # how to resume the work from the proven copy
 
 
 async def test_a_copy_from_before_the_resume_is_not_enough_after_it(house: Paused) -> None:
@@ -319,7 +319,7 @@ async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Pau
     assert len(house.backend.launched) == 1
 
 
-# 36 USD an hour: an hour's limit makes 36 USD, which is what was approved.
+# At 36 USD an hour, an hour's limit costs the 36 USD that were approved.
 
 
 async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_the_caps(
@@ -366,7 +366,7 @@ async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more
     job = await house.started()
     await house.after(1200, job)
     await pause(house.ctx, job)
-    await house.after(1200, job)  # the machine billed on
+    await house.after(1200, job)  # the machine is billed meanwhile
     poor = Caps(per_job_usd=0, per_day_usd=0, per_instance_usd=0)
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": poor})
     await resume(house.ctx, job)
@@ -401,7 +401,7 @@ async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Pa
 
 
 async def lines(file: Path, count: int) -> list[str]:
-    """Wait until a process wrote so many lines."""
+    """Wait until a process has written this many lines."""
     while not file.exists() or len(found := file.read_text().splitlines()) < count:
         await anyio.sleep(0.02)
     return found
@@ -409,7 +409,7 @@ async def lines(file: Path, count: int) -> list[str]:
 
 @pytest.mark.slow
 async def test_a_job_on_the_users_own_machine_pauses_for_free(tmp_path: Path) -> None:
-    """With a real process: a signal, a save, an end, and the same folder again."""
+    """A real process gets a signal, saves, ends, and continues in the same folder."""
     house = House(tmp_path / "home", Processes())
     del house.ctx._backends["local"]
     said = tmp_path / "said"

@@ -1,4 +1,4 @@
-"""Attacks on pause and resume: more money or time than was allowed, a person's stop undone, two processes at once."""
+"""Attacks on pause and resume: exceeding the allowed cost or time, undoing a user's stop, two processes at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def caps(house: Paused, usd: float, *, day: float | None = None) -> None:
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": bounds})
 
 
-# ------------------------------------------------------------------------------------- the last word that was said
+# ----------------------------------------------------------------------------------------- the last request counts
 
 
 async def test_the_last_word_counts_however_often_it_changes(house: Paused) -> None:
@@ -83,7 +83,7 @@ async def test_a_job_that_ended_before_its_pause_is_not_resumed(house: Paused, e
     assert house.ctx.ledger.last(f"job/{job}", ResumeRequested) is None
 
 
-# -------------------------------------------------------------------------------------------- a stop of a person's
+# ---------------------------------------------------------------------------------------------- a stop by the user
 
 
 async def unseen(_machine: str) -> Unknown:
@@ -96,7 +96,7 @@ async def test_a_stop_that_was_approved_after_a_resume_is_not_undone(house: Paus
     assert view.record.state is Teardown.AWAITING_HUMAN
     provider = house.ctx.provider(house.platform)
     real, provider.get = provider.get, unseen  # type: ignore[method-assign]
-    assert (await resume(house.ctx, job)).job.state is Job.PAUSED  # nobody could see the machine; the request stays
+    assert (await resume(house.ctx, job)).job.state is Job.PAUSED  # its state was unknown; the request stays
     provider.get = real  # type: ignore[method-assign]
     assert read_job(house.ctx.ledger, job).resume_requested
     await house.until_off(await house.yes(view))
@@ -107,7 +107,7 @@ async def test_a_stop_that_was_approved_after_a_resume_is_not_undone(house: Paus
     assert read_lease(house.ctx.ledger, lease).state is Lease.STOPPED
     assert house.ctx.ledger.last(f"lease/{lease}", ResumeIntent) is None
     assert not house.cloud.truths()[records(house.cloud)[0].id].meter
-    await resume(house.ctx, job)  # a new word starts it
+    await resume(house.ctx, job)  # a new request starts it
     for _ in range(3):
         seen = await house.after(31, job)
     assert seen.job.state is Job.RUNNING
@@ -127,7 +127,7 @@ async def test_an_interruption_after_a_resume_gives_no_time_back(house: Paused) 
     assert lease is not None
     house.clock.advance(1)
     while (spent(house.ctx, lease) or 0) < approved * 0.85:
-        await house.after(1200, job)  # the machine bills on
+        await house.after(1200, job)  # the machine is still billed
     await resume(house.ctx, job)
     limit = house.backend.timeouts[-1]
     assert limit is not None and limit < 3600
@@ -159,7 +159,7 @@ async def test_a_job_does_not_outrun_its_time_limit_a_minute_at_a_time(house: Pa
 
 
 async def test_jobs_that_were_stashed_day_by_day_do_not_all_go_on_in_one(house: Paused) -> None:
-    """Each one fitted into the day that it was submitted on. No person was asked about any."""
+    """Each one fit into the caps on the day it was submitted, so the user was not asked about any."""
     house.opens(platform=RUNPOD)
     caps(house, 6)
     jobs = []
@@ -176,7 +176,7 @@ async def test_jobs_that_were_stashed_day_by_day_do_not_all_go_on_in_one(house: 
 
 
 async def test_what_a_resume_may_cost_counts_for_the_day(house: Paused) -> None:
-    """A pause that cost much and a resume after it come to more than the job was accepted with."""
+    """An expensive pause and a resume after it cost more than the job was accepted with."""
     job = await house.paused(max_cost_usd=None)
     house.clock.advance(3600)
     await check(house.ctx, job)
@@ -207,7 +207,7 @@ async def test_a_ledger_that_lost_events_fits_no_resume_into_the_caps(
     house: Paused, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await house.paused(max_cost_usd=None)
-    await house.after(3600, job)  # so that it comes to more than it was accepted with
+    await house.after(3600, job)  # so that it costs more than was accepted
     lost = Trouble("truncated", {"recorded": "9", "found": "8"})
     monkeypatch.setattr(house.ctx.ledger, "trouble", lambda: lost)
     with pytest.raises(Refused) as refused:

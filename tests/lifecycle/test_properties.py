@@ -1,7 +1,8 @@
-"""The three machines against a cloud that loses requests and replies, lags, breaks its word and takes machines back.
+"""The three state machines against a cloud that loses requests and replies, lags, lies and takes machines back.
 
-Hypothesis draws the calls of agents and people, the weather, and at which ledger commit or network call the process
-dies. After every step the ledger is held against the cloud's own books; at the end everything has to come to rest.
+Hypothesis draws the calls of agents and users, the cloud's faults, and the ledger commit or network call at which the
+process dies. After every step the ledger is compared with the cloud's own records; at the end, everything must come to
+rest.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ faults = st.lists(
 
 
 class Lifecycle(RuleBasedStateMachine):
-    """Agents, people, a process that dies, a cloud that lies, and a clock that is moved by hand."""
+    """Agents, users, a process that dies, a cloud that lies, and a clock that is advanced by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class Lifecycle(RuleBasedStateMachine):
         lag=st.sampled_from((0, 0, 20)),
     )
     def open(self, platform: str, spot: bool, stage: int, faults: list[tuple[Any, Any, int]], lag: int) -> None:
-        """A house with a first job that has come so far, mostly."""
+        """Open an installation with a first job, usually advanced to this stage."""
         self.platform = f"rehearsal/{platform}"
         self.reopen(first=True)
         self.quote(0, spot, 900.0, None)
@@ -115,7 +116,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.say_yes(0, False, None)
 
     def reopen(self, *, first: bool = False) -> None:
-        """A new process over the same home and the same cloud."""
+        """Start a new process over the same state folder and cloud."""
         if not first:
             self.ctx.ledger.close()
         self.fuse.left = None
@@ -130,7 +131,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.ctx._backends["local"] = Mortal(lossy(self.backend, self.cloud), self.fuse)  # type: ignore[assignment]
 
     def do(self, use: Any, *args: Any, dies: int | None = None, **kwargs: Any) -> Any:
-        """Carry a use case out. None when it refused or died."""
+        """Run a use case. Return None if it refused or died."""
         self.fuse.left = dies
         try:
             return anyio.run(partial(use, self.ctx, *args, **kwargs))
@@ -179,7 +180,7 @@ class Lifecycle(RuleBasedStateMachine):
     @some_job
     @rule(n=nth, rounds=st.integers(1, 3), seconds=st.sampled_from((1.0, 11.0, 31.0)), dies=dies)
     def live_on(self, n: int, rounds: int, seconds: float, dies: int | None) -> None:
-        """Time passes, and somebody looks every now and then."""
+        """Let time pass, with an occasional poll."""
         for left in reversed(range(rounds)):
             self.clock.advance(seconds)
             self.do(check, self.job(n), dies=None if left else dies)
@@ -208,7 +209,7 @@ class Lifecycle(RuleBasedStateMachine):
     def look_around(self, dies: int | None, use: Any) -> None:
         self.do(use, dies=dies)
 
-    # -- people
+    # -- users
 
     def remember(self, view: Any) -> None:
         if view is not None and view.record.digest is not None:
@@ -258,7 +259,7 @@ class Lifecycle(RuleBasedStateMachine):
     def misfortune(self, n: int, fault: Any) -> None:
         there = self.machines(*set(InstanceState) - {InstanceState.GONE})
         machine = there[n % len(there)]
-        with suppress(NotFound):  # it has gone since the last call: the cloud's clock has moved on
+        with suppress(NotFound):  # it is gone since the last call: the cloud's clock has advanced
             self.cloud.inject(machine, Fault(kind=fault, seconds=40.0))
         if fault == "comes_back":
             self.excused.add(machine)
@@ -289,7 +290,7 @@ class Lifecycle(RuleBasedStateMachine):
         if handle is not None:
             self.backend.write(handle, name, content)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def keeps_its_promises(self) -> None:
@@ -301,11 +302,11 @@ class Lifecycle(RuleBasedStateMachine):
         assert not wrong, f"{wrong}\n{story(self.ctx.ledger.events())}"
 
     def pardoned(self) -> set[str]:
-        """Machines that may bill unseen until the next list: they came back, or a list lagged for too long."""
+        """Return machines that may be billed unnoticed until the next list: they came back, or a list lagged."""
         return {r.id for r in records(self.cloud)} if self.beyond else self.excused
 
     def false_beliefs(self, truths: dict[str, Truth]) -> Iterator[str]:
-        """A lease that was just believed stopped must be; one that was stopped may have come back since."""
+        """Yield leases newly believed stopped whose machine is billed; older ones may have come back since."""
         stopped = stopped_leases(self.ctx.ledger)
         for lease in set(stopped) - self.believed:
             if truths[stopped[lease]].meter and not self.beyond:
@@ -313,7 +314,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.believed = set(stopped)
 
     def twins(self) -> Iterator[str]:
-        """One living machine per job, unless the cloud hid one for longer than its word."""
+        """Yield jobs with several live machines, unless the cloud hid one for too long, and repeated launches."""
         alive = Counter(r.token.partition("-")[0] for r in records(self.cloud) if r.state != InstanceState.GONE)
         alive.subtract(r.token.partition("-")[0] for r in records(self.cloud) if r.id in self.excused)
         if not self.beyond:
@@ -321,7 +322,7 @@ class Lifecycle(RuleBasedStateMachine):
         yield from (f"launched twice: {once}" for once, n in Counter(self.backend.launched).items() if n > 1)
 
     def pauses(self) -> Iterator[str]:
-        """A paused job has no process, and was launched again only when that was the last thing asked for."""
+        """Yield paused jobs that have a process, or were launched when resume was not the last request."""
         for job_id in self.jobs():
             rests, asked = False, ""
             for event in self.ctx.ledger.history(f"job/{job_id}"):
@@ -334,7 +335,7 @@ class Lifecycle(RuleBasedStateMachine):
                 yield f"{job_id} is paused and its process lives"
 
     def unasked(self) -> Iterator[str]:
-        """Every execution was somebody's yes to those facts, and no yes was used twice."""
+        """Yield executions without an approval of the same facts, and approvals used twice."""
         used = Counter(
             (e.subject.removeprefix("teardown/"), e.body["digest"])
             for e in self.ctx.ledger.events(kind="approval.used")
@@ -357,7 +358,7 @@ class Lifecycle(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
     def comes_to_rest(self) -> None:
-        """In good weather everything billing is in sight, and people can end all of it."""
+        """Check that, in good weather, everything billed is visible and users can end all of it."""
         self.backend.silent = False
         self.cloud.configure(faults=Faults())
         self.clock.advance(1000)
@@ -389,7 +390,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert not unseen, f"{unseen} bill and are not shown\n{story(self.ctx.ledger.events())}"
 
     def end(self, job_id: str) -> None:
-        """A person who gives everything up, with the name typed."""
+        """End a job as a user who accepts all losses by typing its name."""
         if not any(read_lease(self.ctx.ledger, x).job_id == job_id for x in lease_ids(self.ctx.ledger, *LIVE_LEASES)):
             return
         view = self.do(request, job_id, "terminate")
@@ -409,7 +410,7 @@ _COMMON: dict[str, Any] = {
 
 @pytest.mark.slow
 class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
-    """A few walks, the same ones every time."""
+    """A few walks, always the same ones."""
 
     settings = settings(
         max_examples=10, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
@@ -420,6 +421,6 @@ class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
 @pytest.mark.prove
 @pytest.mark.endurance
 class TestThorough(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
-    """Many more, other ones every time."""
+    """Many more walks, different each time."""
 
     settings = settings(max_examples=amount(40, 200), stateful_step_count=50, **_COMMON)

@@ -1,7 +1,7 @@
-"""Jobs on an engine whose replies get lost, that requeues and forgets them, while gpuwarden dies at any commit or call.
+"""Jobs on an engine that loses replies and requeues or forgets jobs, while gpuwarden dies at any commit or call.
 
-Hypothesis draws what agents do, what Slurm does, and where the process dies. After every step the ledger is held
-against Slurm's own queue: no job is submitted twice, and none that can still run is believed ended.
+Hypothesis draws the agents' calls, Slurm's actions, and the point at which the process dies. After every step the
+ledger is compared with Slurm's own queue: no job is submitted twice, and none that can still run is believed ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ luck = st.lists(st.sampled_from(("", "lost_request", "lost_reply", "bad_reply"))
 
 
 class MortalEngine(Mortal):
-    """An engine's backend whose caller may die before or after each call that waits."""
+    """An engine backend whose caller may die before or after each awaited call."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
@@ -53,7 +53,7 @@ class MortalEngine(Mortal):
 
 
 class Engine(RuleBasedStateMachine):
-    """Agents, a process that dies, and a queue that lies low, takes back and forgets."""
+    """Agents, a process that dies, and a queue that goes silent, requeues jobs and forgets them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Engine(RuleBasedStateMachine):
         self.ctx._backends["slurm"] = MortalEngine(self.queue, self.fuse)  # type: ignore[assignment]
 
     def do(self, use: Any, *args: Any, dies: int | None = None, **kwargs: Any) -> Any:
-        """Carry a use case out. None when it refused or died."""
+        """Run a use case. Return None if it refused or died."""
         self.fuse.left = dies
         try:
             return anyio.run(partial(use, self.ctx, *args, **kwargs))
@@ -89,7 +89,7 @@ class Engine(RuleBasedStateMachine):
 
     @initialize(jobs=st.integers(1, 3), started=st.booleans(), luck=luck, dies=dies)
     def begin(self, jobs: int, started: bool, luck: list[str], dies: int | None) -> None:
-        """Most walks begin with jobs in the queue, whose submission was not always smooth."""
+        """Start with jobs in the queue, some of which had trouble during submission."""
         for n in range(jobs):
             self.quote(n, None)
             self.queue.weather = list(luck)
@@ -156,7 +156,7 @@ class Engine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def submits_nothing_twice_and_loses_nothing(self) -> None:
@@ -172,7 +172,7 @@ class Engine(RuleBasedStateMachine):
                 yield f"{row['name']} was submitted without an intent"
 
     def lost(self) -> Iterator[str]:
-        """A job that Slurm still has must not be believed ended, and one that succeeded must not be believed failed."""
+        """Yield jobs that Slurm still has but the ledger believes ended, and successes that it believes failed."""
         for job_id in self.jobs():
             state, row = read_job(self.ctx.ledger, job_id).state, self.queue.row(f"gw-{job_id}")
             said = row["job_state"][0] if row else None
@@ -184,7 +184,7 @@ class Engine(RuleBasedStateMachine):
                 yield f"{job_id} is believed to have succeeded, and Slurm says {said}"
 
     def teardown(self) -> None:
-        """In calm weather everything comes to rest, and one list answers for all jobs of the cluster."""
+        """Check that, in calm weather, everything comes to rest and one list answers for all jobs of the cluster."""
         try:
             self.queue.weather, self.queue.down = [], False
             for _ in range(4):
@@ -213,7 +213,7 @@ _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(Healt
 
 @pytest.mark.slow
 class TestQuick(Engine.TestCase):  # type: ignore[misc, name-defined]
-    """A few walks, the same ones every time."""
+    """A few walks, always the same ones."""
 
     settings = settings(
         max_examples=8, stateful_step_count=25, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
@@ -223,6 +223,6 @@ class TestQuick(Engine.TestCase):  # type: ignore[misc, name-defined]
 @pytest.mark.prove
 @pytest.mark.endurance
 class TestThorough(Engine.TestCase):  # type: ignore[misc, name-defined]
-    """More, other ones every time."""
+    """More walks, different each time."""
 
     settings = settings(max_examples=amount(15, 40), stateful_step_count=40, **_COMMON)

@@ -1,4 +1,4 @@
-"""The log that a pull saves: what of it is gone is said in its place."""
+"""The log saved by a pull: a lost part is reported in its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = "".join(f"step {n} é\n" for n in range(50)).encode()
 
 
 class Rotated(Backend):
-    """A backend whose log has lost its bytes before `first`."""
+    """A backend whose log no longer has the bytes before `first`."""
 
     def __init__(self, first: int) -> None:
         self.first = first

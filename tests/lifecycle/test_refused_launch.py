@@ -1,4 +1,4 @@
-"""A launch that is refused when it is repeated: the call before may have started the job, so no refusal is its end."""
+"""A repeated launch that is refused: the earlier call may have started the job, so a refusal does not end it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Played:
-    """The backend of a house, whose calls to `submit` end as a test says. `after` says which of them have an effect."""
+    """A backend whose `submit` calls end as given in `ends`. Of these, only the first `after` calls take effect."""
 
     def __init__(
         self, ctx: Context, patch: pytest.MonkeyPatch, *ends: WardenError, after: int = 1, platform: str = PLATFORM

@@ -1,4 +1,4 @@
-"""A machine that is taken for good: with a person's budget another one is rented, once, and the proven copy resumes."""
+"""A machine is taken for good: within the user's budget, another is rented, once, and resumes the proven copy."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_copy_that_changed_here_is_not_resumed_from(house: Allowed) -> N
 
 @pytest.mark.slow
 async def test_a_budget_runs_out(house: Allowed, wording: Wording) -> None:
-    """Each run may cost about 3.60 $, so 10 $ pay for two relaunches, whatever the first machines cost."""
+    """Each run may cost about $3.60, so $10 pay for two relaunches, whatever the first machines cost."""
     job = await house.copied(max_restarts=50)
     for _ in range(5):
         house.takes()
@@ -343,7 +343,7 @@ async def test_a_clock_that_leaps_rents_nothing_more(house: Allowed, leap: float
     house.holds()
 
 
-# -------------------------------------------------------------------------------------------------------- any story
+# --------------------------------------------------------------------------------------------------- random stories
 
 STORIES = int(os.environ.get("GPUWARDEN_STORIES", "12"))
 ACTS = st.lists(
@@ -363,7 +363,7 @@ ACTS = st.lists(
 def test_whatever_happens_the_budget_and_the_promises_hold(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str], interruptible: bool
 ) -> None:
-    """No attempt is launched twice, no machine bills unseen, and the relaunches together cost at most the budget."""
+    """No attempt is launched twice, no machine is billed unnoticed, and all relaunches cost at most the budget."""
     made = Processes()
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]

@@ -1,4 +1,4 @@
-"""Machines that stop themselves: allowed by the policy file alone, only where a stop keeps everything, read rightly."""
+"""Machines that stop themselves: allowed only by the policy file, only if a stop keeps everything, read correctly."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_another_policy_than_the_recorded_one_allows_nothing(house: SelfSt
     assert self_stop_for(house.ctx, None) is None
 
 
-# ------------------------------------------------------------------------------------------ what the profile says
+# -------------------------------------------------------------------------------------------- the profile's facts
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_only_where_the_facts_say_so(house: SelfStopHouse, platform: str, 
         assert self_stop.by.command and not self_stop.by.url, "what stops a real machine is never run on this one"
         assert self_stop.deadline_s == 3600 + 600
     machine = records(house.cloud)[0].id
-    with contextlib.nullcontext() if allowed else pytest.raises(NotSupported):  # the rehearsal obeys the same fact
+    with contextlib.nullcontext() if allowed else pytest.raises(NotSupported):  # the rehearsal follows the same fact
         house.cloud.self_stop(machine)
 
 
@@ -316,7 +316,7 @@ async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: SelfStop
 
 
 async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: SelfStopHouse) -> None:
-    """It looks like a self-stopped machine, so it is started for a poll, and then the job resumes."""
+    """It looks like a self-stopped machine, so it is started for a poll; then the job resumes."""
     job = await house.started()
     house.self_stops()
     house.clock.advance(HOUR)
@@ -350,7 +350,7 @@ async def test_the_users_own_stop_is_not_a_self_stop(house: SelfStopHouse) -> No
 
 
 async def test_a_start_that_was_lost_undoes_no_later_stop(house: SelfStopHouse) -> None:
-    """The start is lost once and no self-stop process starts; the machine comes up and the user has it stopped."""
+    """The start request is lost once and no self-stop process starts; the machine comes up, and the user stops it."""
     job = await house.asleep()
     await house.round()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=1),)))
@@ -436,12 +436,12 @@ async def test_came_back_is_still_an_alert_without_a_requested_start(house: Self
     assert records(house.cloud)[0].state is InstanceState.RUNNING
 
 
-# ------------------------------------------------------------------------------------------------------- for real
+# ----------------------------------------------------------------------------------------------- on a real runner
 
 
 @pytest.mark.slow
 async def test_a_real_machine_stops_itself_and_a_pull_starts_it(tmp_path: Path) -> None:
-    """The shipped runner, its own process, the rehearsal's real processes: no part of it is pretended."""
+    """The bundled runner in its own process and the rehearsal's real processes: nothing is mocked."""
     clock = SystemClock()
     ending = TeardownPolicy(self_stop_minutes=0.8 / 60)
     ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"teardown": ending}))
@@ -454,14 +454,14 @@ async def test_a_real_machine_stops_itself_and_a_pull_starts_it(tmp_path: Path) 
         await advance(ctx, job)
         await clock.sleep(0.05)
     go.touch()
-    while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:  # nobody looks at the job
+    while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:  # nothing polls the job
         await clock.sleep(0.05)
     await list_instances(ctx)
     record = read_job(ctx.ledger, job)
     assert (record.state, record.reason) == (Job.UNKNOWN, Code.SELF_STOPPED)
     assert not next(iter(cloud.truths().values())).processes
     whole = False
-    while not whole:  # a busy machine may stop itself again before the copy begins, or in the middle of it
+    while not whole:  # a busy machine may stop itself again before or during the copy
         with contextlib.suppress(WardenError):
             pulled = await pull(ctx, job)
             whole = not (pulled.missing or pulled.received.problems)
@@ -472,6 +472,6 @@ async def test_a_real_machine_stops_itself_and_a_pull_starts_it(tmp_path: Path) 
     assert handle is not None and cloud.store.state().calls["self_stop"] >= 1
     while (
         next(iter(cloud.truths().values())).state is not InstanceState.STOPPED
-    ):  # and again, since nobody comes for it any more
+    ):  # it stops itself again, since nothing uses it any more
         await clock.sleep(0.05)
     assert not promises(ctx.ledger, cloud)

@@ -1,4 +1,4 @@
-"""The whole life of a managed job: SkyPilot's real SDK, a double of its server, a real runner and a real S3 store."""
+"""A managed job's whole life: SkyPilot's real SDK, a fake of its server, a real runner and a real S3 store."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def ended(ctx: Context, job: str) -> Job:
 
 
 async def gone(ctx: Context, job: str) -> None:
-    """Look until the end of the machine is believed, which takes two looks that are apart."""
+    """Poll until the machine is believed gone, which takes two polls apart in time."""
     lease = read_job(ctx.ledger, job).lease
     assert lease is not None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The use cases over a real OpenSSH server: submit, look, lose the line, pull and verify on a machine of one's own."""
+"""Use cases over a real OpenSSH server: submit, poll, lose the connection, pull and verify on the user's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store, a job, a person at the console or a line that is cut can do to the last word of an artifact store."""
+"""Attacks on the final list of an artifact store, by a store, a job, a console user or a cut connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 
 def used_from_the_console(kit: Kit, job: str, late: bytes = b"merged by hand") -> None:
-    """A person starts the machine in the console, works on it, and stops it; nobody here looks meanwhile."""
+    """Start the machine in the console, work on it and stop it, without a poll in between."""
     machine = records(kit.cloud)[0].id
     kit.cloud.start(machine)
     for _ in range(4):
@@ -52,7 +52,7 @@ def used_from_the_console(kit: Kit, job: str, late: bytes = b"merged by hand") -
 
 
 async def test_a_start_that_nobody_saw_voids_the_last_word(kit: Kit) -> None:
-    """The bill shows it. What was written meanwhile is only on the machine, so that is read again."""
+    """The bill reveals the start. Files written meanwhile are only on the machine, so it is read again."""
     job = await kit.off()
     kit.keeps(job)
     used_from_the_console(kit, job)
@@ -79,7 +79,7 @@ async def test_a_start_that_nobody_saw_voids_a_copy_from_the_store(kit: Kit) -> 
 
 @pytest.mark.slow
 async def test_an_order_ends_no_machine_that_somebody_used_since_the_copy(ordered: Kit) -> None:
-    """It is started and read again, and ended with the newer file here."""
+    """The machine is started, read again, and ended once the newer file is here."""
     job = await ordered.off()
     ordered.keeps(job)
     for _ in range(4):
@@ -108,7 +108,7 @@ async def test_the_bill_of_a_disk_is_no_start(ordered: Kit) -> None:
 
 
 async def test_nobody_reads_that_a_machine_bills_which_is_off(ordered: Kit, wording: Wording) -> None:
-    """What waits for a person has the price of the disk, and an alert claims nothing of what the store has."""
+    """The list of waiting items shows the disk's price, and an alert claims nothing about the store's files."""
     job = await ordered.off()
     ordered.keeps(job)
     for _ in range(4):
@@ -130,7 +130,7 @@ async def test_nobody_reads_that_a_machine_bills_which_is_off(ordered: Kit, word
 async def test_a_self_stopped_machine_is_started_if_the_store_denies_the_files(
     ordered: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store shows its list and denies an object, or is asked for one that it lacks by a key that may not list."""
+    """A store shows its list but denies an object, or lacks an object and the key may not list."""
     job = await ordered.night()
     ordered.keeps(job)
 
@@ -180,7 +180,7 @@ async def test_a_full_disk_here_ends_no_watch_while_it_pulls_from_a_store(
 
 
 async def test_a_list_of_anybody_s_replaces_no_file_that_came_from_the_machine(kit: Kit, wording: Wording) -> None:
-    """Whoever may write to the store claims a newer file; the machine is gone, and the only good copy is here."""
+    """A writer to the store claims a newer file; the machine is gone, and the only good copy is here."""
     job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"good weights")
     await pull(kit.ctx, job)
@@ -257,9 +257,9 @@ NIGHTS = amount(6, 25)
 
 
 class StoreNight(Kit):
-    """A machine that stopped itself. The watch dies, the store fails and lies, a person uses the console.
+    """A self-stopped machine. The watch dies, the store fails and lies, and a user works in the console.
 
-    `saved` are the files that are on the machine, and on nothing else where the store lacks them.
+    `saved` has the files on the machine, which are nowhere else if the store lacks them.
     """
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -269,7 +269,7 @@ class StoreNight(Kit):
         self.reopen()
 
     def reopen(self) -> None:
-        """A new process over the same home, cloud and store."""
+        """Start a new process over the same state folder, cloud and store."""
         before = self.ctx
         ledger = MortalLedger(before.home / "ledger.db", self.clock, "watch")
         ledger.fuse = self.fuse
@@ -304,7 +304,7 @@ class StoreNight(Kit):
                 shelf.objects[key] = bytes(len(self.saved["out/model.safetensors"]))
             case 4:
                 del shelf.objects[self.random.choice([*self.good])]
-            case 5:  # somebody else's list: it leaves a file out
+            case 5:  # another writer's list: it omits a file
                 body = self.keeps(self.job, {"out/log.txt": b"done"}, signed=False)
                 self.lists(self.job, body, signed=False)
             case 6 if self.state() == "stopped" and self.random.random() < 0.4:
@@ -344,9 +344,9 @@ def test_no_kill_and_no_lie_of_a_store_ends_a_machine_that_has_more(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda fd: None)  # the machine itself never dies here
+    monkeypatch.setattr("os.fsync", lambda fd: None)  # the host itself never crashes here
     monkeypatch.setattr("gpuwarden.checkpoints.load.run_child", remembered)
-    monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # nobody waits for a retry
+    monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # so that retries take no time
     deaths = faults = ended = unstarted = 0
     for seed in range(NIGHTS):
         night = StoreNight(tmp_path / str(seed), processes, monkeypatch, seed)

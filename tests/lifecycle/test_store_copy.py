@@ -1,4 +1,4 @@
-"""The teardown gate and artifact stores: what agrees counts as a copy, everything else is unknown with its reason."""
+"""Artifact stores in the teardown gate: matching files count as copies, all others are unknown with a reason."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def house(tmp_path: Path, env: dict[str, str]) -> Context:
 
 
 async def ended(ctx: Context, tmp_path: Path, keep: str = KEEP, last: str = "") -> str:
-    """A job that saved and ended, whatever became of its upload."""
+    """Run a job that saves, until it has ended, whatever becomes of its upload."""
     spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), artifact_store=keep)
     job = await launch(ctx, spec)
     await until(ctx, job)
@@ -80,7 +80,7 @@ def run_dir(ctx: Context, job: str) -> Path:
 
 
 async def uploaded(ctx: Context, job: str, state: str = "done") -> dict[str, Any]:
-    """Wait until the upload reports that state."""
+    """Wait until the upload reports this state."""
 
     def look() -> dict[str, Any]:
         try:
@@ -114,7 +114,7 @@ async def test_a_store_that_agrees_is_a_copy_and_a_person_may_end_the_machine(tm
     found = await looked(ctx, job)
     assert found.code is None and len(found.files) == 5
     view = await request(ctx, job, "terminate")
-    # Nothing was pulled, so that it loads is shown by nobody here: a warning, which a click in a client can't accept.
+    # Nothing was pulled, so loading is unproven here: a warning, which a click in a client can't accept.
     assert {f.rule: f.severity for f in view.findings} == {"TD-LOAD-001": Severity.WARNING}
     assert KEEP in findings(view)["TD-LOAD-001"] and view.record.state is Teardown.AWAITING_HUMAN
     assert all(file.stored and not file.copied for file in view.dying) and not view.complete
@@ -133,7 +133,7 @@ async def test_a_copy_that_was_pulled_and_proven_needs_no_store(tmp_path: Path, 
     job = await ended(ctx, tmp_path)
     await pull(ctx, job)
     await prove(ctx, job)
-    ctx.env = ctx.env | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}  # it is not even asked
+    ctx.env = ctx.env | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}  # the store is not even contacted
     assert not (await request(ctx, job, "terminate")).findings
 
 
@@ -156,11 +156,11 @@ async def test_faults_of_the_store_are_unknown_with_a_reason_and_block(tmp_path:
     assert await fault(gate=True) is Code.STORE_UNREACHABLE
     ctx.env = good | {"AWS_SECRET_ACCESS_KEY": "wrong" * 8}
     assert await fault() is Code.STORE_DENIED
-    ctx.env = good | {"AWS_ACCESS_KEY_ID": WRITER[0], "AWS_SECRET_ACCESS_KEY": WRITER[1]}  # it may not read
+    ctx.env = good | {"AWS_ACCESS_KEY_ID": WRITER[0], "AWS_SECRET_ACCESS_KEY": WRITER[1]}  # this key may not read
     assert await fault() is Code.STORE_DENIED
     ctx.env = good
     assert await fault() is None
-    # an object is replaced by other bytes of the same size, one by fewer, a large one by one put in one piece
+    # Replace an object by other bytes of the same size, by fewer bytes, and a large one by a single-part upload.
     for path in ("out/log.txt", "out/checkpoint-20/model.safetensors"):
         key = address.key(job, path)
         kept = admin.get_object(Bucket=BUCKET, Key=key)["Body"].read()
@@ -169,11 +169,11 @@ async def test_faults_of_the_store_are_unknown_with_a_reason_and_block(tmp_path:
             assert await fault() is Code.STORE_CHANGED
         assert await fault(gate=True) is Code.STORE_CHANGED
         admin.put_object(Bucket=BUCKET, Key=key, Body=kept, ChecksumAlgorithm="SHA256")
-        assert await fault() is None  # the digest of the whole is as good as that of parts
+        assert await fault() is None  # a whole-object digest is as good as one of parts
         admin.delete_object(Bucket=BUCKET, Key=key)
         assert await fault(gate=True) is Code.STORE_INCOMPLETE
         admin.put_object(Bucket=BUCKET, Key=key, Body=kept, ChecksumAlgorithm="SHA256")
-    # the manifest: absent, cut, of another time
+    # the manifest: absent, truncated, from another time
     key = address.key(job, MANIFEST)
     text = admin.get_object(Bucket=BUCKET, Key=key)["Body"].read()
     admin.put_object(Bucket=BUCKET, Key=key, Body=text[: len(text) // 2])
@@ -218,14 +218,14 @@ async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Se
 
 
 async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tmp_path: Path) -> None:
-    """A rename puts a file with the size and times of the sealed one in its place; the seal fits both."""
+    """A rename replaces the sealed file by one with the same size and times; the seal fits both."""
     good, other = "a" * 64, "b" * 64
     line = {"size": 4, "mtime_ns": 10**9, "ctime_ns": 10**9, "sha256": good, "sealed_at": 2.0}
     listed = Artifact(path="out/a", size=4, mtime_ns=10**9, ctime_ns=10**9)
     fresh = {"now": listed.model_copy(update={"sha256": other})}
 
     class Machine:
-        """A backend that computes the digests that it is given."""
+        """A backend that returns the given digests."""
 
         async def manifest(self, handle: object, paths: object) -> Manifest:
             return Manifest(taken_at=3.0, files=(fresh["now"],))
@@ -239,7 +239,7 @@ async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tm
     async def digest() -> str | None:
         return (await machine_digests(ctx, job, handle, listing)).files[0].sha256
 
-    assert await digest() is None  # neither is believed
+    assert await digest() is None  # neither digest is believed
     fresh["now"] = listed.model_copy(update={"sha256": good})
     assert await digest() == good
     fresh["now"] = listed.model_copy(update={"sha256": good, "ctime_ns": 10**9 + 1})
@@ -316,7 +316,7 @@ async def test_a_manifest_of_too_much_is_invalid(
 async def test_an_output_where_the_store_has_files_of_its_own_is_refused(
     tmp_path: Path, path: str, wording: Wording
 ) -> None:
-    assert training(tmp_path, outputs=(path,)).outputs  # there is no store
+    assert training(tmp_path, outputs=(path,)).outputs  # allowed without a store
     for outputs in ((f"out/{path}",), ("/machine/x",)):
         assert training(tmp_path, outputs=outputs, artifact_store=KEEP).outputs
     with pytest.raises(ValidationError) as invalid:
@@ -358,7 +358,7 @@ async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
     asked: list[str] = []
 
     class Listed:
-        """A store that says that it was asked."""
+        """A store that records each contact."""
 
         async def reach(self) -> None:
             asked.append("it")
@@ -447,7 +447,7 @@ async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp
 async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_them(
     tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket lists no SHA-256: the gate counts what is small enough to be read at once, and a pull reads the rest."""
+    """A bucket lists no SHA-256: the gate reads files small enough to read at once, and a pull reads the rest."""
     asked: list[str] = []
     read = BucketReader.read
 
@@ -474,7 +474,7 @@ async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_
     assert received.complete and len(received.files) == 5 and pulled.disclosure is not None
     work = run_dir(ctx, job) / "work"
     assert all(Path(f.local).read_bytes() == (work / f.path).read_bytes() for f in received.files)
-    # other bytes of the same size, at the place of the large file
+    # other bytes of the same size, in place of the large file
     api = HfApi(endpoint=hub.url, token=STRANGER)
     size = (work / large).stat().st_size
     api.batch_bucket_files("stranger/kept", add=[(bytes(size), f"runs/{job}/{large}")])

@@ -1,4 +1,4 @@
-"""A pull from the artifact store, where the machine can't be read: whole and compared."""
+"""Pulls from the artifact store when the machine can't be read: complete, and compared."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from wording import Wording
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 
 
-# ---------------------------------------------------------------------------------------- a store in the hand
+# ----------------------------------------------------------------------------------------- an in-memory store
 
 
 async def test_a_self_stopped_machine_stays_off_if_the_store_has_the_last_manifest(kit: Kit) -> None:
@@ -238,11 +238,11 @@ async def test_a_check_of_a_job_that_is_away_names_its_store_and_is_bounded(kit:
     assert KEEP in shown
 
 
-# ------------------------------------------------------------------------------------------------------- its faults
+# ----------------------------------------------------------------------------------------------------- store faults
 
 
 async def broken(kit: Kit, job: str) -> dict[str, str]:
-    """Pull, and what was not taken: path -> reason."""
+    """Pull; return the files that were not taken, as path -> reason."""
     await kit.round()
     await advance(kit.ctx, job)
     return {p.path: p.why for p in (await pull(kit.ctx, job)).received.problems}
@@ -285,7 +285,7 @@ async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(orde
 
 async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(ordered: Kit, wording: Wording) -> None:
     job = await ordered.night()
-    ordered.keeps(job)  # bytes that are no weights
+    ordered.keeps(job)  # bytes that are not weights
     for _ in range(12):
         await ordered.round(60)
         await ordered.watcher.keeper.round()
@@ -360,7 +360,7 @@ async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit)
 async def test_what_arrived_before_the_store_was_lost_for_good_is_kept(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # nobody waits for a retry
+    monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # so that retries take no time
     job = await kit.night()
     kit.keeps(job)
     kit.shelf.cut_at, kit.shelf.cuts = 100_000, 1_000_000
@@ -380,7 +380,7 @@ async def test_a_self_stopped_machine_is_started_if_the_store_lacks_files(kit: K
     body = kit.keeps(job)
     if fault == "silent":
         kit.shelf.silent = True
-    elif fault == "empty":  # half an upload: files, and no list of them
+    elif fault == "empty":  # half an upload: files without their list
         del kit.shelf.objects[kit.key(job, MANIFEST)]
     elif fault == "torn":
         kit.shelf.objects[kit.key(job, MANIFEST)] = kit.shelf.objects[kit.key(job, MANIFEST)][:-9]
@@ -429,7 +429,7 @@ async def test_files_that_the_machine_had_removed_stay_in_the_store(kit: Kit) ->
     assert set(landed(await pull(kit.ctx, job))) == set(FILES) - {"out/log.txt"}
 
 
-# ------------------------------------------------------------------------------------------------------- for real
+# --------------------------------------------------------------------------------------------------- a real store
 
 
 @pytest.fixture(scope="module")
@@ -455,7 +455,7 @@ def run_dir(ctx: Context, job: str) -> Path:
 
 
 async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool = False) -> tuple[Context, Cloud, str]:
-    """A real runner, real processes, a real store: a job that ended, and a machine that stopped itself."""
+    """Run a job to its end with a real runner, processes and store, on a machine that then stops itself."""
     clock = SystemClock()
     ending = TeardownPolicy(self_stop_minutes=0.15)
     ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"teardown": ending}))
@@ -469,9 +469,9 @@ async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool 
         return read_job(ctx.ledger, job).handle is not None
 
     await soon(placed, every=0.05)
-    if late:  # everything is in the store, and something that outlived the job writes on
+    if late:  # everything is in the store, but a process that outlived the job keeps writing
         report = run_dir(ctx, job) / "keep.json"
-        asked = hear(str(report.parent))  # while a request is processed, the machine stays on
+        asked = hear(str(report.parent))  # the machine stays on while a request is processed
         text = await soon(
             lambda: report.read_text() if report.exists() else "", good=lambda text: "done" in text or "failed" in text
         )
@@ -523,7 +523,7 @@ async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, 
 
 
 class Lost(Kit, Allowed):
-    """A house whose jobs have an artifact store and a person's budget for another machine."""
+    """An installation whose jobs have an artifact store and the user's budget for another machine."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
         Allowed.__init__(self, home, processes)
@@ -593,7 +593,7 @@ async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(
 
 async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lost) -> None:
     job = await lost.running(artifact_store=KEEP)
-    lost.keeps(job, end=False)  # bytes that are no weights, which nobody calls proven
+    lost.keeps(job, end=False)  # bytes that are not weights, so never proven
     lost.takes()
     await lost.turns(proves=False)
     assert lost.rented() == 1 and read_job(lost.ctx.ledger, job).reason is Code.NOT_RELAUNCHED
@@ -612,7 +612,7 @@ async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_
     assert [s.parameters["inputs"] for s in rest if s.action is Action.SUBMIT] == [("resume",)], "from the copy"
 
 
-# ------------------------------------------------------------------------------------------------ an upload that fails
+# ------------------------------------------------------------------------------------------------------ failed uploads
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Submitting: one receipt, one job; what changed since the receipt; what a person is asked about."""
+"""Submitting: one receipt per job, changes since the receipt, and questions to the user."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_jobs_of_a_day_share_the_daily_cap(tmp_path: Path, clock: FakeCloc
     rent_cloud(ctx, settings=SLOW_BOOT)
     specs = [training(tmp_path / "said", name=f"job{n}") for n in range(2)]  # 0.6 USD each
     issued = [await submit(ctx, spec) for spec in specs]
-    assert [i.ask for i in issued] == ["", ""]  # each fits by itself
+    assert [i.ask for i in issued] == ["", ""]  # each fits on its own
     await submit(ctx, specs[0], receipt=issued[0].receipt)
     with pytest.raises(NeedsApproval, match="per_day_usd"):
         await submit(ctx, specs[1], receipt=issued[1].receipt)
@@ -232,7 +232,7 @@ async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path, mode: int) -> None:
-    """Under no name, in no variable, argument or input; a file that others may read holds a key all the same."""
+    """The key goes out under no name, in no variable, argument or input, even if others may read its file."""
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
     ctx = open_house(tmp_path / "home", SystemClock(), policy=policy)
     rent_cloud(ctx)

@@ -1,4 +1,4 @@
-"""A team on one ledger: who submitted is recorded, each has caps of their own, and only those who may approve do."""
+"""A team on one ledger: submitters are recorded, each has their own caps, and only approvers can approve."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Contex
     for person in ("alice", "bob"):
         with acting_as(person):
             jobs[person] = await launch(house, work(person))
-    old = await launch(house, work("old"))  # by a process that names nobody, as all did before
+    old = await launch(house, work("old"))  # by a process that names no user, as in older versions
     assert [read_job(house.ledger, job).person for job in (*jobs.values(), old)] == ["alice", "bob", ""]
     assert {event.actor for event in house.ledger.history(f"job/{jobs['bob']}")} == {"cli/bob"}
     found = charges(house, 0.0)
@@ -254,7 +254,7 @@ async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: C
         with pytest.raises(Refused) as refused:
             await create_token(house, "ci", ["read", "submit"], 30, Typed("yes"), person="bob")
         wording(refused)
-        allow(house, "own", "user mallory", "mallory")  # which approves nothing: mallory is not listed
+        allow(house, "own", "user mallory", "mallory")  # approves nothing: mallory is not listed
     with acting_as("bob"):
         allow(house, "phone", "user bob", "alice")
         await create_token(house, "ci", ["read", "submit"], 30, Typed("yes"), person="alice")
@@ -275,7 +275,7 @@ async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: 
 
 
 async def test_on_the_page_the_passkeys_owner_approves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever opened the page. The signature itself has its own tests, with a real browser."""
+    """The user who opened the page does not matter. The signature itself has its own tests, with a real browser."""
     ctx = busy_world(tmp_path / "home").ctx
     register(ctx, allowed(ctx, allow(ctx, "phone", "user x", "bob")), PASSKEY)
     assert [one.person for one in passkeys(ctx)] == ["bob"]

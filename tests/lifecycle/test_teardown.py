@@ -1,4 +1,4 @@
-"""Machines: booting, interruptions, lost replies, caps; and the end, which needs proof and a person's yes."""
+"""Machines: boots, interruptions, lost replies and caps; and teardown, which needs proof and the user's approval."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_nothing_dies_before_it_is_pulled_and_proven_and_a_person_said_yes
 
 
 async def undeclared(house: House) -> tuple[str, TeardownView]:
-    """A job whose output is proven, and that saved a second checkpoint where it had declared nothing."""
+    """Run a job with a proven output and a second checkpoint in an undeclared place, and request its teardown."""
     job = await house.started()
     house.backend.write(house.handle(job), "model", b"weights")
     house.backend.write(house.handle(job), "final.safetensors", b"better weights", "elsewhere")
@@ -122,7 +122,7 @@ async def test_an_undeclared_checkpoint_is_declared_pulled_and_proven(house: Hou
 
 
 async def off(house: House, job: str) -> TeardownView:
-    """The user stops the machine in the platform's console, and a teardown is requested."""
+    """Stop the machine, as the user does in the platform's console, and request a teardown."""
     house.cloud.stop(records(house.cloud)[0].id)
     house.clock.advance(60)
     house.cloud.tick()
@@ -153,7 +153,7 @@ async def test_an_output_declared_late_is_not_forgotten_when_the_machine_is_off(
 
 async def test_a_known_undeclared_checkpoint_still_blocks_when_the_machine_is_off(house: House) -> None:
     job, before = await undeclared(house)
-    for _ in range(2):  # a second request keeps the finding, too
+    for _ in range(2):  # a second request keeps the finding as well
         view = await off(house, job)
         assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-001", "TD-ELSE-002"}
         assert before.findings[0].message in {found.message for found in view.findings}
@@ -226,7 +226,7 @@ async def test_a_copy_that_changed_here_voids_the_yes(house: House, wording: Wor
 
 
 async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_facts(house: House) -> None:
-    """The process dies between the yes and the verb, and a file is written before the next one comes."""
+    """The process dies between the approval and the call, and a file is written before the next process starts."""
     job = await house.proven()
     view = await house.asks(job)
     with (
@@ -265,7 +265,7 @@ async def test_giving_up_what_has_no_copy_takes_its_name(house: House, wording: 
 
 
 async def test_no_yes_makes_a_platform_have_a_stop(house: House, wording: Wording) -> None:
-    """Found by the property test: the ticket stood in the way of every terminate."""
+    """Found by the property test: the open ticket blocked every terminate."""
     house.opens(platform="rehearsal/lambda")
     job = await house.proven()
     view = await house.asks(job, "stop")
@@ -298,10 +298,10 @@ async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) 
     view = await house.yes(await house.asks(job, "stop"))
     house.clock.advance(601)
     assert (await proceed(house.ctx, view.record.id)).record.state is Teardown.NEEDS_HUMAN
-    assert read_lease(house.ctx.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" that bills is not stopped
+    assert read_lease(house.ctx.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" but billed is not stopped
     again = await house.asks(job)
     assert again.record.id != view.record.id
-    # The machine is off and can't be looked at, but the pull came after the job's end: nothing was written since.
+    # The machine is off and can't be read, but the pull came after the job's end, so nothing was written since.
     assert again.record.state is Teardown.AWAITING_HUMAN
     done = await house.until_off(await house.yes(again))
     assert done.record.state is Teardown.VERIFIED_STOPPED
@@ -346,7 +346,7 @@ async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(h
 
 
 async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(house: House) -> None:
-    """A request that was lost was never repeated, and the next process could not move from stopping to stopping."""
+    """Regression: a lost request was never repeated, and the next process could not move from stopping to stopping."""
     house.opens(Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=2))
     job = await launch(house.ctx, house.spec())
     with (
@@ -362,7 +362,7 @@ async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(
 
 
 async def test_looks_that_see_nothing_end_no_lease_before_the_cloud_had_its_time(house: House) -> None:
-    """A cloud that lags for less than its word: the look that counts comes after it has caught up."""
+    """The cloud lags for less than it promises, so it has caught up by the poll that counts."""
     house.opens(Fault(kind="stale", call="get", seconds=20, count=3))
     job = await launch(house.ctx, house.spec())
     await house.after(1, job)
@@ -406,7 +406,7 @@ async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(
 
 @pytest.mark.attack("ending", "shows a second machine with the token of the first")
 async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended(house: House) -> None:
-    """A platform that rents twice for one request: no answer ever named the second machine."""
+    """The platform rents twice for one request, and no answer ever named the second machine."""
     job = await house.proven()
     token = records(house.cloud)[0].token
     house.cloud.create(Resources(), token)
@@ -424,7 +424,7 @@ async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended
 
 
 async def test_a_machine_that_find_hid_for_too_long_is_not_forgotten(house: House) -> None:
-    """Two machines are rented when a reply is lost and the cloud hides the first beyond its word; both are in sight."""
+    """A reply is lost and the cloud hides the first machine for too long, so two are rented; both stay visible."""
     house.opens(
         Fault(kind="lost_reply", call="create"),
         Fault(kind="stale", call="find", seconds=300, count=9),

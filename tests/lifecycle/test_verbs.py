@@ -1,4 +1,4 @@
-"""Stopped is not gone: what each verb has to be seen to have done, on platforms where they differ."""
+"""Stopped is not gone: the effect required of each verb, on platforms that differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = Settings(boot_s=5, stop_s=5, resume_s=5, settle_s=3)
 
 
 class House:
-    """A canceled job on a platform whose machine still bills, under a clock that is turned by hand."""
+    """A canceled job on a platform whose machine is still billed, with a clock that is advanced by hand."""
 
     def __init__(self, home: Path, platform: str, *faults: Fault) -> None:
         self.clock = FakeClock()
@@ -46,7 +46,7 @@ class House:
         return job
 
     async def end(self, job: str, verb: Verb) -> TeardownView:
-        """Ask, approve, and look until it is verified or a minute of the clock has passed."""
+        """Request, approve and poll until the teardown is verified or a minute has passed on the clock."""
         view = await request(self.ctx, job, verb)
         assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
         assert view.record.digest is not None
@@ -74,7 +74,7 @@ def policy_takes_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("policy_takes_flags")
 class TestVerbs:
-    """Each verb ends with the machine really in the state that was asked for."""
+    """Each verb leaves the machine in the requested state."""
 
     @pytest.mark.slow
     async def test_a_platform_that_asks_to_wait_for_days_is_asked_again_within_the_hour(

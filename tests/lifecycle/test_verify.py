@@ -1,4 +1,4 @@
-"""Verify by every road: a path here, a repo on the Hub, a job's copy, its files on the machine."""
+"""Verifying every kind of target: a local path, a Hub repo, a job's copy, its files on the machine."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_large_repo_is_not_downloaded_for_an_agent(
 async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer, wording: Wording) -> None:
     inside = {"checkpoint-10/model.safetensors": save(tensors(1)), "checkpoint-10/config.json": "{}", "x.json": "{"}
     address = put(hub, "parts", inside)
-    assert (await verify(ctx, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state tells
+    assert (await verify(ctx, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state confirms it
     for level in (Level.STRUCTURE, Level.LOAD):
         report = await verify(ctx, f"{address}@main/checkpoint-10/model.safetensors", level)
         assert report.verdict is Verdict.PROVEN, said(report)
@@ -397,7 +397,7 @@ async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> 
     assert (await verify(house, job, where="instance")).verdict is Verdict.PROVEN
 
 
-# ------------------------------------------------------------------------------------------------------- its bounds
+# ----------------------------------------------------------------------------------------------------------- limits
 
 
 async def test_a_look_at_a_whole_disk_ends(tmp_path: Path) -> None:
@@ -425,11 +425,11 @@ async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path, wording
     assert over.verdict is Verdict.UNKNOWN and not over.files
 
 
-# ------------------------------------------------------------------------------------------------ digests of the save
+# ----------------------------------------------------------------------------------------- digests taken at save time
 
 
 def write_seal(ctx: Context, job: str, sha256: str = "", *, key: str | None = None, after_s: float = 1.0) -> None:
-    """A line in the book of a job's machine: by the sealer's own key, or by another that a job made up."""
+    """Add a row to the seal file on a job's machine, by the sealer's own key or by one that a job made up."""
     handle = read_job(ctx.ledger, job).handle
     assert handle is not None
     place = os.path.realpath(Path(handle.run_dir) / "work/out/model.safetensors")

@@ -1,4 +1,4 @@
-"""The machine loads, tells what a resume would miss, and compares: nothing travels, and its word is no copy."""
+"""Verifying on the machine: load, report gaps for a resume, compare. No file is transferred or counts as a copy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(report: Report) -> str:
 
 
 def steps(root: Path, *seeds: int) -> Path:
-    """A run's folder: a checkpoint at 10, 20 ... with weights of each seed, and a log."""
+    """Create a run's folder: a checkpoint at 10, 20 ... with weights from each seed, and a log."""
     for number, seed in enumerate(seeds, 1):
         folder = root / f"checkpoint-{number * 10}"
         folder.mkdir(parents=True)
@@ -53,7 +53,7 @@ def steps(root: Path, *seeds: int) -> Path:
 
 
 async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) -> str:
-    """A job whose outputs are a copy of what lies in `made`, links included, as folder `out`."""
+    """Launch a job whose outputs are a copy of `made`, links included, in the folder `out`."""
     text = f"import shutil; shutil.copytree({str(made)!r}, 'out', symlinks=True)"
     job = await launch(ctx, training(tmp_path / "said", command=(sys.executable, "-c", text), **changes))
     await until(ctx, job)
@@ -121,7 +121,7 @@ async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(
     wording(refused, "out/elsewhere")
 
 
-# ---------------------------------------------------------------------------------------------- what travels does it
+# ----------------------------------------------------------------------------------- the program sent to the machine
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def shipped(pyz: Path, *args: object, python: str = sys.executable) -> dict[str,
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The only Python on the PATH, without any package."""
+    """Return a Python without packages, the only one on the PATH."""
     place = tmp_path / "bare/bin"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place.parent], check=True, timeout=300)
     monkeypatch.setenv("PATH", str(place))
@@ -172,7 +172,7 @@ def npy() -> bytes:
 def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
     tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    """A Python on the machine that says it has torch and then ends is no proof, and no refutation."""
+    """A Python on the machine that claims to have torch and then exits proves nothing and refutes nothing."""
     fake = tmp_path / "bin/python3"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\ncase "$3" in *find_spec*) exit 0;; esac\nexit 9\n')

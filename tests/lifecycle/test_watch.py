@@ -1,4 +1,4 @@
-"""The watch: every condition raises one alert after its time and clears when it is over; nothing is ever ended."""
+"""The watch: every condition raises one alert after its delay and clears when it is over; nothing is ever ended."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MINUTE = 60.0
 
 
 class Seen:
-    """A backend whose machine shows what the test says: utilization of a GPU can't be had here for real."""
+    """A backend whose machine reports the test's values, since real GPU utilization is not available here."""
 
     seals = False
     takes_inputs = True
@@ -91,7 +91,7 @@ class Seen:
 
 
 class House:
-    """A watched house with one running job; time moves only when the test says so."""
+    """A watched installation with one running job; time passes only when the test advances it."""
 
     def __init__(self, tmp_path: Path, policy: Policy = WEALTHY, platform: str = PLATFORM, **env: str) -> None:
         self.clock, self.seen = FakeClock(), Seen()
@@ -113,7 +113,7 @@ class House:
         return self
 
     async def go(self, minutes: float, times: int = 1) -> list[str]:
-        """Rounds, so many minutes apart; what they raised (+) and cleared (-)."""
+        """Run rounds this many minutes apart; return the alerts they raised (+) and cleared (-)."""
         news: list[str] = []
         for _ in range(times):
             self.clock.advance(minutes * MINUTE)
@@ -152,7 +152,7 @@ async def test_what_the_runner_says_of_memory_and_time_is_told_once_an_attempt(h
 async def test_idleness_counts_across_processes_but_not_across_a_long_silence(house: House) -> None:
     house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
     await house.go(5, times=4)
-    house.watcher = Watcher(house.ctx)  # as a cron job would: every round in a process of its own
+    house.watcher = Watcher(house.ctx)  # as with cron: every round in its own process
     assert await house.go(20) == ["+idle_gpu"]
     house.watcher = Watcher(house.ctx)
     assert await house.go(20) == []
@@ -245,7 +245,7 @@ async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:
 
 
 async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
-    """A watch that was not there while it began, such as one that cron starts, need not wait as long again."""
+    """A watch that started later, such as one run by cron, need not wait for the full time again."""
     stopped_at = house.seen.step + 1
     house.seen.alerts = (RunnerAlert(kind="stall", text="nothing new for 1800 s", step=stopped_at),)
     assert await house.go(1) == ["+stalled"]
@@ -256,7 +256,7 @@ async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) ->
 async def test_a_job_that_died_without_a_status_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    """Its runner and its process are killed, as a machine out of memory does it; no status is ever written."""
+    """Its runner and its process are killed, as when memory runs out; no status is ever written."""
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
     ctx = open_house(tmp_path, SystemClock())
     cloud = rent_cloud(ctx)
@@ -279,7 +279,7 @@ async def test_a_job_that_died_without_a_status_is_told(
 
 @pytest.mark.slow
 async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path: Path) -> None:
-    """AutoDL releases what was off for fifteen days; two days before, a person hears of it."""
+    """AutoDL releases machines after fifteen days off; the user is alerted two days before."""
     house = await House(tmp_path, platform="rehearsal/autodl").start()
     machine = records(house.cloud)[0].id
     house.cloud.stop(machine)
@@ -356,7 +356,7 @@ async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
 
 
 async def test_a_platform_whose_profile_is_gone_hides_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a plug-in was removed, or the user's own profile has an error now, while a machine there bills."""
+    """A plug-in was removed, or the user's own profile has an error now, while a machine there is billed."""
     ctx, lost = house.ctx, "rehearsal/vastai"
     rent_cloud(ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=lost)
     jobs = {house.job, await launch(ctx, training(house.said, platform=lost, name="two", env={"CELL": "two"}))}
@@ -384,7 +384,7 @@ async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> 
     assert await house.go(1) == ["+failed"]
     assert await house.go(11) == ["+finished_billing"]
     assert await house.go(600, times=4) == []
-    assert promises(house.ctx.ledger, house.cloud) == []  # nobody ended the machine
+    assert promises(house.ctx.ledger, house.cloud) == []  # no machine was ended
 
 
 def texts_of(watcher: Watcher, kind: str) -> list[str]:
@@ -407,7 +407,7 @@ async def test_a_second_machine_for_one_order_is_reported_with_its_cost(house: H
 
 
 async def test_a_machine_of_an_order_that_the_job_gave_up_is_terminated(tmp_path: Path) -> None:
-    """Its platform refused the order for certain, the job runs elsewhere, and the machine is listed all the same."""
+    """The refusal was certain and the job runs elsewhere, but the platform lists the machine after all."""
     house, second = House(tmp_path), "rehearsal/runpod"
     rent_cloud(house.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=second)
     receipt = (await submit(house.ctx, training(house.said, max_cost_usd=90.0, alternatives=(second,)))).receipt
@@ -603,7 +603,7 @@ def test_the_command_line_prints_one_round(
     assert main.run(["watch", "--once", "--json"]) == 1
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
-    assert main.run(["watch", "--once"]) == 0  # told once
+    assert main.run(["watch", "--once"]) == 0  # reported once
     wording(capsys.readouterr().out)
     assert main.run(["watch", "--json"]) == 2
     assert "--once" in json.loads(capsys.readouterr().out)["hint"]
@@ -614,7 +614,7 @@ def test_the_command_line_prints_one_round(
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]], list[int]]]:
-    """A real HTTP server on loopback: its address, what it got, and the statuses it answers with, in order."""
+    """Run a real HTTP server on loopback; yield its address, the requests it got and the statuses to answer with."""
     got: list[tuple[dict[str, str], bytes]] = []
     statuses: list[int] = []
 
@@ -673,7 +673,7 @@ async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
 
 
 async def test_channels_that_hang_make_no_gap_between_two_rounds(tmp_path: Path) -> None:
-    """Or the notice of automatic teardown would be given again in every round, and the machine would bill on."""
+    """Otherwise, automatic teardown would repeat its notice in every round, and the machine would stay billed."""
     assert 3 * notify.PATIENCE_S + EVERY_S < MINUTE, "the shortest grace, with all three channels"
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/hook"

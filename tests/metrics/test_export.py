@@ -1,4 +1,4 @@
-"""Exports of a job's points: other programs read them as they were reported."""
+"""Exports of a job's points: other programs read the same points that were reported."""
 
 from __future__ import annotations
 

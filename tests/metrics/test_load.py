@@ -1,4 +1,4 @@
-"""Many trainers at once: nothing is lost. `bench/metrics.py` measures what that costs the server."""
+"""Many trainers at once lose no points. `bench/metrics.py` measures the cost to the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs report on their machines reaches the store: pulled over SSH, for its own job only, and to the last line."""
+"""Reports from a job's machine reach the store: pulled over SSH, for this job only, and down to the last line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print("CUDA out of memory")
 
 
 class Spooled:
-    """A backend whose spool is what a test says."""
+    """A backend with a spool that the test provides."""
 
     def __init__(self, *lines: Any, piece: int = 1 << 20) -> None:
         self.text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
@@ -63,7 +63,7 @@ class Spooled:
 
 
 async def a_job(tmp_path: Path, backend: Any, **changes: object) -> tuple[Context, str]:
-    """A job that has run, whose spool is then that of `backend`."""
+    """Run a job to its end, and replace its backend with `backend`; return the context and the job's id."""
     ctx = open_house(tmp_path / "home", NoWait())
     quick = (sys.executable, "-c", "pass")
     job = await launch(ctx, training(tmp_path / "said", 0.0, platform="local", command=quick, max_cost_usd=None))
@@ -137,7 +137,7 @@ async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path
         await puller.round()
     assert (len(ctx.metrics.points(job, "loss").points), puller.trouble) == (500, {})
     asked = backend.asked
-    await puller.round()  # the job has ended, and its spool was read to its end
+    await puller.round()  # the job has ended, and its whole spool was read
     assert backend.asked == asked
 
 

@@ -1,4 +1,4 @@
-"""The metric store: what jobs post is kept once, in full, and read as curves."""
+"""The metric store: posted points are stored once and in full, and read as curves."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_alert_has_one_of_six_types_and_only_known_fields() -> None:
             read_alert({**body, "type": kind}, now=5.0)
 
 
-# --------------------------------------------------------------------------------------------------------- keeping
+# --------------------------------------------------------------------------------------------------------- storing
 
 
 @pytest.mark.attack("metrics", "posts the same points again, later with another value")
@@ -163,7 +163,7 @@ def test_a_replayed_post_changes_nothing(store: MetricStore) -> None:
 def test_jobs_are_kept_apart_and_survive_the_process(tmp_path: Path) -> None:
     first = MetricStore(tmp_path)
     first.write(Batch([posted("j1"), posted("j2", train_loss=1.0)]))
-    other = MetricStore(tmp_path)  # beside it, as the page's process
+    other = MetricStore(tmp_path)  # opened at the same time, as by the page's process
     assert other.points("j2", "train_loss").points[0].value == 1.0
     assert other.write(Batch([posted("j2", train_loss=1.0)]))[0][:2] == (0, 3)
     first.close()
@@ -181,7 +181,7 @@ def test_one_job_can_not_fill_the_store(store: MetricStore, monkeypatch: pytest.
     found = store.write(Batch(posts))
     assert sum(w.stored for w in found) == 9
     assert {i.problem for w in found for i in w.ignored} == {Problem.TOO_MANY_NAMES, Problem.FULL}
-    assert store.write(Batch([posted("j2")]))[0].stored == 3  # another job has its own room
+    assert store.write(Batch([posted("j2")]))[0].stored == 3  # the limits are per job
 
 
 @pytest.mark.attack("http", "fills the disk with points, so that the ledger can't be written")

@@ -1,4 +1,4 @@
-"""The shape of the code: import contracts, no circles, and light modules that stay light."""
+"""The structure of the code: import contracts, no import cycles, and light modules that stay light."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAY_BRING_HEAVY = (
     "interfaces/cli/overnight.py",
     "interfaces/cli/screen.py",
     "interfaces/cli/verify_report.py",
-    "static_analysis/estimate/trace_model.py",  # the traced child's alone
+    "static_analysis/estimate/trace_model.py",  # used by the traced child alone
 )
 
-# Run in a fresh interpreter: import every module, one after the other, and name the first that brings a heavy one.
+# Run in a fresh interpreter: import every module in turn, and name the first that imports a heavy library.
 IMPORT_ALL = """
 import importlib, json, sys
 heavy, names = json.load(sys.stdin)
@@ -91,7 +91,7 @@ def light_modules() -> list[str]:
 
 
 def import_all(names: list[str]) -> list[str]:
-    """Import modules in a fresh interpreter; return a line for each heavy library that they bring."""
+    """Import modules in a fresh interpreter; return a line for each heavy library that they import."""
     asked = json.dumps([sorted(HEAVY), names])
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

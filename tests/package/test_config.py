@@ -1,4 +1,4 @@
-"""The policy: defaults spend nothing, the file and the environment are strict, every value knows its origin."""
+"""The policy: defaults spend nothing, the file and the environment are strict, and every value has an origin."""
 
 from __future__ import annotations
 

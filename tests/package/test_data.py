@@ -1,4 +1,4 @@
-"""The folders of text are found in a checkout and in a wheel."""
+"""The data folders are found in a checkout and in a wheel."""
 
 from __future__ import annotations
 

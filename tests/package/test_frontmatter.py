@@ -1,4 +1,4 @@
-"""The strict reader of front matter: what it takes, and that it says where it does not."""
+"""The strict front matter reader: the input that it accepts, and the location of errors in the rest."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_line_is_found_through_steps_that_are_not_in_the_file():
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[ModuleType]:
-    """Return the module as it is where PyYAML was built without libyaml."""
+    """The module as it is if PyYAML was built without libyaml."""
     spec = importlib.util.spec_from_file_location("plain_frontmatter", frontmatter.__file__)
     assert spec is not None and spec.loader is not None
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Secrets that a job was given stay out of what later processes show, though those never had the values."""
+"""A job's secrets stay out of the output of later processes, even though these never had the values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_can_t_be_remembered_is_said(tmp_path: Path) -> None:
 
 
 class Leaky(PretendBackend):
-    """A machine whose job puts its secret wherever a job can put something."""
+    """A machine whose job writes its secret everywhere that a job can write."""
 
     def _observe(self, handle: Handle) -> Observation:
         return Observation(
@@ -101,7 +101,7 @@ class Leaky(PretendBackend):
 async def test_a_later_process_without_the_value_shows_and_keeps_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the pretended machine's run root is relative
+    monkeypatch.chdir(tmp_path)  # the pretend machine's run root is relative
     first = open_house(tmp_path / "home", FakeClock())
     first.env = {"WANDB_API_KEY": SECRET}
     first._backends["local"] = Leaky(Processes())

@@ -1,4 +1,4 @@
-"""The user's notes: strict with file and line, private, never a secret, and defaults for machines of one's own."""
+"""The user's notes: strict, with file and line; private, without secrets; and defaults for the user's own machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ host = "lab-box"
 scratch = "/data/me/runs"
 key = "~/.ssh/id_ed25519"
 """
-HEX = "0123456789abcdef" * 2 + "01234567"  # the shape of an old wandb key
+HEX = "0123456789abcdef" * 2 + "01234567"  # the format of an old wandb key
 
 
 def private(file: Path, text: str) -> Path:
@@ -217,7 +217,7 @@ def test_a_change_that_would_not_hold_changes_nothing(tmp_path: Path) -> None:
 
 
 def own_profile(folder: Path) -> Path:
-    """A machine of one's own behind SSH, called box."""
+    """Add a profile for the user's own machine `box` behind SSH."""
     folder.mkdir(parents=True, exist_ok=True)
     text = (data_dir("profiles") / "local.md").read_text("utf-8")
     (folder / "box.md").write_text(text.replace("id: local", "id: box").replace("backend: local", "backend: ssh"))

@@ -1,4 +1,4 @@
-"""What an agent may try that sets the variables of a process, as a client's configuration does."""
+"""Attacks by an agent that can set a process's environment variables, as a client's configuration does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def need_xdg(attack: str) -> None:
 
 @pytest.fixture(name="account")
 def account_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of an account whose person has used gpuwarden before, with a strict policy in the usual place."""
+    """The home of an account that has used gpuwarden before, with a strict policy in the usual place."""
     home = tmp_path / "account"
     for name in [n for n in os.environ if n.startswith(("GPUWARDEN_", "XDG_"))]:
         monkeypatch.delenv(name)
@@ -76,7 +76,7 @@ def account_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(name="theirs")
 def theirs_fixture(tmp_path: Path) -> Path:
-    """A policy file of an agent's own, in a folder where a client would look for one."""
+    """An agent's own policy file, in a folder where a client would look for one."""
     file = tmp_path / "theirs" / "gpuwarden" / "policy.toml"
     file.parent.mkdir(parents=True)
     file.write_text(GENEROUS)
@@ -185,7 +185,7 @@ async def test_a_list_that_another_user_owns_leaves_the_count_of_the_ledger(
 ) -> None:
     theirs = load_config().policy_file.with_name(name)
     theirs.write_text("")
-    writable = os.access  # the tests may run as root, who can write to every file
+    writable = os.access  # the tests may run as root, which can write to every file
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != theirs and writable(path, mode))
     for pin in [*[THEIRS] * PIN_TRIES, PIN]:
         with pytest.raises(Refused):
@@ -300,7 +300,7 @@ async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, the
     wording(refused)
 
 
-# ----------------------------------------------------------------------------------------------- what is written down
+# -------------------------------------------------------------------------------------------------- recorded policies
 
 
 async def test_every_approval_says_by_which_policy(home: Path, ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""The policy in force is the file at the moment of each decision, in every process that runs."""
+"""In every running process, the active policy is the file as it is at the moment of each decision."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_forbidden_platform_is_refused_at_the_next_decision(home: Path, 
 
 
 async def test_an_accepted_job_rents_nothing_on_a_platform_that_was_forbidden_since(home: Path, ctx: Context) -> None:
-    """The platform asks it to come back later, and the user decides otherwise meanwhile."""
+    """The user forbids the platform while the rental is being retried."""
     cloud = ctx.provider(SPEC.platform).cloud  # type: ignore[attr-defined]
     cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="create", at=1, count=99),)))
     first = await submit(ctx, SPEC)
@@ -146,7 +146,7 @@ async def test_another_file_that_a_person_put_in_force_is_obeyed(home: Path, ctx
 
 
 async def changed(ctx: Context, spec: JobSpec, change: Callable[[], object]) -> str:
-    """Return what a receipt is refused for, after a change."""
+    """Return the reason for which a receipt is refused after a change."""
     receipt = (await submit(ctx, spec)).receipt
     change()
     with pytest.raises(Conflict) as refused:
@@ -194,7 +194,7 @@ async def test_a_receipt_is_void_for_another_text_behind_the_same_address(
 
 
 async def test_an_approval_counts_for_the_policy_that_it_was_given_under(home: Path, ctx: Context) -> None:
-    """A receipt above the caps was approved; then the user changes what else the policy allows."""
+    """After a receipt above the caps is approved, the user changes another part of the policy."""
     policy_file(home).write_text(POLICY + ASKS)
     receipt = str((await submit(ctx, SPEC)).receipt)
     with pytest.raises(NeedsApproval):

@@ -1,4 +1,4 @@
-"""Variables may make the policy stricter and never looser, for any file and any environment."""
+"""Variables can make the policy stricter but never looser, for any file and any environment."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def read(folder: Path, table: dict[str, Any], env: dict[str, str]) -> tuple[Poli
 
 
 def looser(path: str, filed: Any, asked: Any) -> bool:
-    """Whether a value allows anything that the file's does not: said again here, from what each setting is for."""
+    """Return whether a value allows anything that the file's doesn't, derived again from each setting's purpose."""
     if path in LISTED:
         return any(allows(asked, name) and not allows(filed, name) for name in NAMES)
-    if path == "artifact_stores.allowed":  # none listed: any store may be named
+    if path == "artifact_stores.allowed":  # an empty list allows any store
         return bool(filed) and not (asked and all(any(place_in(own, place) for own in filed) for place in asked))
     if path == "approval.channels":
         return not set(asked) <= set(filed)
@@ -123,7 +123,7 @@ def test_no_environment_loosens_a_policy(table: dict[str, Any], env: dict[str, s
         try:
             filed, config = read(Path(folder), table, env)
         except BadRequest:
-            return  # a variable that can't be read stops everything, and so loosens nothing
+            return  # an unreadable variable stops everything, so it loosens nothing
     for field in policy_fields():
         before, after = value_at(filed, field.path), value_at(config.policy, field.path)
         assert not looser(field.path, before, after), (field.path, before, after, env)

@@ -1,4 +1,4 @@
-"""State that only its owner may read, whichever command comes first."""
+"""Only the owner can read the state, whichever command comes first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warm import warm
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 THEIRS = ("/work/", "/fs/", "/volumes/", "/home/.local/")
-"""What jobs and pretend machines write is made as they like; it lies in closed folders."""
+"""Files that jobs and pretend machines write can have any mode; they are in closed folders."""
 FIRST: dict[str, tuple[str, ...]] = {
     "submit": ("submit", "--platform", "local", "--", sys.executable, "-c", "print(1)"),
     "check": ("check", "j0"),
@@ -71,7 +71,7 @@ MORE: dict[str, tuple[str, ...]] = {
 
 
 def loose(home: Path) -> list[str]:
-    """Everything below a home that others may read or write, with its mode."""
+    """Return everything below a home that others can read or write, with its mode."""
     found = []
     for path in sorted(home.rglob("*")):
         info = path.lstat()
@@ -82,7 +82,7 @@ def loose(home: Path) -> list[str]:
 
 
 def run_first(home: Path, words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Run one command in an empty home, under the umask that most systems have."""
+    """Run one command in an empty home, with the umask that most systems use."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     return subprocess.run(
         [*warm(), "-m", "gpuwarden", *words],
@@ -102,7 +102,7 @@ def test_every_command_is_tried() -> None:
 
 
 def commands() -> list[object]:
-    """Each command; those that make no state of a kind of their own are slow proof of what the others show."""
+    """Return every command; a command that creates no new kind of state is marked as a slow proof."""
     makers = {"submit", "instances", "watch", "notes", "hooks", "mcp", "rehearsal"}
     return [
         pytest.param(words, id=name, marks=() if name in makers else pytest.mark.prove)

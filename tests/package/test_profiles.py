@@ -1,4 +1,4 @@
-"""Profiles: the strict form, what survives what on the five platforms, and the tables in the prose."""
+"""Profiles: the strict format, which storage survives which event on the five platforms, and tables in the prose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVENTS: tuple[Event, ...] = ("stop", "terminate", "preemption", "job_end")
 
 
 def front(**changes: Any) -> dict[str, Any]:
-    """The front matter of a small rented platform; a value of ... takes the key out."""
+    """Return the front matter of a small rented platform; the value `...` removes a key."""
     sourced = {"verified": "2026-08", "source": "https://example.org/docs"}
     lives = {"stop": True, "terminate": False, "preemption": True, "job_end": True}
     bills = {"bills_when_stopped": False, "bills_when_terminated": False}
@@ -57,7 +57,7 @@ def front(**changes: Any) -> dict[str, Any]:
 
 
 def text_of(data: dict[str, Any], body: str = "") -> str:
-    unshared = json.loads(json.dumps(data))  # else PyYAML writes an alias for an object it has seen
+    unshared = json.loads(json.dumps(data))  # otherwise PyYAML writes aliases for repeated objects
     written = yaml.dump(unshared, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
     return f"---\n{written}---\n{body}"
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 
 # -------------------------------------------------------------------------------------------- what survives what
 
-# What follows from each profile is a file of its own, read off the platform's documentation: tests/profile_facts/.
+# The expected survival for each profile, taken from the platform's documentation, is in tests/profile_facts/.
 EXPECTED = {f.stem: tomllib.loads(f.read_text("utf-8")) for f in (ROOT / "tests" / "profile_facts").glob("*.toml")}
 SURVIVES = [
     pytest.param(name, row["path"], row.get("durable", False), row["lives"], id=f"{name}:{row['path']}")
@@ -227,7 +227,7 @@ def test_every_profile_has_its_expectations():
     assert EXPECTED.keys() == {f.stem for f in FILES}
 
 
-# Whether what is at the path outlives stop, terminate, an interruption, the end of the job.
+# Whether files at the path survive stop, terminate, an interruption, and the end of the job, in this order.
 @pytest.mark.parametrize(("platform", "path", "requested", "lives"), SURVIVES)
 def test_what_survives_what(platform: str, path: str, requested: bool, lives: str):
     found = [load_profile(platform).survives(path, event, requested=requested) for event in EVENTS]
@@ -323,7 +323,7 @@ FACTS = st.sampled_from([True, False, {"unknown": "ask the platform"}])
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any storage table over a few nested mounts."""
+    """Draw any storage table over a few nested mounts."""
     root = tier(tier="root", path="/", survives={event: draw(FACTS) for event in EVENTS})
     storage = [root]
     for i, path in enumerate(draw(st.lists(PATHS, unique=True, max_size=5))):

@@ -1,4 +1,4 @@
-"""Servers list themselves where every gpuwarden of the account looks, and a dropped variable changes no policy."""
+"""Servers register where every gpuwarden process of the account looks, and a dropped variable changes no policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ run()
 
 
 class Server:
-    """A real server over its pipes."""
+    """A real server, driven through its pipes."""
 
     def __init__(self, env: dict[str, str], client: str) -> None:
         argv = [*warm(), "-c", ALONE, "mcp", *(["--client", client] if client else [])]
@@ -53,7 +53,7 @@ class Server:
         return next(r["result"] for r in map(json.loads, self.process.stdout) if r.get("id") == method)
 
     def machines(self) -> dict[str, Any]:
-        """What list_instances says; the server has opened its ledger by then."""
+        """Return the result of list_instances; by then the server has opened its ledger."""
         found = self.ask("tools/call", {"name": "list_instances", "arguments": {}})
         return dict(found["structuredContent"])
 
@@ -107,7 +107,7 @@ def test_the_list_is_bounded_and_takes_no_nonsense(tmp_path: Path) -> None:
             running_servers.remember(tmp_path / str(n))
         (folder / "homes" / "x.json").write_text("[" * 30_000)
         for _ in range(3):
-            assert [s.client for s in running()] in ([], ["codex"])  # the newest entries are looked at first
+            assert [s.client for s in running()] in ([], ["codex"])  # the newest entries are read first
         assert [s.client for s in running()] == ["codex"]
     assert len(known_homes()) <= running_servers.MOST_HOMES
     assert len(list((folder / "homes").iterdir())) <= running_servers.MOST_HOMES + 1
@@ -131,7 +131,7 @@ def test_doctor_and_approve_name_the_server_with_another_ledger(
     assert servers()["ok"]
     other = tmp_path / "other" / "gw"
     with serving(environment(other)) as codex:
-        codex.machines()  # it is listed once it has opened its ledger
+        codex.machines()  # a server is listed once it has opened its ledger
         with serving(environment(home), "") as own:
             assert str(other) in own.machines()["warnings"][-1]
             row = servers()
@@ -162,7 +162,7 @@ def test_a_ticket_of_another_ledger_is_explained(run: Cli, tmp_path: Path, monke
 
 @pytest.fixture(name="strict")
 def strict_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger with a strict policy that variables name, used by a server once; the shell has them no more."""
+    """A ledger and a strict policy that a server got from variables once; the shell no longer sets them."""
     home, policy = tmp_path / "gw", tmp_path / "strict.toml"
     policy.write_text('platforms = ["local"]\n[approval]\nchannels = ["terminal"]\n')
     with serving(environment(home, GPUWARDEN_POLICY=str(policy)), "claude") as server:
@@ -218,7 +218,7 @@ def test_a_named_ledger_is_not_compared_with_those_of_servers(strict: Path, tmp_
 
 
 def test_an_empty_variable_counts_as_none(tmp_path: Path) -> None:
-    """Gemini passes an empty text for a variable that is not set."""
+    """Gemini passes an empty string for an unset variable."""
     names = ("CAPS_PER_JOB_USD", "SECRETS_ALLOWED", "PLATFORMS", "HOME", "POLICY")
     empty = {f"GPUWARDEN_{name}": "" for name in names}
     assert load_config({**os.environ, **empty}).settings == load_config(dict(os.environ)).settings

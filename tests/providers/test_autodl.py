@@ -1,4 +1,4 @@
-"""AutoDL: the contract, and one test for each of its traps."""
+"""AutoDL: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""lambda-cloud-client, dstack's Lambda backend and SkyPilot's provisioning code, against the emulator of Lambda.
+"""lambda-cloud-client, dstack's Lambda backend, and SkyPilot's provisioning code against the Lambda emulator.
 
-lambda-cloud-client is made from an older description: it sends `quantity`, and can't read the status `terminating` with
-which 1.10 answers a termination. The other two still know the address before Lambda's renaming; it is moved to the
-emulator by their constants.
+lambda-cloud-client is generated from an older description: it sends `quantity`, and can't parse the status
+`terminating`, with which 1.10 answers a termination. The other two still use the address from before Lambda's renaming;
+the tests redirect it to the emulator through their constants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def states(account: LambdaAccount) -> list[InstanceState]:
 
 
 def as_published(account: LambdaAccount) -> None:
-    """Every reply that a client was given is one of the description's."""
+    """Assert that each reply to a client matches the published description."""
     if SPECS is None:
         return
     spec = Spec(Path(SPECS) / "lambda-cloud.openapi.json")
@@ -66,7 +66,7 @@ def as_published(account: LambdaAccount) -> None:
 
 
 def fields(pointer: list[str]) -> set[str]:
-    """The names of a description's part, by the way to its properties."""
+    """Return the names in a part of the description, given the path to its properties."""
     assert SPECS
     value: Any = Spec(Path(SPECS) / "lambda-cloud.openapi.json").document
     for step in pointer:
@@ -134,7 +134,7 @@ def test_the_generated_client_is_refused_in_lambdas_words(account: LambdaAccount
 
 
 def test_dstacks_backend(account: LambdaAccount, home: Path) -> None:
-    """Its client of the API; the backend around it takes a server's settings and its catalog."""
+    """Only dstack's API client is tested; the backend around it requires a server's settings and its catalog."""
     answer = Client("rented", home).python(
         "import sys\n"
         "from dstack._internal.core.backends.lambdalabs import api_client\n"

@@ -1,7 +1,6 @@
-"""SkyPilot's provisioning code, against the emulator of Paperspace.
+"""SkyPilot's provisioning code against the Paperspace emulator.
 
-Paperspace's own command line is in no registry, and the clients that are there speak the interface that was switched
-off.
+Paperspace's own command line is in no registry, and the available clients use the interface that was shut down.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def pass_time(team: PaperspaceTeam) -> None:
 
 
 def test_skypilots_provisioning(team: PaperspaceTeam, client: Client) -> None:
-    """It ends machines without stopping them first, which the documentation rules out."""
+    """SkyPilot ends machines without stopping them first, which the documentation rules out."""
     team.deletes_running = True
     made, name, before, off, back, left = client.python(
         sky("paperspace") + BEGIN + "api.set_sky_key_script(sys.argv[2])\n"

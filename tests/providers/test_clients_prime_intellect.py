@@ -1,4 +1,4 @@
-"""The `prime` command line and SkyPilot's provisioning code, against the emulator of Prime Intellect."""
+"""The `prime` command line and SkyPilot's provisioning code against the Prime Intellect emulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNOWN = {
     "status 403",
     "status 400",
     "422",
-}  # the description has no body for a refusal but the one of 422
+}  # the description has a body for no refusal other than 422
 Run = Callable[..., Any]
 
 
@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prime(account: PrimeAccount, home: Path) -> Run:
-    """The command line. The emulator's address has a folder, and the client appends /api/v1 to what it is given."""
+    """The command line. It appends /api/v1 to the emulator's address, which includes a path."""
     env = {"PRIME_API_KEY": KEY, "PRIME_API_BASE_URL": account.home, "PRIME_DISABLE_VERSION_CHECK": "1"}
     client = Client("prime", home, env)
 
@@ -71,7 +71,7 @@ def states(account: PrimeAccount) -> list[InstanceState]:
 
 
 def as_published(account: PrimeAccount) -> None:
-    """Every reply that a client was given is one of the description's."""
+    """Assert that each reply to a client matches the published description."""
     if not DESCRIPTION.exists():
         return
     faults = [f for asked, told in account.told for f in Spec(DESCRIPTION).faults(asked, told)]
@@ -163,7 +163,7 @@ def test_what_it_is_refused(prime: Run, account: PrimeAccount, home: Path) -> No
 
 
 def test_skypilots_provisioning(account: PrimeAccount, home: Path) -> None:
-    """It asks for no price with maxPrice 0, and reads the image's default as any."""
+    """SkyPilot sends maxPrice 0 for no maximum price, and reads the image's default as any image."""
     (home / ".prime").mkdir()
     (home / ".prime" / "config.json").write_text(json.dumps({"api_key": KEY, "base_url": account.home}))
     answer = Client("rented", home).python(

@@ -1,4 +1,4 @@
-"""RunPod's own SDK, runpodctl's calls, dstack's client and SkyPilot's provisioning code, against the emulator."""
+"""RunPod's own SDK, runpodctl's calls, dstack's client, and SkyPilot's provisioning code against the emulator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def states(cloud: RunPodCloud) -> list[InstanceState]:
 
 
 def as_published(cloud: RunPodCloud) -> None:
-    """Every reply of REST v2 that a client was given is one of the description's."""
+    """Assert that each REST v2 reply to a client matches the published description."""
     if SPECS is not None:
         spec = Spec(Path(SPECS) / "runpod-v2.openapi.json", "/v2")
         faults = [f for asked, told in cloud.told if asked.path != "/graphql" for f in spec.faults(asked, told)]
@@ -77,7 +77,7 @@ def test_parameters_and_fields_are_those_of_the_description() -> None:
 
 
 def test_what_there_is(client: Client) -> None:
-    """User, GPUs and Pods; an unknown GPU and a wrong key are the SDK's own errors."""
+    """User, GPUs, and Pods. An unknown GPU and a wrong key raise the SDK's own errors."""
     user, gpus, gpu, pods = sdk(
         client, f"answer = [runpod.get_user(), runpod.get_gpus(), runpod.get_gpu('{H100}', 2), runpod.get_pods()]"
     )
@@ -102,7 +102,7 @@ def test_the_story_of_one_pod(client: Client, cloud: RunPodCloud) -> None:
 
 
 def one_pod(ask: Callable[[str], Any], cloud: RunPodCloud) -> None:
-    """Create, look, list, stop, resume and terminate."""
+    """Create, get, list, stop, resume, and terminate a Pod."""
     made = ask(
         f"answer = runpod.create_pod('p', 'a/b:1', '{H100}', cloud_type='SECURE', gpu_count=2, volume_in_gb=30,\n"
         "  ports='8888/http,22/tcp', volume_mount_path='/workspace', env={'A': 'b'}, network_volume_id='vol1')",
@@ -140,7 +140,7 @@ def test_no_stock_is_an_error(client: Client, cloud: RunPodCloud) -> None:
 
 
 def graph(home: str, query: str, variables: dict[str, Any] | None = None) -> Any:
-    """Ask as runpodctl asks: its program is not to be had from a package registry."""
+    """Send a query as runpodctl does. The program isn't available in a package registry."""
     body = json.dumps({"query": query, "variables": variables or {}}).encode()
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{home}/graphql", body, headers)) as reply:
@@ -155,13 +155,13 @@ ORDER = {
     "gpuTypeId": H100, "imageName": "a/b:1", "name": "p", "ports": "22/tcp", "startSsh": True, "volumeInGb": 20,
     "volumeMountPath": "/workspace", "stopAfter": "1970-01-12T14:46:40Z", "terminateAfter": "1970-01-12T15:46:40Z",
 }  # fmt: skip
-"""One hour and two hours after the emulator's clock began."""
+"""The dates are one hour and two hours after the start of the emulator's clock."""
 
 
 def test_runpodctl_creates_a_pod_and_the_service_never_acts_on_its_end_dates(home: str, cloud: RunPodCloud) -> None:
     made = graph(home, CREATE, {"input": ORDER})["data"]["podFindAndDeployOnDemand"]
     assert made["desiredStatus"] == "RUNNING" and made["costPerHr"] == 2.99
-    for seconds in (3700, 3600):  # beyond the first date, then beyond the second
+    for seconds in (3700, 3600):  # past the first date, then past the second
         pass_time(cloud, seconds)
         graph(home, "query myself { myself { id pubKey } }")
         pass_time(cloud)
@@ -213,7 +213,7 @@ def test_runpodctl_s_other_calls(home: str, cloud: RunPodCloud) -> None:
     ],
 )
 def test_what_the_schema_lacks_is_refused(home: str, cloud: RunPodCloud, query: str) -> None:
-    """With status 200. The last one is in the schema and being removed from the service."""
+    """The errors have status 200. The last query is in the schema, but is being removed from the service."""
     assert graph(home, query)["errors"] and cloud.own == {}
 
 
@@ -230,7 +230,7 @@ def test_an_unknown_parameter_is_refused(home: str, path: str, status: int) -> N
 
 
 def test_rest_v1_is_gone(home: str) -> None:
-    """That is where runpodctl 2.7.2 lists, starts, stops and deletes Pods."""
+    """runpodctl 2.7.2 uses it to list, start, stop, and delete Pods."""
     request = urllib.request.Request(home + "/v1/pods", headers={"Authorization": f"Bearer {KEY}"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)

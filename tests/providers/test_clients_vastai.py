@@ -1,4 +1,4 @@
-"""Vast.ai's own command line and SDK, dstack's client and SkyPilot's provisioning code, against the emulator."""
+"""Vast.ai's own command line and SDK, dstack's client, and SkyPilot's provisioning code against the emulator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rehearsal_kit import HandClock
 
 pytestmark = [pytest.mark.prove, pytest.mark.real("vastai")]
 SKY = (KITS / "clients_sky.py").read_text("utf-8")
-KNOWN = {  # where the vendor's clients and the description differ; the clients are what works
-    "instances.ports: {",  # an object, as the SDK and dstack read it, and not an array of numbers
-    "instances.extra_env",  # pairs, as the client unpacks them, and not text
+KNOWN = {  # differences between the vendor's clients and the description; the clients work
+    "instances.ports: {",  # an object, as the SDK and dstack expect, not an array of numbers
+    "instances.extra_env",  # pairs, as the client unpacks them, not text
     "instances: None is not",  # null for an instance that is gone
     "/api/v0/gpu_names/unique/: no such route",
     "GET /logs/",
@@ -47,7 +47,7 @@ def client(cloud: VastCloud, tmp_path: Path) -> Client:
 
 @pytest.fixture
 def vastai(client: Client) -> Callable[..., Any]:
-    """The command line; with --raw it prints JSON. It ends with 0 after most refusals, which it prints on stderr."""
+    """The command line. With --raw, it prints JSON. Most refusals are printed on stderr, with exit code 0."""
 
     def run(*words: str, refused: str = "") -> Any:
         done = client.run("vastai", *words)
@@ -70,7 +70,7 @@ def states(cloud: VastCloud) -> list[InstanceState]:
 
 
 def as_published(cloud: VastCloud) -> None:
-    """Every reply that a client was given is one of the description's, but for the known differences."""
+    """Assert that each reply to a client matches the published description, except for the known differences."""
     if SPECS is None:
         return
     spec = Spec(Path(SPECS) / "vastai.openapi.yaml")
@@ -170,7 +170,7 @@ def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
 
 
 def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud) -> None:
-    """Outbid reads `stopped` three times, as after a stop; the client's `change bid` brings the machine back."""
+    """An outbid instance shows `stopped` three times, as after a stop. The client's `change bid` brings it back."""
     vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "0.5", refused="error 400: bid too low")
     assert cloud.own == {}
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "1.2", "--raw")["new_contract"])
@@ -220,7 +220,7 @@ def test_the_sdk(client: Client, cloud: VastCloud) -> None:
 
 
 def test_dstack_s_client(client: Client, cloud: VastCloud) -> None:
-    """The one that manages machines and the one that reads the catalog, moved to the emulator by their constants."""
+    """The clients for machines and for the catalog, redirected to the emulator through their constants."""
     begin = (
         "import gpuhunt.providers.vastai as catalog\n"
         "from dstack._internal.core.backends.vastai.api_client import VastAIAPIClient\n"

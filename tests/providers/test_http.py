@@ -1,4 +1,4 @@
-"""The door that all providers go through: where keys come from, where they go, and how replies are read."""
+"""The HTTP client that all providers share: where keys come from, where they are sent, and how replies are read."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_gpus_by_name(asked: str, name: str, same: bool) -> None:
 
 
 METERS_OF_ENGINES = ["dstack", "hf_jobs", "sky", "sky_jobs"]
-"""Providers that rent nothing which could be reached: the tests of their engines say what they promise."""
+"""Providers that rent no reachable machines. The tests of their engines cover their contract."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lambda: the contract, and one test for each of its traps."""
+"""Lambda: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paperspace: the contract, and one test for each of its traps."""
+"""Paperspace: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TestPaperspace(CloudContract):
     ends = r"^DELETE /machines/"
     spec = ("paperspace-machines.openapi.yaml", "")
     gaps = (
-        "state: 'off' is not one of",  # YAML made false of off
-        "status 401", "status 404", "status 400",  # no error is described
+        "state: 'off' is not one of",  # YAML parsed off as false
+        "status 401", "status 404", "status 400",  # the description has no errors
         "GET /auth/session: no such route", "GET /os-templates: no such route", "GET /custom-templates: no such route",
-        "GET /machine-availability: no such route",  # published on pages of their own
+        "GET /machine-availability: no such route",  # published on separate pages
         "POST /machines: status 200", "DELETE /machines/",  # the official description has 200 and a body for both
     )  # fmt: skip
 

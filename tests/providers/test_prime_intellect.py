@@ -1,4 +1,4 @@
-"""Prime Intellect: the contract, and one test for each of its traps."""
+"""Prime Intellect: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 

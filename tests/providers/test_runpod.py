@@ -1,4 +1,4 @@
-"""RunPod: the contract, and one test for each of its traps."""
+"""RunPod: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TestRunPod(CloudContract):
         known(await rig.provider.stop(first.id))
         await rig.settle()
         known(await rig.provider.start(first.id))
-        rig.clock.time += 12  # RUNNING again, with the mapping of before
+        rig.clock.time += 12  # RUNNING again, but with the previous port mapping
         early = known(await rig.provider.get(first.id))
         assert early is not None and early.state is InstanceState.RUNNING and early.place is None
         await rig.settle()
@@ -254,7 +254,7 @@ class TestRunPod(CloudContract):
         made = known(await rig.provider.create(self.resources, "token-1"))
         assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
         assert {a.query["cloud"] for a in rig.cloud.asked if a.path == "/catalog/gpus"} == {"COMMUNITY"}
-        with pytest.raises(NoCapacity):  # four on one machine at most
+        with pytest.raises(NoCapacity):  # at most four per machine
             await rig.provider.quote(Resources(gpu="H100", gpu_count=8))
         with pytest.raises(NotSupported) as refused:
             await rig.provider.quote(Resources(gpu="H100", durable_storage=True))

@@ -176,7 +176,7 @@ async def test_another_cluster_of_the_name_is_not_ours(provider: SkyProvider, sk
 
 
 class Direct:
-    """What gpuwarden's own adapter of the cloud says."""
+    """A stand-in for gpuwarden's own adapter for the cloud."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, []  # type: ignore[var-annotated]

@@ -1,4 +1,4 @@
-"""The meter of managed jobs: SkyPilot's real SDK against a double of its API server."""
+"""The meter for managed jobs: SkyPilot's real SDK against a double of its API server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def known(answer: Any) -> Any:
 
 
 async def started(provider: SkyJobsProvider, server: SkyServer, lease: str) -> FarManaged:
-    """Reserve, and start the job of the reservation, as the lifecycle does."""
+    """Create a reservation and start its job, as the lifecycle does."""
     reserved = known(await provider.create(Resources(options={"cpus": "4+"}), lease))
     backend = SkyJobsBackend(SystemClock(), SkyClient(sky_env(server.folder, server.url)))
     await backend.submit(SPEC, reserved.place, lease.partition("-")[0], secrets={})

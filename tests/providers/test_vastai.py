@@ -1,4 +1,4 @@
-"""Vast.ai: the contract, and one test for each of its traps."""
+"""Vast.ai: the contract, and one test for each of its pitfalls."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class TestVast(CloudContract):
     ident = "4200001"
     spec = ("vastai.openapi.yaml", "")
     gaps = (
-        "instances.ports: {",  # the list's form of ports, as the clients read it
-        "instances.extra_env",  # pairs, as the vendor's client reads them
-        "instances: None is not",  # null for one that is gone
-        "/api/v0/gpu_names/unique/: no such route",  # the vendor's client asks it
+        "instances.ports: {",  # ports in the same form as in the list, which the clients expect
+        "instances.extra_env",  # pairs, as the vendor's client expects
+        "instances: None is not",  # null for an instance that is gone
+        "/api/v0/gpu_names/unique/: no such route",  # the vendor's client calls it
     )
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
@@ -80,11 +80,11 @@ class TestVast(CloudContract):
         assert rig.cloud.own == {}
 
     async def test_a_bid_leaves_room_within_the_cap(self, rig: CloudRig) -> None:
-        """The least bid is 1.1001, and the disk bills 0.02 besides."""
+        """The minimum bid is 1.1001, and the disk costs another 0.02."""
         assert known(await rig.provider.quote(BID)).price_usd_per_hour == pytest.approx(1.1001 * 1.5 + 0.02, abs=0.001)
         for cap, bid in ((None, 1.321), (1.3, 1.28), (1.1202, 1.1001)):
             wanted = BID.model_copy(update={"max_price_usd_per_hour": cap})
-            if bid == 1.1001:  # 1.1002 left for it, and bids are in tenths of a cent
+            if bid == 1.1001:  # 1.1002 is left for the bid, and bids are in tenths of a cent
                 with pytest.raises(NoCapacity):
                     await rig.provider.create(wanted, "j1-i1")
                 continue
@@ -117,7 +117,7 @@ class TestVast(CloudContract):
     async def test_a_bid_that_is_refused_and_makes_a_contract_is_given_back(
         self, rig: CloudRig, wording: Wording
     ) -> None:
-        """The contract is stopped, its disk bills, and the platform answers with an error and status 400."""
+        """The platform answers with an error and status 400, but a stopped contract exists, and its disk bills."""
         self.cloud(rig).makes_underbid = True
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
@@ -131,7 +131,7 @@ class TestVast(CloudContract):
         desk.ctx.ledger.close()
 
     async def test_an_end_of_a_refused_contract_is_asked_for_until_it_is_gone(self, rig: CloudRig) -> None:
-        """A stopped contract is not the end of it: its disk bills."""
+        """A stopped contract isn't enough, because its disk bills."""
         self.cloud(rig).makes_underbid = True
         self.cloud(rig).deaf_ends = 2
         desk = Desk(rig, "H100", interruptible=True)
@@ -155,7 +155,7 @@ class TestVast(CloudContract):
         assert listed.ends_at == 1_900_000_000.5
 
     async def outbid(self, rig: CloudRig, least: float = 1.4) -> str:
-        """An instance that bid 1.321 and lost to another bid."""
+        """Return an instance that bid 1.321 and was outbid."""
         made = known(await rig.provider.create(BID, "token-1"))
         await rig.settle()
         self.cloud(rig).least["H100 SXM"] = least
@@ -164,7 +164,7 @@ class TestVast(CloudContract):
         return made.id
 
     async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
-        """It reads as a plain stop: `stopped` in all three states."""
+        """The instance looks as if it was simply stopped: all three states are `stopped`."""
         ident = await self.outbid(rig)
         seen = known(await rig.provider.get(ident))
         assert seen is not None and seen.state is InstanceState.INTERRUPTED and seen.meter is False
@@ -186,7 +186,7 @@ class TestVast(CloudContract):
             await rig.settle()
 
     async def test_another_process_believes_a_stop_of_a_bid_that_was_asked_for(self, rig: CloudRig) -> None:
-        """What was asked is in the ledger, and the adapter of another process does not know it."""
+        """The request is in the ledger, but another process's adapter doesn't know about it."""
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
         await rig.settle()
@@ -212,7 +212,7 @@ class TestVast(CloudContract):
         desk.ctx.ledger.close()
 
     async def test_an_outbid_one_is_bid_for_again(self, rig: CloudRig) -> None:
-        """Its bid is 1.321, and 1.4 wins."""
+        """The instance's bid is 1.321, and 1.4 wins."""
         assert isinstance(rig.provider, Bidder)
         ident = await self.outbid(rig)
         for most, least, bid in ((1.41, 1.4, None), (1.52, 1.4, 1.5), (9.0, 1.1, None), (9.0, 1.5, 1.8)):
@@ -417,7 +417,7 @@ class TestVast(CloudContract):
         instance = await self.rent(rig)
         assert instance.place is not None and instance.place.host == "127.0.0.1"
         body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
-        body["instances"]["ports"] = [8080]  # another shape that is published for a single instance
+        body["instances"]["ports"] = [8080]  # another documented format for a single instance
         rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.place is not None and seen.place.host == "ssh5.vast.ai"

@@ -1,4 +1,4 @@
-"""A job's wishes about its machine: image and region of rented platforms, as options of the job."""
+"""A job's machine options: the image and region on rented platforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BY_NAME = {platform.name: platform for platform in PLATFORMS}
 
 
 class Desk:
-    """One platform's account, and the provider that asks it."""
+    """A platform's account, and the provider that uses it."""
 
     def __init__(self, ctx: Context, platform: Platform, account: Emulator) -> None:
         self.ctx, self.platform, self.account = ctx, platform, account
@@ -36,7 +36,7 @@ class Desk:
         return Resources(gpu=self.platform.gpu, options=options)
 
     async def ordered(self, **options: Any) -> dict[str, Any]:
-        """Rent with these options; the body of the order."""
+        """Rent with these options, and return the body of the order."""
         made = await self.provider.create(self.resources(**options), "token-1")
         assert isinstance(made, Known), made
         bodies = [asked.body for asked in self.account.asked if isinstance(asked.body, dict)]

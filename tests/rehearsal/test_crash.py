@@ -1,4 +1,4 @@
-"""Two processes see one cloud, and a process killed at any moment leaves it whole."""
+"""Two processes share one cloud, and a process killed at any moment leaves it consistent."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from warm import warm
 S = InstanceState
 QUICK = Settings(boot_s=0.002, stop_s=0.002, resume_s=0.002, capacity=1000)
 
-# Lives a short, busy life: rents, starts a process, stops, starts, preempts, terminates, without end. Each line that
-# it prints is an answer that it got.
+# Rents, starts a process, stops, starts, preempts, and terminates in an endless loop. Each line that it prints is an
+# answer that it got.
 DRIVER = """
 import os, random, subprocess, sys
 from pathlib import Path
@@ -82,7 +82,7 @@ def run_and_kill(root: Path, seed: int, after_s: float) -> list[list[str]]:
 
 
 def check_whole(cloud: Cloud) -> None:
-    """What must hold of a cloud after any crash, once somebody has looked."""
+    """Check the invariants of a cloud after any crash, once it has been polled."""
     cloud.tick()
     state = cloud.store.state()
     held = processes.held(set(state.records))
@@ -178,11 +178,11 @@ print("survived")
 @pytest.mark.prove
 @pytest.mark.parametrize("step", STEPS)
 def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
-    """Each effect is cut off at its first and second time, before and after; the next call completes it."""
+    """Each effect is interrupted at its first and second occurrence, before and after; the next call completes it."""
     for nth, when in product((1, 2), ("before", "after")):
         root = tmp_path / f"{nth}-{when}"
         with started(DYING, root, step, nth, when) as dying:
-            ends = {-signal.SIGKILL} if nth == 1 else {-signal.SIGKILL, 0}  # some steps happen once
+            ends = {-signal.SIGKILL} if nth == 1 else {-signal.SIGKILL, 0}  # some steps occur only once
             assert dying.wait() in ends, dying.communicate()
         cloud = Cloud(root, load_profile("runpod"), SystemClock(), supervise=False)
         check_whole(cloud)
@@ -194,7 +194,7 @@ def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step:
 
 @pytest.mark.slow
 def test_two_processes_see_one_cloud(tmp_path: Path) -> None:
-    """Renting from several processes at once loses nothing and gives every instance an id of its own."""
+    """Renting from several processes at once loses nothing and gives every instance a unique id."""
     code = (
         "import sys; from pathlib import Path; from gpuwarden.core.clock import SystemClock;"
         "from gpuwarden.core.models import Resources; from gpuwarden.profiles import load_profile;"

@@ -1,4 +1,4 @@
-"""Each fault does what it says, to the one it strikes, and the same seed gives the same faults."""
+"""Each fault has its documented effect on its target, and the same seed gives the same faults."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_submit_can_be_lost_either_way(tmp_path: Path) -> None:
 
 
 class OneJob:
-    """As much of a backend as the question needs."""
+    """The part of a backend that the test needs."""
 
     name = "one"
     submitted = 0

@@ -18,7 +18,7 @@ from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import READER, STRANGER, hub_server
 
-# huggingface_hub's own plain LFS upload uses a deprecated argument of its HTTP client.
+# huggingface_hub's own plain LFS upload passes a deprecated argument to its HTTP client.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
@@ -223,7 +223,7 @@ def test_rate_limits_and_faults(hub: HubServer, api: Any) -> None:
 
 @pytest.mark.slow
 def test_real_xet_up_and_down(hub: HubServer, tmp_path: Path) -> None:
-    """In a process of its own: huggingface_hub reads its switches at import."""
+    """Runs in a separate process, since huggingface_hub reads its settings at import."""
     script = """
 import os, pathlib, sys
 from huggingface_hub import HfApi

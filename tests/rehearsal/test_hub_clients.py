@@ -1,8 +1,8 @@
 """Hugging Face's own clients against the rehearsal Hub: the `hf` command line, huggingface_hub, and npm's hub client.
 
-Each runs as a process of its own, with an empty home. Where a client and the published description disagree, the client
-is right: `visibility` and the query parameter `expand` of buckets, `network` of jobs, and the shape of `xorbs` in a
-reconstruction are not in the description, or are otherwise in it.
+Each runs in a separate process with an empty home. If a client and the published description disagree, the client is
+right: the description lacks, or differs on, buckets' `visibility` and query parameter `expand`, jobs' `network`, and
+the shape of `xorbs` in a reconstruction.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def env(hub: HubServer, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def hf(env: dict[str, str], tmp_path: Path) -> Run:
-    """Run `hf` and return what it prints. It fails where the status is another than the expected one."""
+    """Return a function that runs `hf` and returns its output; it fails if the exit status isn't the expected one."""
     need("the hf command line", HF.exists())
 
     def run(*words: str, status: int = 0, **more: str) -> str:
@@ -68,7 +68,7 @@ def hf(env: dict[str, str], tmp_path: Path) -> Run:
 
 
 def mounts() -> None:
-    """Skip or fail where a job's volume can't be mounted."""
+    """Skip or fail the test if a job's volume can't be mounted."""
     need("bubblewrap, which mounts a job's volumes", detect().kind is Kind.BUBBLEWRAP)
 
 
@@ -299,7 +299,7 @@ def test_the_client_for_javascript(env: dict[str, str]) -> None:
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------------------- refusals
 
 
 def ask(hub: HubServer, method: str, path: str, body: Any = None) -> tuple[int, str]:

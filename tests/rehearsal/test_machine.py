@@ -1,4 +1,4 @@
-"""Whatever is asked, in whatever order, with whatever faults: money, files and processes obey their laws."""
+"""For any calls in any order and with any faults, the rules for money, files, and processes hold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ instance_faults = st.builds(
 
 
 def frail() -> Profile:
-    """A platform where most things die: its root at every stop and interruption, its data disk at the end alone."""
+    """Return a frail platform: it loses its root at every stop and interruption, its data disk only at the end."""
     vast = load_profile("vastai")
     root, volume = vast.storage
     frail_root = Survival(stop=False, terminate=False, preemption=False, job_end=True)
@@ -49,7 +49,7 @@ def frail() -> Profile:
 
 
 class Life(RuleBasedStateMachine):
-    """Drives a cloud; keeps its own account of what was written where, and of what it cost when last seen."""
+    """Drives a cloud, with an independent record of the files written and of the costs last observed."""
 
     instances = Bundle("instances")
 
@@ -57,7 +57,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
         self.costs: dict[str, float] = {}
-        self.files: dict[str, dict[str, str]] = {}  # instance -> path -> event that killed it, or ""
+        self.files: dict[str, dict[str, str]] = {}  # instance -> path -> event that deleted it, or ""
         self.volumes: set[Path] = set()
         self.states: dict[str, InstanceState] = {}
         self.children: list[subprocess.Popen[bytes]] = []
@@ -179,7 +179,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = pytest.mark.endurance(pytest.mark.slow(Life.TestCase))
-# Without shrinking: with real processes it takes minutes, and the first failure prints all of its steps anyway.
+# No shrinking: with real processes it takes minutes, and the first failure prints all of its steps anyway.
 TestLife.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     max_examples=amount(15, 60),

@@ -1,4 +1,4 @@
-"""A rehearsal differs from another exactly where the profiles differ."""
+"""Two rehearsals differ exactly where their profiles differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN = Unfound(unknown="try it and look")
 
 
 def plant(world: World, place: Place | None, durable: bool) -> list[str]:
-    """Write a file on every tier that is sure to be there, and in memory; the files' paths."""
+    """Write a file to every tier that is always present, and to memory; return the files' paths."""
     tiers = [tier.path.rstrip("/") for tier in world.cloud.profile.tiers(requested=durable)]
     paths = [f"{at}/deep/file" for at in (*tiers, "/dev/shm", "/run")]
     for path in paths:
@@ -73,7 +73,7 @@ def test_only_what_the_profile_sells_is_interruptible(tmp_path: Path, name: str)
     box = world.rent(interruptible=True)
     paths = plant(world, box.place, durable=False)
     world.cloud.preempt(box.id)
-    if world.cloud.profile.spot.then != "stopped":  # unknown reads as the worst
+    if world.cloud.profile.spot.then != "stopped":  # unknown counts as the worst case
         assert world.state(box.id) == S.GONE
         return
     assert world.state(box.id) == S.INTERRUPTED
@@ -92,7 +92,7 @@ def test_uninterruptible_instances_are_never_preempted(tmp_path: Path) -> None:
 
 
 def test_money_follows_the_profile(tmp_path: Path) -> None:
-    """One dollar per second while it computes; one cent per second of residue."""
+    """One dollar per second while running, and one cent per second while stopped."""
     bills = {}
     for name in ("runpod", "autodl", "vastai"):
         world = World(tmp_path / name, load_profile(name))
@@ -149,7 +149,7 @@ def test_a_stop_that_does_not_stop_the_meter(tmp_path: Path) -> None:
 
 
 def bent(event: Event, *, spot: Spot | None = None, kind: str = "rented", survives: object = UNKNOWN) -> Profile:
-    """vastai with one fact changed on its disk."""
+    """Return vastai's profile with one fact about its disk changed."""
     vast = load_profile("vastai")
     keeps = {"stop": True, "terminate": False, "preemption": True, "job_end": True, event: survives}
     root = vast.storage[0].model_copy(update={"survives": Survival.model_validate(keeps)})
@@ -235,7 +235,7 @@ def test_a_tier_inside_a_volume_dies_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["/workspace", "/root", "/"])
 def test_links_that_a_job_made_are_never_followed(tmp_path: Path, victim: str) -> None:
-    """A job replaces a folder of its machine by a link to a folder of the host; the host's files live."""
+    """A job replaces a folder on its machine with a link to a folder on the host; the host's files survive."""
     precious = tmp_path / "host" / "gpuwarden"
     precious.mkdir(parents=True)
     (precious / "thesis.tex").write_text("x")

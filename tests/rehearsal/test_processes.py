@@ -1,4 +1,4 @@
-"""Real processes: a machine that goes off kills all of its own, and nobody else's."""
+"""Real processes: a machine that powers off kills all of its processes, and no others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_machine_that_goes_off_leaves_no_process(tmp_path: Path, code: str, ve
 
 
 def no_marker() -> Place:
-    """A place whose processes carry no marker."""
+    """Return a place whose processes carry no marker."""
     return Place(platform="local", run_root="/tmp")
 
 
@@ -124,7 +124,7 @@ def test_a_process_without_the_marker_dies_by_its_proven_status_alone(tmp_path: 
 
 
 def test_whoever_asks_is_never_killed(tmp_path: Path) -> None:
-    """gpuwarden itself may run inside a rehearsal, and its parents too."""
+    """gpuwarden itself, and its parent processes, may run inside a rehearsal."""
     world = World(tmp_path / "cloud", VAST)
     box = world.rent()
     asker = (
@@ -189,7 +189,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def real_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start supervisors as a user does, and not as forks, so that they are found by their command lines."""
+    """Start supervisors as a user would instead of as forks, so that their command lines identify them."""
     monkeypatch.setattr(processes, "subprocess", subprocess)
 
 

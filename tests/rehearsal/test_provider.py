@@ -1,4 +1,4 @@
-"""The rehearsal keeps the providers' contract, whatever platform it plays."""
+"""The rehearsal keeps the providers' contract, whichever platform it simulates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PretendRig(Rig):
         self.provider.cloud = (self.cloud, other)[which]
 
     def replace_key(self) -> None:
-        state = self.cloud.store.state()  # its mark stands for the key
+        state = self.cloud.store.state()  # its nonce stands for the key
         state.nonce = "another"
         self.cloud.store.save(state)
 

@@ -1,4 +1,4 @@
-"""A command that finds its own Python on a machine that nobody looked at before."""
+"""A command that finds a Python on a machine that hasn't been probed before."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 
 def start(path: Path, source: str = SHOW, home: Path = Path("/nowhere")) -> subprocess.CompletedProcess[str]:
-    """Run the command where only these programs are, and none in the usual places."""
+    """Run the command with only the programs in `path`, and none in the usual folders."""
     for tool in ("sh", "tr", "sed"):
         if not (path / tool).exists():
             (path / tool).symlink_to(str(shutil.which(tool)))
@@ -44,7 +44,7 @@ def start(path: Path, source: str = SHOW, home: Path = Path("/nowhere")) -> subp
     return subprocess.run(words, env=env, input="in", capture_output=True, text=True, timeout=300)
 
 
-# Pythons that are too old: one without `-I`, one that has it and says its version to whoever asks.
+# Pythons that are too old: one without `-I`, and one that supports it but fails the version check.
 PYTHON_2 = "echo 'Unknown option: -I' >&2; exit 2"
 PYTHON_36 = 'case "$4" in *"version_info < (3, 8)"*) exit 96;; esac; exit 0'
 
@@ -95,7 +95,7 @@ async def finished(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that are started on machines."""
+    """Record the commands that are started on machines."""
     started: list[list[str]] = []
     plain = Session.start
 

@@ -1,4 +1,4 @@
-"""Artifact stores: the runner uploads whole checkpoints, and the gate counts what the store's own checksums prove."""
+"""Artifact stores: the runner uploads whole checkpoints, and the gate counts files that the store's checksums prove."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_both_halves_cut_a_file_into_the_same_parts_and_no_more_than_s3_takes() 
 @pytest.mark.parametrize("made", [parts.PartsDigest, sealed_parts.PartsDigest])
 def test_a_digest_of_parts_is_that_of_the_digests_however_the_bytes_come(made: Any) -> None:
     data = os.urandom(1000)
-    for size in (999, 1000):  # the second one is a multiple of the part
+    for size in (999, 1000):  # the second one is a multiple of the part size
         found = made(250)
         for at in range(0, size, 77):
             found.update(data[at : min(at + 77, size)])
@@ -106,7 +106,7 @@ def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
     assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
 
 
-# ------------------------------------------------------------------------------------------- what is said of a store
+# -------------------------------------------------------------------------------------------- credentials of a store
 
 SECRET = "hunter2-and-more-of-it"
 AWS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
@@ -138,7 +138,7 @@ def test_a_line_break_at_the_end_and_a_login_in_an_address_are_left_out() -> Non
 
 
 class Client:
-    """A client of boto3 whose every request does the same."""
+    """A boto3 client whose every request calls `act`."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self.act = act
@@ -259,7 +259,7 @@ def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None
 
 
 def start(folder: Path, server: S3Server, text: str, *, who: tuple[str, str] = WRITER, **more: Any) -> None:
-    """Start a job whose outputs are kept below `<test>/t/` of the bucket."""
+    """Start a job whose outputs are uploaded below `<test>/t/` in the bucket."""
     name, content = checker()
     (folder / name).write_bytes(content)
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
@@ -271,7 +271,7 @@ def start(folder: Path, server: S3Server, text: str, *, who: tuple[str, str] = W
 
 
 def stored(folder: Path, server: S3Server) -> dict[str, Any]:
-    """What is in the store, by path."""
+    """Return the objects in the store, by path."""
     prefix = f"{folder.parent.name}/t/"
     rows = server.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
     return {row["Key"].removeprefix(prefix): row for row in rows}
@@ -313,7 +313,7 @@ assert not any(name.startswith("GPUWARDEN_STORE") for name in os.environ)
     start(folder, s3, text)
     eventually(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and len(manifest(folder, s3)["files"]) == 4)
     names = {f"out/checkpoint-{step}/{n}" for step in (10, 20) for n in ("model.safetensors", "trainer_state.json")}
-    assert set(stored(folder, s3)) == {*names, "gpuwarden-manifest.json"}  # nothing half saved, nothing unsealed
+    assert set(stored(folder, s3)) == {*names, "gpuwarden-manifest.json"}  # no partial and no unsealed files
     assert all(row["mac"] for row in manifest(folder, s3)["files"]) and not manifest(folder, s3)["final"]
     (folder / "work" / "go").touch()
     eventually(lambda: reported(folder).get("state") == "done")
@@ -350,11 +350,11 @@ def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monke
     monkeypatch.setattr(first, "pace", cut)
     with pytest.raises(ConnectionError):
         first.turn()
-    assert not stored(folder, s3)  # an upload in parts is no object before it is complete
+    assert not stored(folder, s3)  # a multipart upload isn't an object until it is complete
     second = keeper.Keeper(str(folder), order)
     second.final, more = True, []
     monkeypatch.setattr(second, "pace", more.append)
-    assert second.turn() and len(more) == 1  # the third part alone
+    assert second.turn() and len(more) == 1  # only the third part
     assert set(stored(folder, s3)) == {"out/big.bin", "gpuwarden-manifest.json"}
 
 
@@ -423,7 +423,7 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     log: list[str] = []
 
     class Recorder:
-        """A store that writes down what it is asked."""
+        """A store that records its requests."""
 
         def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
             log.append(f"{key} {os.pread(fd, 9, 0).decode()}")
@@ -436,7 +436,7 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
     upload = keeper.Keeper(str(folder), order)
-    assert upload.turn() and not log  # nothing is sealed, and the job runs
+    assert upload.turn() and not log  # no checkpoint is sealed, and the job is running
     upload.final = True
     assert upload.turn() and upload.turn()
     assert log == ["t/out/a 1", "t/gpuwarden-manifest.json ['out/a']"]
@@ -446,7 +446,7 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
 
 
 class Listing:
-    """A store that keeps the lists that it was given. `refuses` are the keys of files that change meanwhile."""
+    """A store that keeps the manifests it receives. `refuses` lists the keys of files that change during the upload."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -463,7 +463,7 @@ class Listing:
 
 
 def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any) -> keeper.Keeper:
-    """An uploader whose job has ended, in this process."""
+    """Return an uploader in this process whose job has ended."""
     monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
     status = {"state": "succeeded", "attempt": 2, "exit_code": 0, "why": "", "outputs": ["out"], "started_at": 1.0}
     (folder / "status.json").write_text(json.dumps(status))
@@ -502,7 +502,7 @@ def test_the_end_of_a_run_is_in_a_signed_list_once_everything_is_there(
 
 
 def test_a_record_that_the_job_wrote_hides_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that says that a file is in the store already is not believed: its content is sent."""
+    """The runner doesn't trust a job's claim that a file is already in the store: it uploads the file."""
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
@@ -528,8 +528,8 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
     def sleep(seconds: float) -> None:
         look = next(looks, None)
         if look is None:
-            (folder / "status.json").write_text('{"state": "running", "attempt": 3}')  # another attempt began
-        elif look == "-":  # the platform refused the stop, and the machine goes on
+            (folder / "status.json").write_text('{"state": "running", "attempt": 3}')  # another attempt has begun
+        elif look == "-":  # the platform refused the stop, and the machine keeps running
             (folder / "keep.look").write_text("")
         elif look:
             (out / f"late-{look}").write_text(look)
@@ -544,7 +544,7 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
 
 
 def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine goes on, the store fails for a while: meanwhile it says that nothing newer can be there."""
+    """The machine keeps running while the store fails. Until then, the store's manifest wrongly claims to be final."""
     out, shelf, clock = folder / "work" / "out", Listing(), [0.0]
     out.mkdir(parents=True)
     (out / "a").write_text("1")
@@ -578,7 +578,7 @@ def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkey
 
 
 def test_an_end_that_is_not_true_any_more_is_taken_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that can't be uploaded came after the last word; and a commit whose answer was lost may be one."""
+    """A file that can't be uploaded appears after the final manifest. A commit whose reply is lost may be final."""
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
@@ -607,7 +607,7 @@ def test_an_end_that_is_not_true_any_more_is_taken_back(folder: Path, monkeypatc
 def test_what_is_saved_while_the_rest_is_uploaded_is_part_of_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload takes hours, and what outlived the job saves meanwhile and ends."""
+    """An upload takes hours. Meanwhile, a process that outlived the job may save files and end."""
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
@@ -635,7 +635,7 @@ def test_a_commit_that_fails_lists_nothing_that_was_only_collected(
     failures, held, log = [OSError("cut")], [], []
 
     class Collecting:
-        """A store that has files only after a commit, as the Hub, or at once, as S3."""
+        """A store that has files only after a commit, like the Hub, or at once, like S3."""
 
         def __init__(self) -> None:
             self.late, self.collected = late, []
@@ -663,13 +663,13 @@ def test_a_commit_that_fails_lists_nothing_that_was_only_collected(
 def test_only_bytes_that_the_store_did_not_have_count_as_an_upload_that_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store takes the first file in each try and refuses the second one at a part that it never takes."""
+    """In each try, the store accepts the first file and refuses the second one at a part that it never accepts."""
     out, lock = folder / "work" / "out", folder / "keep.lock"
     out.mkdir(parents=True)
     for name in "ab":
         (out / name).write_bytes(b"12345678")
     lock.touch()
-    counts = iter([4, 4, 8, 0])  # what the store takes of the second file, in each try
+    counts = iter([4, 4, 8, 0])  # bytes of the second file that the store accepts in each try
 
     class Refusing:
         """A store that refuses the second file."""
@@ -724,10 +724,10 @@ def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
     upload.final = True
     before = len(os.listdir("/dev/fd"))
     assert not upload.turn() and sent == [b"first"]
-    assert len(os.listdir("/dev/fd")) == before  # no descriptor stays open, however many files there are
+    assert len(os.listdir("/dev/fd")) == before  # no descriptor stays open, whatever the number of files
 
 
-# ------------------------------------------------------------------------------------------- files that are saved again
+# ---------------------------------------------------------------------------------------------------- overwritten files
 
 
 class Dies(BaseException):
@@ -735,7 +735,7 @@ class Dies(BaseException):
 
 
 class Overwriting:
-    """A store where each upload replaces an object at once. The machine dies after `lives` more uploads."""
+    """A store in which each upload replaces an object at once. The machine dies after `lives` more uploads."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -755,7 +755,7 @@ class Overwriting:
             raise OSError(self.fails)
 
     def usable(self) -> dict[str, str]:
-        """Return the content of each listed file, as `StoreAddress` finds it; empty if it differs from the list."""
+        """Return the content of each listed file, as `StoreAddress` finds it; empty if it differs from the manifest."""
         address, content = StoreAddress.parse("s3://bucket"), {}
         for row in StoreList.model_validate_json(self.objects["j/gpuwarden-manifest.json"]).files:
             data = self.objects[address.key("j", row.path, row.version)]
@@ -765,7 +765,7 @@ class Overwriting:
 
 
 class Saving:
-    """A running job that saves a checkpoint of two sealed files to the same names each time."""
+    """A running job that saves each checkpoint as two sealed files with the same names."""
 
     def __init__(self, folder: Path, shelf: Overwriting, monkeypatch: pytest.MonkeyPatch, **order: Any) -> None:
         self.folder, self.out, self.shelf = folder, folder / "work" / "out" / "last", shelf
@@ -776,7 +776,7 @@ class Saving:
         self.restart()
 
     def restart(self) -> None:
-        """Start the uploading process, or start it again."""
+        """Start or restart the uploader."""
         self.upload = keeper.Keeper(str(self.folder), self.order)
 
     def save(self, step: int) -> None:

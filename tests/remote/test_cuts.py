@@ -1,4 +1,4 @@
-"""The proof of the cut line: a proxy on loopback cuts every connection, again and again, at random points."""
+"""Transfers over cut connections: a loopback proxy cuts each connection at random points, again and again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def far(proxy: CuttingProxy, tmp_path: Path) -> Place:
 
 
 async def outputs(backend: SshBackend, place: Place, large: int, small: int) -> Handle:
-    """A finished job with one large file and many small ones."""
+    """Return a finished job with one large file and many small ones."""
     text = f"mkdir o; head -c {large} /dev/urandom > o/large; "
     text += f"for i in $(seq {small}); do head -c 2000 /dev/urandom > o/$i; done"
     handle = await backend.submit(shell(text, outputs=["o"]), place, "t-cuts", secrets={})
@@ -73,7 +73,7 @@ async def cut_pull(
 
 
 def same(got: Received, handle: Handle) -> None:
-    """Every file that arrived is the one on the machine, and its digest was compared."""
+    """Assert that each received file equals the one on the machine and that its digest was compared."""
     assert got.complete
     for file in got.files:
         data = (Path(handle.run_dir) / "work" / file.path).read_bytes()
@@ -94,7 +94,7 @@ async def test_a_pull_cut_a_hundred_times(backend: SshBackend, proxy: CuttingPro
 
 
 async def succeeded(backend: SshBackend, handle: Handle) -> bool:
-    """Poll once; a lost connection says nothing of the job."""
+    """Poll once. Return whether the job has succeeded; False if the connection is lost."""
     try:
         state = (await backend.poll([handle]))[handle.token].state
     except Unreachable:
@@ -104,13 +104,13 @@ async def succeeded(backend: SshBackend, handle: Handle) -> bool:
 
 
 async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path, cuts: int) -> None:
-    """Push, launch and poll with the line cut at random: the job runs once, whatever reply was lost."""
+    """Push, launch, and poll while the connection is cut at random. The job runs once, whichever reply is lost."""
     place = far(proxy, tmp_path)
     rng = random.Random(11)
-    proxy.arm(lambda: int(10 ** rng.uniform(2.5, 5.2)) if proxy.cuts < cuts else None)  # a job takes few bytes
+    proxy.arm(lambda: int(10 ** rng.uniform(2.5, 5.2)) if proxy.cuts < cuts else None)  # a job transfers few bytes
     spec = shell("echo run >> ../count; sleep 0.2; cat ../count")
     job, handle, asked = 0, None, 0
-    while proxy.cuts < cuts:  # a connection that ended before its cut was none
+    while proxy.cuts < cuts:  # a connection that ended before its cut doesn't count
         handle = None
         while handle is None:
             asked += 1
@@ -138,12 +138,12 @@ async def test_jobs_are_launched_once_through_a_hundred_cuts(
     await launch_through_cuts(backend, proxy, tmp_path, amount(25, 100))
 
 
-# ------------------------------------------------------------------------------------------------- the whole course
+# ---------------------------------------------------------------------------------------------- the whole lifecycle
 
 
 @dataclass
 class Course:
-    """One job's way through a line that is cut again and again: push its input, launch, poll, pull its outputs."""
+    """A job over a connection that is cut again and again: push its input, launch, poll, and pull its outputs."""
 
     backend: SshBackend
     proxy: CuttingProxy
@@ -154,7 +154,7 @@ class Course:
     crossed: int = 0
 
     async def stage(self, name: str, points: list[int], work: Callable[[], Awaitable[T]], again: bool = False) -> T:
-        """Do one stage while the line is cut after each of `points` bytes; `again` asks anew until all are used up."""
+        """Run a stage while the connection is cut after each of `points` bytes; `again` retries until all are used."""
         before = self.proxy.cuts
         self.proxy.arm(lambda: points.pop() if points else None)
         try:
@@ -216,7 +216,7 @@ class Course:
         assert (self.here / f"out-{number}/o/large").read_bytes() == model.read_bytes()
         self.clean += size + listed.bytes
         self.crossed += pushed.bytes_sent + got.bytes_sent
-        # Until the first cut an eighth of what a push has carried may be on its way, and is lost with the connection.
+        # Until the first cut, up to an eighth of the pushed bytes may be in flight, and is lost with the connection.
         assert pushed.bytes_sent <= size * (1 + 1 / TRUSTING_SHARE) and got.bytes_sent <= listed.bytes * 1.05
 
 
@@ -243,5 +243,5 @@ async def test_a_job_goes_its_way_through_cuts(backend: SshBackend, proxy: Cutti
 async def test_jobs_go_their_way_through_a_hundred_cuts(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
-    """In full at least 100 cuts, spread over push, launch, poll and pull."""
+    """The full version makes at least 100 cuts, spread over push, launch, poll, and pull."""
     await whole_course(backend, proxy, tmp_path, jobs=amount(2, 7), cuts=5, size=20_000_000)

@@ -1,4 +1,4 @@
-"""What goes wrong on real machines in the middle of a transfer: full disks, files that move, shells that talk."""
+"""Failures on real machines during a transfer: full disks, files that change, and shells that print."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def box(sshd: Sshd) -> AsyncIterator[Ssh]:
 
 
 async def job(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
-    """A finished job with outputs in `o`."""
+    """Return a finished job with outputs in `o`."""
     place = Place(platform="ssh", host="box", run_root=str(tmp_path / "runs"))
     handle = await backend.submit(shell(f"mkdir o; {text}", outputs=["o"]), place, "t-job", secrets={})
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
@@ -63,7 +63,7 @@ async def job(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
 
 @dataclass(frozen=True)
 class Meddling(SealingSource):
-    """A real source; something happens on one of the two machines before the bytes come."""
+    """A real source that calls `meddle`, which changes one of the two machines, before the bytes arrive."""
 
     meddle: Callable[[], object]
 
@@ -124,7 +124,7 @@ async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on
     box: Ssh, tmp_path: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
     options: str, files: int, size: int, wording: Wording,
 ) -> None:  # fmt: skip
-    """The look at the free room is blinded: what is free then may be taken by another a moment later."""
+    """The free space check is disabled, because another process may use the free space a moment later."""
     monkeypatch.setattr("gpuwarden.remote.transfer.upload._Push._check_room", lambda *numbers, files: None)
     far = disk(options)
     names: dict[str, Path] = {}
@@ -153,7 +153,7 @@ async def test_too_few_inodes_are_said_before_a_byte_is_sent(
     assert not list((far / "in").iterdir())
 
 
-# ------------------------------------------------------------------------------------------------- files that move
+# ----------------------------------------------------------------------------------------------- files that change
 
 
 def grow(path: Path) -> None:
@@ -283,12 +283,12 @@ async def test_small_files_never_go_through_a_link_of_the_destination(backend: S
     assert not list(outside.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------ shells that talk
+# ----------------------------------------------------------------------------------------------- shells that print
 
 
 @pytest.mark.slow
 async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
-    """bash reads BASH_ENV before every command, as other shells read their rc files; this one prints and greets."""
+    """bash reads BASH_ENV before each command, as other shells read their rc files. This one prints a greeting."""
     rc = tmp_path / "rc"
     rc.write_bytes(b"printf '{\"ok\":true}\\n\\377\\200 Welcome to GPU-land\\n'; echo 'quota: 9 GB' >&2\n")
     noisy = Sshd(tmp_path / "noisy", path=f"{PATH} BASH_ENV={rc}").start()
@@ -321,7 +321,7 @@ async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, 
     assert log.startswith("a") and log.endswith("ü\n") and "\ufffd" in log
 
 
-# ------------------------------------------------------------------------------------------------------------ holes
+# ----------------------------------------------------------------------------------------------------- sparse files
 
 
 @pytest.mark.slow

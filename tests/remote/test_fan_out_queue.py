@@ -1,4 +1,4 @@
-"""The program that runs cells in turn on one machine: as a process of its own, killed and started again."""
+"""The program that runs cells in turn on one machine, as a separate process that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if seed == "3":
 
 
 def _prepared(folder: Path, seeds: list[str], **changes: Any) -> tuple[list[str], Path]:
-    """The command that a backend would start, its files, and its working folder."""
+    """Write the queue's files. Return the command that a backend would start, and its working folder."""
     base = JobSpec.model_validate(
         {"platform": "local", "script": CELL, "args": (str(folder / "said"),), "timeout_s": 60, "outputs": ("out",)}
         | changes
@@ -62,12 +62,12 @@ def _reports(work: Path) -> dict[int, dict[str, Any]]:
 
 def test_each_cell_runs_once_in_its_own_folder_and_a_killed_one_again_as_it_is(tmp_path: Path) -> None:
     argv, work = _prepared(tmp_path, ["0", "1", "2"])
-    assert subprocess.run(argv, cwd=work, check=False).returncode == 1  # one failed, and the queue does not hide it
+    assert subprocess.run(argv, cwd=work, check=False).returncode == 1  # one cell failed, and so does the queue
     assert Counter(seed for seed, *_ in _told(tmp_path)) == {"0": 1, "1": 2, "2": 1}
     assert {i: r["state"] for i, r in _reports(work).items()} == {0: "done", 1: "done", 2: "failed"}
     assert [(work / f"cells/0000{n}/out").read_text() for n in range(3)] == ["d0", "d1", "d2"]
     assert not [p for p in work.rglob("*") if p.is_symlink()]  # the inputs are not among the outputs
-    assert subprocess.run(argv, cwd=work, check=False).returncode == 1  # once more: only what is not done
+    assert subprocess.run(argv, cwd=work, check=False).returncode == 1  # a second run repeats only unfinished cells
     assert Counter(seed for seed, *_ in _told(tmp_path)) == {"0": 1, "1": 2, "2": 2}
 
 
@@ -83,7 +83,7 @@ def test_a_terminated_queue_goes_on_where_it_was(tmp_path: Path) -> None:
     assert set(_reports(work)) == {0}
     (order,) = tmp_path.glob("order-*")
     whole = json.loads(order.read_text())
-    whole["cells"] = [c for c in whole["cells"] if c["index"] != 1]  # that one waits for ever
+    whole["cells"] = [c for c in whole["cells"] if c["index"] != 1]  # this cell waits forever
     order.write_text(json.dumps(whole))
     assert subprocess.run(argv, cwd=work, check=False).returncode == 0
     assert [seed for seed, *_ in _told(tmp_path)].count("0") == 1 and set(_reports(work)) == {0, 2}
@@ -94,7 +94,7 @@ def test_a_cell_past_its_time_is_ended_and_the_next_one_runs(tmp_path: Path) -> 
     argv, work = _prepared(tmp_path, ["3", "4"], timeout_s=1)
     assert subprocess.run(argv, cwd=work, check=False).returncode == 1
     states = {i: r["state"] for i, r in _reports(work).items()}
-    assert states[0] == "timeout" and 1 in states  # a busy machine may need more than a second for the other one
+    assert states[0] == "timeout" and 1 in states  # a busy machine may need more than a second for the other cell
 
 
 def test_cells_share_a_machine_gpu_by_gpu(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_cells_share_a_machine_gpu_by_gpu(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_fails_itself_leaves_no_cell_behind(tmp_path: Path) -> None:
-    """Cell 1 runs when cell 2's folder can't be made: both slots end with the queue."""
+    """Cell 1 is running when creating cell 2's folder fails. Both slots end with the queue."""
     argv, work = _prepared(tmp_path, ["0", "3", "4"], gpu_count=2)
     (work / "cells").mkdir()
     (work / "cells/00002").write_text("a file where its folder should be")
@@ -133,7 +133,7 @@ def test_a_clock_that_is_set_ends_no_cell(tmp_path: Path) -> None:
 
 
 def _running_below(folder: Path) -> list[str]:
-    """The processes, not yet reaped ones left out, whose working folder is below a folder."""
+    """Return the command lines of the processes, except zombies, whose working folder is in `folder`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,6 +1,6 @@
-"""A thousand hostile names and values through everything that travels: launch, log, listing, pull and push.
+"""A thousand hostile names and values in everything that is transferred: launch, log, listing, pull, and push.
 
-Each is data all the way. A canary, which any of them would make if a shell ever read it, is never made.
+They must remain data everywhere. If a shell read one of them, it would create a canary file, which must never exist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 VALUES = st.lists(PIECES, min_size=1, max_size=10).map("".join)
 
-# Says every argument and makes a file of every name that a file system can hold; the content is the name's number.
+# Prints all arguments, and creates a file for each one that is a valid file name. The content is the name's number.
 SCRIPT = """
 import base64, json, os, sys
 print(json.dumps(sys.argv[1:]))
@@ -57,7 +57,7 @@ for number, value in enumerate(sys.argv[1:]):
 
 
 def gather(count: int) -> list[str]:
-    """That many different hostile values."""
+    """Return `count` different hostile values."""
     found: dict[str, None] = {}
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -67,7 +67,7 @@ def gather(count: int) -> list[str]:
 
     for number in range(50):
         if len(found) < count:
-            seed(number)(collect)()  # else every round draws the same where hypothesis is derandomized, as under CI
+            seed(number)(collect)()  # otherwise rounds are equal if hypothesis is derandomized, as in CI
     assert len(found) >= count
     return list(found)[:count]
 
@@ -80,13 +80,13 @@ def backend(sshd: Sshd) -> Iterator[SshBackend]:
 
 
 def silent(*folders: Path) -> bool:
-    """Whether no canary sings: not here, not in the far folders, not in anybody's home or working folder."""
+    """Return whether no canary exists: not in `folders`, the home, the working folder, or the root."""
     close = [Path.home() / "canary", Path.cwd() / "canary", Path("/canary")]
     return not any(p.exists() for p in close) and not any([*f.rglob("canary")] for f in folders)
 
 
 async def travel(backend: SshBackend, sshd: Sshd, tmp_path: Path, values: list[str]) -> None:
-    """One job with these as arguments, variable, token, outputs and file names; then its log, its files, and back."""
+    """Run a job with these arguments, variable, token, and file names. Check its log, and pull and push its files."""
     place = Place(platform="ssh", host="box", run_root=str(tmp_path / "runs $(touch canary)"))
     spec = JobSpec(
         platform="ssh", script=SCRIPT, args=tuple(values), env={"HOSTILE": base64.b64encode(b"x").decode() + values[0]},
@@ -112,7 +112,7 @@ async def travel(backend: SshBackend, sshd: Sshd, tmp_path: Path, values: list[s
 
 
 async def back(sshd: Sshd, tmp_path: Path, names: list[str]) -> None:
-    """Push files of these names."""
+    """Push files with these names."""
     machine = Ssh(resolve("box", config=sshd.config), config=sshd.config)
     try:
         files = {name: tmp_path / "here" / name for name in names}

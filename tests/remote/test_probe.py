@@ -1,4 +1,4 @@
-"""The probe on this very machine and with pretended GPUs, and what its facts mean."""
+"""The probe on this machine and with fake GPUs, and the findings from its facts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_probe(request: dict[str, Any], path: str = os.environ["PATH"]) -> dict[s
 
 
 def box(folder: Path, *, apps: str = "", cuda: str = "12.4", dmesg: str = "", **changes: str) -> str:
-    """A PATH with an nvidia-smi and a dmesg that say what they are told."""
+    """Return a PATH with fake versions of nvidia-smi and dmesg that print the given values."""
     card = {k: v for k, v in {**CARD, **changes}.items() if v}
     (folder / "nvidia-smi").write_text(SMI.format(python=sys.executable, rows=[card], apps=apps, cuda=cuda))
     (folder / "dmesg").write_text(f"#!/bin/sh\ncat <<'END'\n{dmesg}\nEND\n")
@@ -71,7 +71,7 @@ def box(folder: Path, *, apps: str = "", cuda: str = "12.4", dmesg: str = "", **
 
 
 def said(facts: dict[str, Any], asked: Asked | None = None) -> dict[str, Severity]:
-    """The worst severity per rule."""
+    """Return the worst severity per rule."""
     worst: dict[str, Severity] = {}
     order = list(Severity)
     for finding in judge(facts, asked or Asked("/tmp", metered=True)):
@@ -100,7 +100,7 @@ def test_a_healthy_gpu(tmp_path: Path) -> None:
     (gpu,) = facts["gpus"]["list"]
     assert (gpu["name"], gpu["compute_cap"], gpu["throttle"], gpu["remap_failure"]) == (CARD["name"], "9.0", 1.0, 0.0)
     assert facts["gpus"]["cuda"] == "12.4"
-    # Whether a torch is installed here, and for what, is not this machine's GPU.
+    # Findings about the installed torch, if any, don't concern the GPU.
     rules = said(facts)
     assert {r: s for r, s in rules.items() if r.startswith("PF-GPU")} == {"PF-GPU-001": Severity.INFO}
 

@@ -1,4 +1,4 @@
-"""Whether a place can start a job: on this machine and on a real OpenSSH server, to which uv may be brought."""
+"""Check whether a place can start a job: on this machine, and on a real OpenSSH server that may be sent uv."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ FAR = {
         ("", ("torch>=2.5", "trl"), ()),
         (">=3.11", ("torch",), ("Python >=3.11",)),
         ("", ("torch>=2.8",), ("torch>=2.8",)),
-        ("", ("trl[peft]",), ("trl[peft]",)),  # peft is there, in an older release than the extra asks for
+        ("", ("trl[peft]",), ("trl[peft]",)),  # peft is installed, but in an older release than the extra requires
         ("", ("PEFT",), ()),
         ("", ("transformers; python_version >= '3.11'",), ()),
         ("", ("transformers; python_version < '3.11'",), ("transformers; python_version < '3.11'",)),
@@ -247,7 +247,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 async def test_a_python_that_can_t_parse_the_script_is_refused_by_the_gate(here: Context) -> None:
-    newer = "lazy import json\n"  # without a header that says so
+    newer = "lazy import json\n"  # without a header that requires it
     assert "Python >=3.15" in (await refused(here, spec(script=newer)))["PF-PLACE-003"]
     pinned = await refused(here, spec(script=header(python=">=3.11,<3.14", body=newer)))
     assert "3.15" in pinned["PF-SRC-001"]
@@ -275,7 +275,7 @@ async def test_a_check_runs_nothing_unconfined_that_the_job_names(
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "key-of-an-account")
     (tmp_path / "train.py").write_text("import no_such_module\n")
-    left = tmp_path / "earlier"  # as an earlier job may leave it in its working folder
+    left = tmp_path / "earlier"  # as an earlier job may leave in its working folder
     left.mkdir()
     (left / name).write_text(f"#!/bin/sh\nexport -p > {tmp_path}/seen\n")
     (left / name).chmod(0o755)
@@ -365,7 +365,7 @@ def far_spec(**changes: object) -> JobSpec:
 
 
 async def without_uv(ctx: Context) -> SshBackend:
-    """Return the backend, whose machine is known to lack uv, whatever this one has."""
+    """Return the backend, with uv removed from the known tools of its machine."""
     backend = ctx.backend("ssh")
     assert isinstance(backend, SshBackend)
     (await backend.host_info(ctx.owned_place("ssh/box"))).tools.pop("uv", None)
@@ -379,7 +379,7 @@ async def test_a_header_is_never_ignored_over_ssh(ctx: Context) -> None:
     assert "no-such-thing>=1" in (await refused(ctx, lacking))["PF-PLACE-003"]
     with pytest.raises(
         BadRequest, match="no-such-thing>=1"
-    ):  # past the gate, too: a rented machine is not asked before
+    ):  # also without the gate, because a rented machine isn't checked earlier
         await backend.prepare(lacking, ctx.owned_place("ssh/box"), "t1")
     assert (await refused(ctx, far_spec(gpu="H100")))["PF-PLACE-004"]
     assert set(await refused(ctx, far_spec(script=None, command=("no-such-program",)))) == {"PF-PLACE-005"}
@@ -402,7 +402,7 @@ exec python3 "$@"
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel in place of the real one, for every architecture, which pip is not asked for."""
+    """A fake wheel that replaces the real one on every architecture, without a download by pip."""
     file = tmp_path / "wheels" / "uv.whl"
     file.parent.mkdir()
     with zipfile.ZipFile(file, "w") as archive:
@@ -471,7 +471,7 @@ def test_where_an_environment_has_no_pip_uv_brings_it(
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda _: "/bin/uv")
-    with pytest.raises(NotSupported) as refused:  # its digest is compared all the same
+    with pytest.raises(NotSupported) as refused:  # its digest is checked all the same
         uv_wheel.uv_program("x86_64", tmp_path / "tools")
     wording(refused)
 

@@ -1,4 +1,4 @@
-"""Receiving: resumed, compared, bounded, and never outside the destination."""
+"""Receive files: resumed, verified, bounded, and never outside the destination."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class NoWait:
-    """A clock that only counts."""
+    """A clock that only counts the seconds slept."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -37,7 +37,7 @@ class NoWait:
 
 
 class Far:
-    """Files in memory behind a line that can be cut after given numbers of bytes."""
+    """Files in memory, over a connection that can be cut after given numbers of bytes."""
 
     def __init__(self, files: dict[str, bytes], cuts: list[int] | None = None) -> None:
         self.files = files
@@ -291,13 +291,13 @@ async def test_two_receivers_do_not_mix(tmp_path: Path, wording: Wording) -> Non
 
 
 def together(packed: Sequence[tuple[int, bytes]]) -> bytes:
-    """Some files of a bundle as the machine sends them; none are its end."""
+    """Pack some files of a bundle as the machine sends them. No files mark the end of the bundle."""
     rows = [ROW.pack(number, len(data), 0, 0, hashlib.sha256(data).digest()) for number, data in packed]
     return b"".join([COUNT.pack(len(rows)), *rows, *(data for _, data in packed)])
 
 
 class Packing(Far):
-    """A far side that can also send bundles. `extra` files are slipped in, `spoil` changes the stream."""
+    """A machine that can also send bundles. `extra` files are added, and `spoil` changes the stream."""
 
     def __init__(self, files: dict[str, bytes], cuts: list[int] | None = None) -> None:
         super().__init__(files, cuts)
@@ -404,7 +404,7 @@ async def test_a_spoiled_bundle_loses_nothing(tmp_path: Path, spoil: Callable[[b
 
 
 async def test_a_small_file_that_this_disk_cannot_hold_is_a_problem_and_the_rest_arrives(tmp_path: Path) -> None:
-    """A machine that could fail a pull by a name would keep its proof incomplete, and its meter running."""
+    """If a file name could fail a pull, a machine could keep its proof incomplete and continue to bill."""
     endless = "/".join(["d" * 250] * 17)
     far = Packing({"a/b": b"below", "a": b"file", endless: b"long", "good": b"fine", "good2": b"fine"})
     got = await receive(far, far.manifest(), tmp_path)

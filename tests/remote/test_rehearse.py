@@ -1,4 +1,4 @@
-"""A rehearsal: what a person allows once, what rules read of it, and what its sandbox keeps in."""
+"""A rehearsal: the user's consent, the facts that rules read from it, and the limits of its sandbox."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ctx_fixture(tmp_path: Path) -> Context:
 
 @pytest.fixture(name="runs")
 def runs_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """Stand in for the sandbox: each rehearsal returns, and takes away, the first of these outcomes."""
+    """Replace the sandbox: each rehearsal removes and returns the first of these outcomes."""
     outcomes = [PASSED]
     monkeypatch.setattr(start, "rehearse", lambda *args: outcomes.pop(0))
     monkeypatch.setattr(environment, "environment_for", lambda header, folder, env: environment_for(None, folder, env))
@@ -112,14 +112,14 @@ async def test_nothing_runs_before_a_person_said_yes_and_then_only_exactly_that(
 async def test_a_yes_is_to_what_was_shown_with_all_that_goes_along(
     ctx: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsing, "ticket_of", lambda whole: "s0123456789abcdef")  # two scripts of one ticket
+    monkeypatch.setattr(rehearsing, "ticket_of", lambda whole: "s0123456789abcdef")  # two scripts with the same ticket
     ctx.cwd = tmp_path
     (tmp_path / "mynet.py").write_text("a = 1\n")
     ticket = await ticket_for(ctx, job(inputs=("mynet.py",), env={"LR": "1"}))
 
     class Late(io.StringIO):
         def write(self, text: str) -> int:
-            if "Type yes" in text:  # while the person reads
+            if "Type yes" in text:  # while the user reads
                 ctx.ledger.add(f"script/{ticket}", RehearsalAsked(digest="sha256:other", name="other"))
             return super().write(text)
 
@@ -289,7 +289,7 @@ def test_a_reply_is_bounded_and_quotes_what_others_wrote(wording: Wording) -> No
     wording(reply.message.partition("⟦")[0], 3)
 
 
-# -------------------------------------------------------------------------------------------------------------- inside
+# -------------------------------------------------------------------------------------------------- inside the sandbox
 
 
 @pytest.fixture(name="kept_in", scope="module")
@@ -499,7 +499,7 @@ def test_an_environment_is_made_in_our_folder_and_its_programs_are_not_started(
             (Path(command[-1]) / "lib/python3.12/site-packages/a-1.dist-info").mkdir(parents=True)
             (Path(command[-1]) / "bin").mkdir()
             (Path(command[-1]) / "bin/python").symlink_to(sys.executable)
-        if command[1] == "pip":  # a wheel may have a program of this name
+        if command[1] == "pip":  # a wheel may contain a program with this name
             Path(command[command.index("--python") + 1]).unlink()
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -509,7 +509,7 @@ def test_an_environment_is_made_in_our_folder_and_its_programs_are_not_started(
     made = environment_for(header, tmp_path / "environments", {})
     again = environment_for(header, tmp_path / "environments", {})
     assert made == again and made.own and len(made.packages) == 64
-    compiling = [os.path.realpath(sys.executable), "-I", "-S"]  # `pip freeze` would start what the packages brought
+    compiling = [os.path.realpath(sys.executable), "-I", "-S"]  # `pip freeze` would run code from the packages
     assert asked == [["uv", "venv", "--no-config"], ["uv", "pip", "install"], compiling]
 
 
@@ -586,4 +586,4 @@ def test_a_script_that_multiplies_is_ended_with_all_its_processes(
                 commands.append(Path("/proc", pid, "cmdline").read_bytes())
         return [one for one in commands if bytes(tmp_path) in one]
 
-    eventually(lambda: not left())  # a killed process goes when the system gets to it
+    eventually(lambda: not left())  # the system removes killed processes with a delay

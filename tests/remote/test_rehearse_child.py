@@ -1,4 +1,4 @@
-"""The parts of a rehearsal that need no library: bounded loops, small configs, and the judgement of an error."""
+"""The parts of a rehearsal that need no libraries: bounded loops, small configs, and verdicts on errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ done = []
 
 
 def run(body: str) -> list[Any]:
-    """Run a shortened script whose every backward pass is a step, and return what it noted."""
+    """Run a shortened script in which each backward pass is a step, and return its notes."""
     record = Record({})
     names: dict[str, Any] = {"record": record, **counters(record)}
     exec(compile(shorten(ast.parse(STEP + body)), "script", "exec"), names)
@@ -165,14 +165,14 @@ def test_a_library_that_was_looked_for_before_its_import_is_patched(
 
 
 class Net:
-    """A library's object, as a script has one."""
+    """A library object, as used in a script."""
 
     def push_to_hub(self, name: str) -> None:
         """Refuse, as the Hub does."""
         raise ValueError(f"{name} is not a valid repo")
 
     def end(self) -> None:
-        """End as a substitute does whose part is done."""
+        """End as a substitute does when its part is done."""
         raise Enough
 
 
@@ -183,7 +183,7 @@ class Net:
         ("try:\n    net.push_to_hub('a')\nexcept Exception as e:\n    print(e)", "valid repo"),
         ("try:\n    net.push_to_hub(final)\nexcept:\n    print(1)", "final"),
         ("try:\n    evaluate(net)\nexcept Exception:\n    print(1)\n    print(2)", "evaluate"),
-        ("try:\n    int('x')\nexcept Exception:\n    print(1)", ""),  # a value: the script counts on it
+        ("try:\n    int('x')\nexcept Exception:\n    print(1)", ""),  # a wrong value, which the script expects
         ("try:\n    ''.columns\nexcept Exception:\n    print(1)", ""),
         ("try:\n    import no_such_package\nexcept Exception:\n    print(1)", ""),
         ("try:\n    get_ipython()\nexcept NameError:\n    print(1)", ""),
@@ -222,9 +222,9 @@ INDEX = IndexError("index 20 is out of range")
     [
         ("net(16, 1e-4, range(10_000))", SHAPES, False),
         ("nn.Linear(4096, 2)", SHAPES, True),  # the real width
-        ("nn.Linear(2048, 2)", SHAPES, True),  # half of it
-        ("model.layers[20]", INDEX, True),  # a layer that is left out here
-        ("model.layers[40]", INDEX, False),  # and one that the real model has not either
+        ("nn.Linear(2048, 2)", SHAPES, True),  # half the real width
+        ("model.layers[20]", INDEX, True),  # a layer that is left out of the small model
+        ("model.layers[40]", INDEX, False),  # a layer that the real model doesn't have, either
     ],
 )
 def test_a_wrong_shape_is_the_scripts_unless_it_has_a_size_of_the_real_model(
@@ -261,7 +261,7 @@ def test_results_alone_are_not_a_model(tmp_path: Path, files: list[str], unsaved
 
 
 class Rows(list[int]):
-    """As much of a dataset as has a part."""
+    """The part of a dataset's interface that selects rows."""
 
     def select(self, indices: range) -> Rows:
         """Return some rows."""

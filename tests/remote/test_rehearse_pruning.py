@@ -1,4 +1,4 @@
-"""Make environments from headers with uv itself, and bound what rehearsals leave behind."""
+"""Environments made from headers by the real uv, and limits on the environments that rehearsals leave behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW, DAY = 1_800_000_000.0, 86_400.0
 
 
 def made(folder: Path, name: str, days: float, size: int = 10) -> Path:
-    """Make an environment of a size that was used some days ago."""
+    """Make an environment of the given size that was last used `days` days ago."""
     path = folder / name
     (path / "lib").mkdir(parents=True)
     mark_ready(path)

@@ -1,4 +1,4 @@
-"""Rehearsals with the real libraries: sound scripts pass to their end, and faults that only a run shows are found."""
+"""Rehearsals with the real libraries: correct scripts pass to the end, and faults that only a run shows are found."""
 
 from __future__ import annotations
 

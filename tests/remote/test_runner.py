@@ -1,4 +1,4 @@
-"""The runner as it is shipped: modules here, one file there."""
+"""The runner as it is deployed: modules here, a single file on the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = sorted(path for path in MODULES.glob("*.py") if not path.name.startswi
 
 
 def tops(tree: ast.Module) -> list[str]:
-    """The names that a module makes."""
+    """Return the names that a module defines."""
     made = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     stored = [n for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) for n in ast.walk(node)]
     return made + [n.id for n in stored if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -36,7 +36,7 @@ def test_every_room_is_in_the_file_once_and_equal_rooms_make_an_equal_file() -> 
 
 @pytest.mark.slow
 def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
-    """In the file all modules share one namespace."""
+    """In the file, all modules share one namespace."""
     makers = Counter(name for path in SOURCES for name in tops(ast.parse(path.read_text())))
     assert {name for name, count in makers.items() if count > 1} == set()
     for path in SOURCES:
@@ -48,7 +48,7 @@ def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
 
 
 def test_the_file_is_its_rooms_without_the_imports_between_them() -> None:
-    """Told by the parser, which knows what is text and what is an import."""
+    """Compare syntax trees, because only the parser can distinguish text from imports."""
     made = ast.parse(one_file()).body
     modules = [n for p in re.findall(r"^# module: (\w+)$", one_file().decode(), re.MULTILINE) for n in _kept(p)]
     assert [ast.dump(node) for node in made[2:]] == modules
@@ -101,7 +101,7 @@ def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("ValueError: "), "as ever"
 
 
-# ----------------------------------------------------------------------------------------------------- what it needs
+# ------------------------------------------------------------------------------------------------------ requirements
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_it_is_python_3_8_and_standard_library_only() -> None:
     assert isinstance(tree.body[1], ast.ImportFrom) and tree.body[1].module == "__future__"
     names = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     names |= {str(n.module).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    stores = {"boto3", "botocore", "huggingface_hub"}  # in the process that uploads, which runs where they are there
+    stores = {"boto3", "botocore", "huggingface_hub"}  # only in the uploader, which runs with a Python that has them
     assert names - sys.stdlib_module_names == stores
     at_top = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
     assert not any(store in ast.unparse(node) for node in at_top for store in stores)
@@ -118,7 +118,7 @@ def test_it_is_python_3_8_and_standard_library_only() -> None:
 
 @pytest.mark.slow
 def test_nothing_of_it_needs_a_later_python_when_it_runs() -> None:
-    """Annotations are not evaluated; everything else must not subscript builtins or join types with `|`."""
+    """Annotations are not evaluated, but all other code must not subscript builtins or join types with `|`."""
     text = one_file().decode()
     assert not re.search(
         r"\.(removeprefix|removesuffix|is_relative_to)\(|functools\.cache\b|\bmatch \w+:$", text, re.MULTILINE

@@ -1,4 +1,4 @@
-"""A job in an allocation of an engine whose log is all that can be read of it."""
+"""A job in an engine's allocation, of which only the log can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that was canceled for good: whichever start of its engine comes, the command does not run."""
+"""A task that was canceled permanently: its command never runs, no matter how often the engine starts the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full, and output that is no text."""
+"""A full disk, and output that isn't text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine discloses of files that nobody declared: bounded, and never a checkpoint hidden behind samples."""
+"""The disclosure of undeclared files is bounded, but never hides a checkpoint behind samples."""
 
 from __future__ import annotations
 

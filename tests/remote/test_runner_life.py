@@ -1,4 +1,4 @@
-"""Life and death of a job: what ends it, and what is told of it."""
+"""A job's lifecycle: the ways in which it ends, and the reported state."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
 def test_a_request_of_another_gpuwarden_process_is_no_process_of_the_machine(
     folder: Path, words: tuple[str, ...], listed: bool
 ) -> None:
-    """Otherwise the facts would change between a teardown ticket and its approval if the watch polls meanwhile."""
+    """Otherwise, the facts would change if the watch polls between a teardown ticket and its approval."""
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env={MARKER: str(folder)}) as other:
         found = inventory.processes(f"{MARKER}={folder}")

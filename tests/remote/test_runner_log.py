@@ -1,4 +1,4 @@
-"""The log: every kept byte once, whatever is written."""
+"""The log returns each kept byte once, whatever the output."""
 
 from __future__ import annotations
 

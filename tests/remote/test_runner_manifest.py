@@ -1,4 +1,4 @@
-"""The files of declared outputs: no link out, no name that breaks a reply, no digest of a moving file."""
+"""The files in declared outputs: no link to the outside, no name that breaks a reply, no digest of a changing file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_manifest_follows_no_link_out(folder: Path) -> None:
 
 
 def test_a_folder_that_goes_away_meanwhile_lacks_nothing(folder: Path) -> None:
-    """A disk that is unmounted, or a machine that goes off, is no proof that an output was never written."""
+    """An unmounted disk or a machine that shuts down doesn't prove that an output was never written."""
     (folder / "work").mkdir()
     (folder / "work" / "a").write_text("x")
 

@@ -1,4 +1,4 @@
-"""What a job writes of itself, and what is said and posted of it."""
+"""The metrics that a job writes, and how they are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job and its runner report: posted on the machine, kept on its disk, sent on, pulled."""
+"""Reports from a job and its runner: posted on the machine, kept on its disk, forwarded, and pulled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def entries(folder: Path, source: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def server(answer: Callable[[str, dict[str, Any]], int]) -> Iterator[tuple[str, list[Any]]]:
-    """A server that takes posts, with what it took and the status that `answer` decides."""
+    """Run a server that answers posts with the status from `answer`. Yield its address and the accepted posts."""
     received: list[Any] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -268,7 +268,7 @@ post(env["ALERT_API_URL"], {"type": "job_completed", "job_id": "t"}, **key)
     assert {proof for _, proof, _ in received} == {"Bearer gwj_metrics-token", "gwk_alerts-key"}
     assert [body["type"] for *_, body in received if "type" in body].count(
         "job_completed"
-    ) == 2  # its own, the runner's
+    ) == 2  # the job's own and the runner's
 
 
 # ---------------------------------------------------------------------------------------------------------- sending
@@ -336,7 +336,7 @@ def test_the_spool_is_read_by_offset_in_whole_lines(tmp_path: Path) -> None:
     Spool(str(tmp_path), "job").put("metrics", {"job_id": "t", "metrics": [{"step": 9}]})  # after a power cut
     last = call("spool", tmp_path, {"cursors": {"job": whole}})["files"]["job"]["text"].encode()
     assert [one["body"]["metrics"][0]["step"] for one in parse_lines(last)] == [9]
-    path.write_bytes(path.read_bytes()[:50])  # somebody cut it
+    path.write_bytes(path.read_bytes()[:50])  # the file was truncated
     assert call("spool", tmp_path, {"cursors": {"job": whole}})["files"]["job"]["next"] == 0
 
 

@@ -1,4 +1,4 @@
-"""A machine that stops itself: the runner asks for the stop once its job has ended and nobody came, and only then."""
+"""A machine that stops itself: the runner requests the stop only after its job has ended and no requests arrive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = linux
 
 
 def says(folder: Path, *, code: int = 0) -> list[str]:
-    """A command that writes down that it was called, in place of the machine's own stop."""
+    """Return a command that records its call instead of stopping the machine."""
     text = f"import sys; open({str(folder)!r} + '/asked', 'a').write('x'); sys.exit({code} and 'refused: quota')"
     return [sys.executable, "-I", "-S", "-c", text]
 
@@ -126,11 +126,11 @@ def test_a_launch_without_an_order_starts_no_self_stop_process(folder: Path) -> 
     assert not (folder / "self_stop.lock").exists()
 
 
-# ------------------------------------------------------------------------ the decision, with a clock in the hand
+# ------------------------------------------------------------------------------- the decision, with a test clock
 
 
 class Hand(SelfStopper):
-    """The same decision on a clock that a test moves. The machine's own wall clock may leap as it likes."""
+    """The same decision on a clock that the test moves. The machine's wall clock may jump."""
 
     def __init__(self, folder: Path, after_s: float = 100.0, deadline_s: float | None = None) -> None:
         self.at = 1000.0
@@ -162,7 +162,7 @@ def hand(tmp_path: Path) -> Hand:
 def test_the_artifact_store_has_the_last_word_before_a_stop(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A store that does not answer keeps no machine on; somebody who comes meanwhile does."""
+    """A store that doesn't answer doesn't keep the machine running, but a request that arrives meanwhile does."""
     report = tmp_path / "keep.json"
     report.write_text(json.dumps({"state": "failed" if way == "failed" else "done"}))
     asked: list[str] = []
@@ -191,7 +191,7 @@ def test_a_stop_that_is_refused_takes_the_last_word_back(hand: Hand, tmp_path: P
 def test_a_last_word_from_before_the_machine_went_on_stops_it_only_with_a_newer_one(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, wording: Wording
 ) -> None:
-    """The store may say that nothing was written since the first try: the machine would be ended by that."""
+    """The store may claim that nothing was written since the first try, and the machine would be terminated for it."""
     report, look, stops = tmp_path / "keep.json", tmp_path / "keep.look", []
     report.write_text(json.dumps({"state": "done"}))
     answering = True
@@ -257,7 +257,7 @@ STEPS = st.lists(
 def test_it_stops_only_after_that_much_idle_time(
     tmp_path: Path, steps: list[tuple[str, float]], late: float | None
 ) -> None:
-    """Only `after_s` without a request after the end or the deadline stops it, whatever the wall clock is."""
+    """It stops only after `after_s` without a request after the end or the deadline, whatever the wall clock shows."""
     hand = Hand(tmp_path, deadline_s=late)
     over_at: float | None = None
     last = begun = hand.at
@@ -323,7 +323,7 @@ def test_an_upload_to_an_artifact_store_keeps_it_on_while_it_goes_on(hand: Hand)
 
 
 def test_an_upload_that_only_fails_keeps_no_machine_on(hand: Hand) -> None:
-    """The keeper has its lock during a day of tries; the time counts from the last byte that the store received."""
+    """The uploader holds its lock during a day of retries, but the idle time begins at the last uploaded byte."""
     lock = self_stop.take_lock(hand.folder, "keep.lock")
     hand.sees("succeeded")
     hand.at += 99
@@ -355,12 +355,12 @@ def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
     assert not hand.wanted()
 
 
-# ---------------------------------------------------------------------------------------------- what a stop loses
+# -------------------------------------------------------------------------------------- outputs that a stop loses
 
 
 @pytest.fixture
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The table of mounts: a disk, a folder of it in memory, and a disk inside that."""
+    """A mount table with a disk, an in-memory folder on it, and a disk inside that folder."""
     at = os.path.realpath(tmp_path)
     table = tmp_path / "mounts"
     table.write_text(
@@ -414,7 +414,7 @@ def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -
 
 
 class Platform(http.server.BaseHTTPRequestHandler):
-    """Takes the request, or answers what the test says."""
+    """A platform that records the request and answers with the test's status."""
 
     answer, seen = 200, list[tuple[str, str, str, bytes]]()
 
@@ -484,7 +484,7 @@ def test_a_key_that_no_header_takes_is_not_quoted(url: str, monkeypatch: pytest.
 def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "of-this-machine-" * 8
     monkeypatch.setenv("CONTAINER_API_KEY", key)
-    for pad in range(120, 200, 7):  # an address that quotes the key, in every place of the text
+    for pad in range(120, 200, 7):  # an address that quotes the key, at different positions in the text
         problem = ask(request(f"gopher{'r' * pad}-{key}:x"))
         assert problem and "of-this" not in problem and len(problem) <= 200
 

@@ -1,4 +1,4 @@
-"""Progress that nobody reports: read from what trainers print and save."""
+"""Progress that the job doesn't report, read from the output and the files of trainers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPRESSIONS = {
 
 
 class Ticking:
-    """A module of clocks: each look at one finds it a tick later."""
+    """A module of clocks that advance by a tick at each call."""
 
     def __init__(self) -> None:
         self.looks = count()
@@ -41,7 +41,7 @@ class Ticking:
 
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each line take the reader a tick of processor time."""
+    """Make the reader spend a tick of processor time on each line."""
     monkeypatch.setattr(log_reader, "time", Ticking())
 
 
@@ -49,9 +49,9 @@ Found = tuple[float | None, int | None, float | None, float | None, bool]
 
 
 def read(text: str) -> Found:
-    """Values read from a whole log: step, total, loss, learning rate, and whether it is an alarm."""
+    """Read a whole log, and return step, total, loss, learning rate, and whether it contains an alarm."""
     reader, known, alarm = LogReader(), dict[str, float](), False
-    for piece in range(0, len(data := text.encode() + b"\n"), 37):  # a pipe cuts anywhere
+    for piece in range(0, len(data := text.encode() + b"\n"), 37):  # a pipe may split the text anywhere
         for row in reader.feed(data[piece : piece + 37]):
             alarm |= any(not math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))
             known = {k: v for k, v in {**known, **row}.items() if math.isfinite(v)}
@@ -149,7 +149,7 @@ def test_no_line_raises_or_says_what_is_no_number() -> None:
         text = "".join(dice.choices(PIECES, k=dice.randint(1, 14)))
         reader = LogReader()
         for line in text.split("\n"):
-            row = reader.take(line)  # not through `feed`, which forgives
+            row = reader.take(line)  # not through `feed`, which ignores errors
             assert all(isinstance(value, (int, float)) for value in row.values()), text
             assert set(row) <= {"step", "loss", "val_loss", "learning_rate", "grad_norm"}, text
             assert 0 <= row.get("step", 0) < 1 << 60, text
@@ -165,7 +165,7 @@ HOSTILE = [
 @pytest.mark.attack("runner", "a log that is made to slow the supervisor")
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_line_costs_no_more_than_its_length(text: str) -> None:
-    """With the square of its length as its cost, an expression would take many minutes for such a text."""
+    """An expression with quadratic cost would take many minutes for such a text."""
     data = text.encode()
     for name, one in EXPRESSIONS.items():
         for _ in one.finditer(data if name == "WORTH" else text):
@@ -220,7 +220,7 @@ def test_metrics_of_the_job_itself_win(folder: Path) -> None:
 
 
 def state_file(path: Path, entries: int) -> Path:
-    """A `trainer_state.json` with a long history, as the Trainer writes it."""
+    """Write a `trainer_state.json` with a long history, as the Trainer does."""
     history = [{"epoch": n / 10, "loss": 2.0 - n / 1e6, "learning_rate": 1e-4, "step": n} for n in range(entries)]
     state = {"best_metric": None, "global_step": 4000, "log_history": history, "logging_steps": 1, "max_steps": 9000}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Jobs on this machine are kept in: an attack run as a job gets nothing, an ordinary job notices nothing."""
+"""The sandbox for jobs on this machine: an attack gets nothing, and an ordinary job notices nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ABSENT = Sandbox(Kind.NONE, why="it was taken away for a test")
 
 @pytest.fixture(name="real")
 def real_fixture() -> Sandbox:
-    """The sandbox that works here, bubblewrap for choice."""
+    """The sandbox on this machine, which must be bubblewrap."""
     need("bubblewrap", detect.detect().kind is Kind.BUBBLEWRAP)
     return detect.detect()
 
@@ -65,7 +65,7 @@ def place_fixture(tmp_path: Path) -> Place:
 
 
 class Victims:
-    """What an attack is after, outside of its sandbox: a key in a home, sockets, a policy, a question that waits."""
+    """An attack's targets outside its sandbox: a key in a home, sockets, a policy, and a pending approval."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -86,7 +86,7 @@ class Victims:
         self.ledger = quick_warden(self.home).ledger
 
     async def ticket(self) -> str:
-        """A receipt whose spending waits for a person."""
+        """Return a receipt whose spending waits for approval."""
         self.policy.write_text("[rehearsal_caps]\nper_job_usd = 0\n")
         asked = await submit(open_context("test", env=environment(self.home)), build(JobSpec, {**JOB, "name": "asked"}))
         assert asked.receipt and asked.ask
@@ -94,16 +94,16 @@ class Victims:
         return asked.receipt
 
     def env(self, **more: str) -> dict[str, str]:
-        """The variables of a process whose user lives in a folder with a key."""
+        """Return the environment of a process whose home folder contains a key."""
         return environment(self.home, HOME=str(self.folder / "user"), **more)
 
     def unharmed(self) -> None:
-        """Fail where an attack left a trace."""
+        """Assert that an attack left no trace."""
         assert self.policy.read_text() == "# the user's own\n"
         assert not self.ledger.events(kind="approval.granted")
 
     def given(self, pid: int, ticket: str, *, kill: bool) -> str:
-        """The attack's argument."""
+        """Return the attack's argument."""
         return json.dumps({
             "pid": pid, "mark": KEY[4:20], "home": str(self.home), "policy": str(self.policy), "ticket": ticket,
             "secret_file": str(self.folder / "user" / "id_ed25519"), "socket": self.path, "abstract": self.abstract,
@@ -124,7 +124,7 @@ def victims_fixture(tmp_path: Path) -> Iterator[Victims]:
 
 
 async def run_to_the_end(backend: Backend, spec: JobSpec, place: Place, token: str) -> str:
-    """Run a job; its log."""
+    """Run a job, and return its log."""
     handle = await backend.submit(spec, place, token, secrets={})
     seen = await ended(backend, handle)
     log = (await backend.logs(handle)).text
@@ -164,7 +164,7 @@ def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims,
     job_id = json.loads(shown.strip().splitlines()[-1])["job_id"]
     seen = eventually(
         lambda: answer(gpuwarden(victims.home, "check", job_id, "--json", **victims.env())),
-        within=100,  # each look is a process of its own
+        within=100,  # each poll starts a process
         good=lambda now: now["state"] != "running",
     )
     assert seen["state"] == "succeeded", seen
@@ -213,7 +213,7 @@ def _pid_of_the_server(home: Path) -> int:
 
 
 async def _attacked(client: Client, platform: str, argument: str, dest: Path) -> dict[str, str]:
-    """Run the attack as a job over MCP; what it got."""
+    """Run the attack as a job over MCP, and return the results of its successful steps."""
     job = {**JOB, "platform": platform, "script": ATTACK.read_text(), "args": [argument], "name": "attack"}
     body = await _call(client, "submit_job", **job)
     if not body.get("job_id"):
@@ -237,7 +237,7 @@ async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     return body
 
 
-# ------------------------------------------------------------------------------------------------ what a job notices
+# ------------------------------------------------------------------------------------------ effects on ordinary jobs
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ async def test_kill_9_ends_everything_and_the_next_attempt_goes_on(
 
 
 def processes_of(run_dir: str) -> list[int]:
-    """Living processes that a run folder is in the environment or the command line of."""
+    """Return the processes with the run folder in their environment or command line."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -374,7 +374,7 @@ async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place:
     assert [f.path for f in (await backend.manifest(handle, ["model.pt"])).files] == ["model.pt"]
 
 
-# ------------------------------------------------------------------------------------------- what a person can allow
+# ---------------------------------------------------------------------------------------------- what users can allow
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Where this machine has no sandbox, no local job runs until a person at a terminal allows it."""
+"""If this machine has no sandbox, no local job runs until a user at a terminal allows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABSENT = Sandbox(Kind.NONE, why="it was taken away for a test")
 
 @pytest.fixture(name="none")
 def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process finds no sandbox."""
+    """Make this process find no sandbox."""
     for user in ("backends.local", "interfaces.cli.approval", "interfaces.cli.doctor", "interfaces.cli.demo"):
         monkeypatch.setattr(f"gpuwarden.{user}.detect", lambda: ABSENT)
 
@@ -73,7 +73,7 @@ def doctor_of(run: Cli) -> dict[str, Any]:
 
 
 def bare(folder: Path) -> str:
-    """A PATH on which no bubblewrap is."""
+    """Return a PATH without bubblewrap."""
     (folder / "bin").mkdir(exist_ok=True)
     return str(folder / "bin")
 

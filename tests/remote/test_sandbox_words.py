@@ -1,4 +1,4 @@
-"""How a sandbox is asked for: no path becomes an option of it, and Landlock is given what bubblewrap is given."""
+"""The sandbox's command line: no path becomes an option, and Landlock gets the same paths as bubblewrap."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_path_becomes_an_option(
 
 
 def parsed(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """Options with their operands, as bwrap reads them."""
+    """Yield the options with their operands, as bwrap reads them."""
     rest = iter(words)
     for word in rest:
         assert word.startswith("--"), word
@@ -182,7 +182,7 @@ def test_landlock_keeps_a_user_in(restricted: bool, need_program: Callable[[str]
 def boxed(
     before: list[str], words: list[str], folder: Path, user: dict[str, Any]
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command behind the words of a sandbox, or as it is."""
+    """Run a command after the sandbox's words in `before`, or unconfined if there are none."""
     if not before:
         return subprocess.run(words, cwd=folder, capture_output=True, timeout=300, check=True, **user)
     env, feed = os.pipe()

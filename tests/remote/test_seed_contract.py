@@ -1,8 +1,8 @@
-"""A trainer that posts as the seeds' page describes runs unchanged, and loses nothing while the server is away.
+"""A trainer that posts as the seeds' page describes runs unchanged, and loses nothing while the server is down.
 
-The trainer below reads its addresses and keys from its environment, posts one point a step and an alert at both ends,
-and never tries again. It is written from the page's description of the calls. The page's own code runs too, unchanged,
-where `GPUWARDEN_SEEDS` names the folder of the pages, which are not ours to copy.
+The trainer below reads its addresses and keys from its environment, posts one point per step and an alert at the start
+and the end, and never retries. It is written from the page's description of the calls. The page's own code also runs
+unchanged if `GPUWARDEN_SEEDS` names the folder of the pages, which may not be copied into this repository.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ for step in range(30):
     if step > 14:
         time.sleep(float(os.getenv("AWAY_S", "0")) / 15)
 """
-"""A trainer around the page's code: what the page leaves out, in the fewest lines."""
+"""The smallest trainer around the page's code: only the parts that the page leaves out."""
 
 
 def shown_code() -> str:
-    """Return a trainer with the code that the page shows: its variables, its alerts and its metrics."""
+    """Return a trainer with the code from the page: its variables, alerts, and metrics."""
     pages = os.environ.get("GPUWARDEN_SEEDS", "")
     if not pages:
         pytest.skip("GPUWARDEN_SEEDS names no folder with the seeds' pages")
@@ -173,15 +173,15 @@ def test_nothing_is_lost_while_the_server_is_away(
         call("start", folder, {**started, "token": job})
         eventually((folder / "work" / "half").exists, 60)  # the trainer imports requests first
         process.kill()
-    (folder / "work" / "half").unlink()  # the server is gone, and the trainer goes on and ends
+    (folder / "work" / "half").unlink()  # the trainer continues and ends while the server is down
     eventually(lambda: (seen := observe(str(folder)))["state"] in FINAL and seen["alive"] is False, away_s + 30)
     assert observe(str(folder))["state"] == "succeeded", log(folder)
     assert len(arrived(ctx, job)) < 30
     own = {"job_started", "job_completed"} | ({"job_failed"} if shown else set())
     count = len(own) + 2
-    with served(home, port):  # it comes back at the same address
+    with served(home, port):  # it restarts at the same address
         answers(port)
-        eventually(lambda: len(ctx.metrics.alerts(job)) >= count, 300)  # the runner tries again ever more seldom
+        eventually(lambda: len(ctx.metrics.alerts(job)) >= count, 300)  # the runner retries less and less often
     assert arrived(ctx, job) == list(range(30))
     kinds = [(a.type, a.fields.get("source", "")) for a in ctx.metrics.alerts(job)]
     assert sorted(kinds) == sorted([(k, "") for k in own] + [(k, "runner") for k in ("job_started", "job_completed")])

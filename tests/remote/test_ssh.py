@@ -1,4 +1,4 @@
-"""Commands over SSH against a real OpenSSH server: what runs there, what comes back, and that it ends."""
+"""Commands over SSH on a real OpenSSH server: how they run, their output, and their end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process has ended; a zombie has."""
+    """Return whether a process has ended. A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -51,7 +51,7 @@ async def test_a_dead_transport_is_opened_again(box: Ssh) -> None:
 
 
 class SlowLogin:
-    """A login that ends when the test lets it, and the connection that it opens."""
+    """A login that completes when the test allows it, and the connection that it opens."""
 
     def __init__(self, box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
         self.link, self.logged_in = box.link, list[Connection]()
@@ -66,7 +66,7 @@ class SlowLogin:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Do something during the login; it has ended afterwards."""
+        """Run the block during the login, then let the login complete."""
         self.begun.clear()
         self.go_on.clear()
         login = threading.Thread(target=self._login)

@@ -1,4 +1,4 @@
-"""Host keys: first contact, pins, the user's known hosts, revocation."""
+"""Host keys: first contact, pins, the user's known hosts, and revocation."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
         hint = in_calls(caught.value.next_steps)
         assert wanted in hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in hint
         assert ("paramiko" in str(caught.value)) == (client == "paramiko")
-        known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # what the hint does
+        known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # the same line that the hint adds
         ssh = machine(sshd)
         assert not (await ssh.open()).first_contact
         await ssh.aclose()

@@ -1,4 +1,4 @@
-"""What only the system's own `ssh` can do: agents, certificates, jump hosts as a user's configuration has them."""
+"""Features that only the system's `ssh` supports: agents, certificates, and jump hosts from a user's configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(*argv: str, **options: object) -> str:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Path]:
-    """A real ssh-agent, known by its socket only."""
+    """A real ssh-agent that is reachable only through the path of its socket."""
     path = tmp_path / "agent.sock"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
     eventually(path.exists)
@@ -56,7 +56,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def rewrite(sshd: Sshd, tmp_path: Path) -> Callable[..., Path]:
-    """Make a configuration from the server's: other identity lines, and more of them."""
+    """Return a function that copies the server's configuration with another identity line and more lines."""
 
     def make(identity: str, *more: str) -> Path:
         lines = [li for li in sshd.config.read_text().splitlines() if "IdentityFile" not in li]
@@ -85,7 +85,7 @@ async def works(config: Path) -> None:
 async def test_a_key_that_only_an_agent_holds(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
 ) -> None:
-    """As 1Password and hardware agents have it: a public key on disk, the private one behind IdentityAgent."""
+    """As with 1Password and hardware agents: the public key is on disk, the private key behind IdentityAgent."""
     (tmp_path / "held.pub").write_text((sshd.folder / "clientkey.pub").read_text())
     config = rewrite(f"IdentityFile {tmp_path}/held.pub", f"IdentityAgent {agent}")
     with pytest.raises(AuthFailed) as refused:
@@ -98,7 +98,7 @@ async def test_a_key_that_only_an_agent_holds(
 async def test_a_certificate_of_the_user(
     client: str, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
 ) -> None:
-    """The server knows an authority and no key."""
+    """The server trusts a certificate authority and no individual key."""
     for name in ("authority", "mine"):
         keygen(tmp_path / name)
     run("ssh-keygen", "-q", "-s", str(tmp_path / "authority"), "-I", "me", "-n", "trainer", str(tmp_path / "mine.pub"))
@@ -132,14 +132,14 @@ async def test_a_certificate_of_the_user(
 async def test_identity_agent_none_asks_no_agent(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent of SSH_AUTH_SOCK has the key, and the user's configuration says that it is not for this host."""
+    """The agent at SSH_AUTH_SOCK has the key, but the user's configuration excludes the agent for this host."""
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
     run("ssh-add", "-q", str(sshd.folder / "clientkey"))
     (tmp_path / "held.pub").write_text((sshd.folder / "clientkey.pub").read_text())
     for word in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK"):
         await works(rewrite(f"IdentityFile {tmp_path}/held.pub", f"IdentityAgent {word}"))
     keygen(tmp_path / "other")
-    for identity in (f"{tmp_path}/held.pub", f"{tmp_path}/other.pub"):  # no agent, then not the key that is named
+    for identity in (f"{tmp_path}/held.pub", f"{tmp_path}/other.pub"):  # no agent, then an agent without the key
         config = rewrite(f"IdentityFile {identity}", *(["IdentityAgent none"] if "held" in identity else []))
         with pytest.raises(AuthFailed):
             await at(config).open()
@@ -173,7 +173,7 @@ async def test_a_key_with_a_passphrase(
 
 @pytest.fixture
 def certified(tmp_path: Path) -> Iterator[tuple[Sshd, str]]:
-    """A server with a host certificate, and the line of its authority."""
+    """A server with a host certificate, and the public key of its authority."""
     keygen(tmp_path / "authority")
     server = Sshd(tmp_path / "certified", more=f"HostCertificate {tmp_path}/certified/hostkey-cert.pub")
     server.prepare()
@@ -325,7 +325,7 @@ async def test_an_account_that_runs_no_command_is_an_error_that_says_so(
 async def test_no_secret_of_ours_goes_along(
     sshd: Sshd, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`SendEnv *` in the user's configuration would send it all."""
+    """`SendEnv *` in the user's configuration would send the whole environment."""
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa-not-for-machines")
     ssh = at(rewrite(f"IdentityFile {sshd.folder}/clientkey", "SendEnv *"))
     try:
@@ -354,7 +354,7 @@ async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
 
 @pytest.mark.prove
 async def test_a_process_that_is_killed_leaves_no_connection(sshd: Sshd, tmp_path: Path) -> None:
-    """The master outlives it for `ORPHAN_S` seconds and no longer."""
+    """The master outlives the process by at most `ORPHAN_S` seconds."""
     code = f"""
 import anyio, os, pathlib, signal
 from gpuwarden.remote.ssh.config import resolve

@@ -1,4 +1,4 @@
-"""Hostile values, shells and host names over SSH: nothing of them is ever run."""
+"""Hostile values, shells, and host names over SSH: no part of them is ever run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = st.lists(PIECES, max_size=12).map("".join)
 
 @pytest.mark.slow
 async def test_a_thousand_hostile_values_never_execute(box: Ssh, tmp_path: Path) -> None:
-    """Each value comes back as it went, as an argument, and no shell on the way ran any of it."""
+    """Each value is passed as an argument and comes back unchanged, and no shell on the way runs any part of it."""
     canary = tmp_path / "canary"
     fixed = [
         f"$(touch {canary})",

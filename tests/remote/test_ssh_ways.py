@@ -1,4 +1,4 @@
-"""Ways to a machine, and none: keys, passwords, closed ports, jump hosts, proxy commands."""
+"""Ways to reach a machine, and failures: keys, passwords, closed ports, jump hosts, and proxy commands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_closed_port(sshd: Sshd, closed_port: int) -> None:
 
 @pytest.fixture
 def listener() -> Iterator[Callable[[bytes | None], int]]:
-    """Start a server that says something else than SSH, or nothing."""
+    """Return a function that starts a server, which sends the given banner instead of SSH's, or nothing."""
     socks: list[socket.socket] = []
 
     def start(banner: bytes | None) -> int:
@@ -101,7 +101,7 @@ async def test_a_banner_that_never_comes(
         await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config), config=sshd.config).open()
 
 
-# ----------------------------------------------------------------------------------------------------- ways around
+# -------------------------------------------------------------------------------------------- indirect connections
 
 
 async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_configuration_is_read_with_includes(tmp_path: Path) -> None:
 
 
 def test_a_known_hosts_file_whose_path_has_spaces(tmp_path: Path) -> None:
-    """`ssh -G` prints it without the quotes that the configuration has."""
+    """`ssh -G` prints the path without the quotes from the configuration."""
     folder = tmp_path / "my keys"
     folder.mkdir()
     for name in ("first file", "second"):

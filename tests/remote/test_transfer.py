@@ -1,4 +1,4 @@
-"""Pushing to a real OpenSSH server: complete or not there, whatever the names are and wherever it was cut."""
+"""Push to a real OpenSSH server: each file arrives complete or not at all, whatever its name and wherever it is cut."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_links_pipes_and_devices_are_never_sent(box: Ssh, tmp_path: Path) 
 async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wording: Wording
 ) -> None:
-    """The file there has the same name, size and time."""
+    """The file behind the link has the same name, size, and time."""
     files, other = some(tmp_path / "here", x=size), some(tmp_path / "other", x=size)
     for path in (files["x"], other["x"]):
         os.utime(path, ns=(10**18, 10**18))
@@ -200,7 +200,7 @@ async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> No
 async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    """It gets shorter after the look at it: no byte of it is there under its name."""
+    """The file is truncated after it was listed. Not even a part of it may get its final name."""
     plain = UploadStream.run
 
     def shorter(self: UploadStream, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
@@ -239,7 +239,7 @@ async def test_holes_stay_holes(box: Ssh, tmp_path: Path, cut: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 300_000])
 async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_path: Path, size: int) -> None:
-    """Its connection was cut, and its agent has not noticed."""
+    """The earlier push's connection was cut, but its agent hasn't noticed yet."""
     files = some(tmp_path / "here", a=300_000)
     far = tmp_path / "far"
     far.mkdir()
@@ -315,7 +315,7 @@ HELLO = b'{"fresh": true, "free": 99999999999, "inodes": null}'
 
 
 class Said:
-    """A session whose machine says these lines, 20 s apart."""
+    """A session whose machine sends these lines, 20 s apart."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lines: Iterator[bytes]) -> None:
         self.lines, self.now = lines, 0.0
@@ -360,7 +360,7 @@ def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, mon
     entry = row("a", some(tmp_path / "here", a=10)["a"])
     stream._rows, stream._carried = [replace(entry, name=str(n)) for n in range(300_000)], 1
     answer = json.dumps({"done": 300_000, "bytes": 1, "bad": [0] * 400_000}).encode()
-    stream._heard(answer)  # a look through the whole list for every file would take many minutes
+    stream._heard(answer)  # searching the whole list for each file would take many minutes
     assert stream.counts.wrong == {"0"} and len(stream.counts.landed) == 299_999
 
 
@@ -386,7 +386,7 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
     same(files, tmp_path / "far")
     print(f"{proxy.cuts} cuts, {got.bytes_sent:,} bytes sent for {total:,}")
     assert proxy.cuts >= cuts // 2
-    # What lay in a buffer at a cut is sent again, more of it on a busy machine; a start from nothing repeats it all.
+    # Bytes in a buffer at a cut are sent again, more on a busy machine. A restart from zero would send all bytes again.
     assert got.bytes_sent <= total + 0.75 * sum(chosen)
 
 

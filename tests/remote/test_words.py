@@ -1,4 +1,4 @@
-"""What a hostile machine says instead of an answer: it is an error in our words, and nothing that breaks us."""
+"""Invalid answers from a hostile machine become errors in gpuwarden's own words, and break nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.remote.ssh.machine import Ssh
 from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
-# It reads the mark that the command line bears, and prints it before something that is no process.
+# Reads the mark from its command line, and prints it before an invalid process id.
 SHELL = """#!/bin/sh
 mark=$(printf '%s' "$SSH_ORIGINAL_COMMAND" | grep -oE '[0-9a-f]{{24}}' | head -n 1)
 printf '\\n%s %s\\n' "$mark" '{pid}'
@@ -32,7 +32,7 @@ def test_a_refusal_of_a_machine_is_one_plain_line() -> None:
 
 @pytest.mark.parametrize("text", ['{"path": "\\ud800"}', '{"\\uDFFF": 1}', '{"a": [{"b": "x\\udc80"}]}'])
 def test_half_a_character_is_no_answer(text: str) -> None:
-    """No ledger stores it and no digest has it: a manifest with one would let no request for an end be judged."""
+    """The ledger can't store it and it has no digest, so a manifest with it would block every teardown request."""
     with pytest.raises(BadReply):
         parse(text.encode())
 
@@ -59,7 +59,7 @@ async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: s
 
 
 async def test_a_manifest_without_end_is_no_answer_and_holds_nothing_up() -> None:
-    """The watch goes on while a long one is read."""
+    """The watch keeps running while a long manifest is read."""
     row = b'{"path": "out/a", "size": 1}\n'
     with pytest.raises(BadReply, match="210,000"):
         await parsed(row * 210_001)

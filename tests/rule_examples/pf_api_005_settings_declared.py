@@ -10,7 +10,7 @@ SFT = shipped("sft")
 
 
 def trainer(*args: str, **env: str) -> SubmitFacts:
-    """Facts of a job with the shipped trainer and these arguments beside the model."""
+    """Return the facts of a job with the bundled trainer and these arguments besides the model."""
     words = ("--model", "owner/model", *args)
     spec = JobSpec(platform="vastai", script=SFT, args=words, env=env, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(SFT, env, words))

@@ -37,7 +37,7 @@ EXTENDED = PLAIN.replace("args =", "add_more(parser)\nargs =")
 
 
 def job(text: str, *args: str) -> SubmitFacts:
-    """Facts of a job that runs a script with these arguments."""
+    """Return the facts of a job that runs a script with these arguments."""
     spec = JobSpec(platform="vastai", script=text, args=args, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(text, args=args))
 
@@ -46,12 +46,12 @@ FIRES = [
     job(FIELDS, "--dataset", "a/b", "--learning_rat_e", "1"),
     job(FIELDS, "--dataset", "a/b", "--max_length", "9"),
     job(PLAIN, "--rate", "1"),
-    job(PLAIN, "--learning", "1"),  # two flags begin like this
-    job(f"import sys\n{PLAIN}{CHANGES[0]}", "--rate", "1"),  # after the arguments were read
+    job(PLAIN, "--learning", "1"),  # two flags start with it
+    job(f"import sys\n{PLAIN}{CHANGES[0]}", "--rate", "1"),  # after the arguments were parsed
     job(f"import sys\nsys.argv.append('--out=o')\nsys.argv += ['--out', 'o']\n{PLAIN}", "--rate", "1"),
     job(DROPS, "--lerning_rate", "1"),  # the training would start without it
     job(DROPS, "--anything", "1"),
-    job(FIELDS.replace("==4.51.3", ">=99"), "--dataset", "a/b", "--lerning_rate", "1"),  # no release has it
+    job(FIELDS.replace("==4.51.3", ">=99"), "--dataset", "a/b", "--lerning_rate", "1"),  # no such release
 ]
 SILENT = [
     submit(),

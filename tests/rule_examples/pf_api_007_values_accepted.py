@@ -16,7 +16,7 @@ args = parser.parse_args()
 
 
 def job(*args: str) -> SubmitFacts:
-    """Facts of a job whose script has a flag with choices."""
+    """Return the facts of a job whose script has a flag with choices."""
     spec = JobSpec(platform="vastai", script=CHOOSES, args=args, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(CHOOSES, args=args))
 

@@ -11,7 +11,7 @@ ROWS = InputFile(path="data/train.jsonl", size=3, sha256="0" * 64)
 
 
 def trainer(*args: str, inputs: tuple[InputFile, ...] = ()) -> SubmitFacts:
-    """Facts of a job with the shipped trainer, these arguments and these files."""
+    """Return the facts of a job with the bundled trainer, these arguments and these files."""
     spec = JobSpec(platform="vastai", script=SFT, args=args, outputs=("out",), timeout_s=1_000)
     read = read_script(SFT, {}, args, [file.path for file in inputs])
     return replace(submit(), spec=spec, script=read, inputs=inputs)

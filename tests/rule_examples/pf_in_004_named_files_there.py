@@ -7,7 +7,7 @@ TRAIN = InputFile(path="train.py", size=1, sha256="")
 COMMAND = ("python", "train.py", "--config", "sft.yaml")
 FIRES = [
     submit(command=COMMAND, files_here=("train.py",)),
-    submit(command=COMMAND),  # train.py is nowhere
+    submit(command=COMMAND),  # train.py does not exist
     submit(command=COMMAND, files_here=("sft.yaml",), inputs=(TRAIN,)),
     replace(script("print(1)"), files_here=("rows.jsonl",)),
 ]

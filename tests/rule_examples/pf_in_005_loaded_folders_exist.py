@@ -13,7 +13,7 @@ WEIGHTS = InputFile(path="my-model/model.safetensors", size=3, sha256="0" * 64)
 
 
 def job(text: str, *inputs: InputFile, outputs: tuple[str, ...] = ("out",)) -> SubmitFacts:
-    """Facts of a job that runs a script beside these files."""
+    """Return the facts of a job that runs a script next to these files."""
     spec = JobSpec(platform="vastai", script=text, outputs=outputs, timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(text), inputs=inputs)
 

@@ -15,7 +15,7 @@ HUB = "from huggingface_hub import CommitScheduler, HfFileSystem\n"
 
 
 def job(text: str, *outputs: str, args: tuple[str, ...] = ()) -> SubmitFacts:
-    """Facts of a job with that script and these outputs."""
+    """Return the facts of a job with this script and these outputs."""
     hub = outputs[0].startswith("/hub/")
     facts = submit(JOBS if hub else submit().profile, outputs=outputs)
     return replace(facts, script=read_script(text, {}, args))

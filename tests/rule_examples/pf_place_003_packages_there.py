@@ -10,12 +10,12 @@ def there(**given: object) -> object:
 FIRES = [
     there(unmet=("torch",)),
     there(unmet=("torch",), uv=Uv.THERE, network=False),
-    there(unmet=("torch",), uv=Uv.BROUGHT),  # an information
+    there(unmet=("torch",), uv=Uv.BROUGHT),  # information
     there(trouble="the header can't be understood"),
     there(no_modules=("torch",)),
     there(unmet=("torch",), uv=Uv.UNUSED, python="3.12", where="in the image python:3.12"),
     there(no_python=True, where="in the image ubuntu"),
-    there(no_modules=("torch",), where="on the login node"),  # a warning
+    there(no_modules=("torch",), where="on the login node"),  # warning
     submit(OWNED, readiness=Unknown("no answer")),
 ]
 SILENT = [

@@ -6,7 +6,7 @@ from rule_kit import submit
 
 
 def kept(address: str, *stores: str) -> SubmitFacts:
-    """Facts of a job that keeps its outputs at an address, under a list of places."""
+    """Return the facts of a job that keeps its outputs at an address, with these stores allowed."""
     facts = submit()
     spec = facts.spec.model_copy(update={"artifact_store": address})
     return replace(facts, spec=spec, policy=Policy(artifact_stores=ArtifactStores(allowed=stores)))

@@ -1,4 +1,4 @@
-"""The submit gate over a corpus of training scripts: healthy ones pass, each seeded fault is seen."""
+"""The submit gate over a corpus of training scripts: healthy ones pass; each seeded fault is found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPTS = CORPUS / "scripts"
 INDEX: dict[str, dict[str, Any]] = tomllib.loads((SCRIPTS / "index.toml").read_text())
 NAMES = sorted(p.stem for p in SCRIPTS.glob("*.py"))
 SEEN = {Severity.ERROR, Severity.UNKNOWN, Severity.WARNING}
-# What a first run of any script is told; it says nothing about the script.
+# Findings on the first run of any script, which are not about the script itself.
 USUAL = {"PF-REL-004", "PF-OUT-002"}
 
 

@@ -1,4 +1,4 @@
-"""The list of public scripts is well formed, each kind of fault can be seeded, and the gate reads the result."""
+"""The list of public scripts is well formed, every kind of fault can be seeded, and the gate reads the result."""
 
 from __future__ import annotations
 

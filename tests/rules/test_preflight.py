@@ -1,4 +1,4 @@
-"""Each preflight rule about scripts, data and the Hub: an example that fires it, and one that does not."""
+"""Preflight rules about scripts, data and the Hub: for each, an example that fires and one that does not."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FAILING = (
 
 
 def in_block(script: str, block: str) -> str:
-    """Return a script whose last line is in a block, within a function that the script calls."""
+    """Return a script whose last line is in a block, inside a function that the script calls."""
     before, _, line = script.rpartition("\n")
     body = indent(f"{before}\n{block.format(line)}\ntrainer.train()\n", "    ")
     return f"import contextlib, sys, torch\ndef main():\n{body}main()\n"
@@ -222,7 +222,7 @@ YOLO = "from ultralytics import YOLO\nYOLO('yolo26n.pt').train(data='coco128.yam
 
 @pytest.mark.parametrize(
     ("script", "where", "severity"),
-    [  # a pod keeps its files until the teardown
+    [  # a pod keeps its files until teardown
         pytest.param(YOLO, {"platform": "runpod"}, Severity.WARNING, id="pod"),
         pytest.param(YOLO, {"platform": "hf-jobs", "outputs": ("/hub/buckets/me/runs/1",)}, Severity.ERROR, id="hf"),
         pytest.param("import torch\nloss.backward()", {"platform": "runpod"}, Severity.ERROR, id="nothing"),
@@ -466,7 +466,7 @@ def test_every_rule_of_these_families_has_both() -> None:
     assert all(fire and silent for fire, silent in CASES.values())
 
 
-# ----------------------------------------------------------------------------------------- what can't be checked
+# ------------------------------------------------------------------------------------------ limits of the checks
 
 
 @pytest.mark.parametrize(("platform", "severity"), [("runpod", Severity.UNKNOWN), ("local", Severity.WARNING)])

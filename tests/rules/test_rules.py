@@ -1,4 +1,4 @@
-"""Every rule has an example that fires and one that stays silent; the page of the rules is the one they write."""
+"""Every rule has an example that fires and one that stays silent; the rules' page is generated from them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from rule_kit import (
 from wording import Wording
 
 STORED = Known((file(stored=True),))
-# A new rule's example is a file of its own: tests/rule_examples/<the rule's module>.py, found by its name.
-# rule id -> (facts that it speaks up about, facts that it is silent about); more than one of each where cases differ.
+# A new rule's example has its own file: tests/rule_examples/<the rule's module>.py, found by its name.
+# rule id -> (facts that fire it, facts that do not); more than one of each if the cases differ.
 EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-ACCT-001": ([looked("PF-ACCT-001")], [submit(), looked("PF-PLACE-001")]),
     "PF-COST-001": (
@@ -223,14 +223,14 @@ FILES = example_files()
 
 @pytest.mark.slow
 def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
-    # CASES are those of scripts and the Hub, which `test_preflight.py` tries one by one.
+    # CASES covers scripts and the Hub; `test_preflight.py` tries them one by one.
     assert EXAMPLES.keys() | FILES.keys() | CASES.keys() == RULES.keys()
     kept = EXAMPLES | {rule_id: examples_of(path) for rule_id, path in FILES.items()}
     assert [rule_id for rule_id, (fires, silent) in kept.items() if not fires or not silent] == []
 
 
 LONG = {"PF-API-005", "PF-IN-002"}
-"""Rules whose examples are many whole scripts."""
+"""Rules whose examples consist of many whole scripts."""
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_rule_weighs_each_case(rule_id: str, facts: object, severity: Severity
 
 
 def test_unknown_never_reads_as_safe() -> None:
-    """Each unknown fact of a teardown is said; those about the machine and its files close the gate."""
+    """Every unknown fact of a teardown is reported; those about the machine and its files close the gate."""
     found = run_rules(
         catalog.rules_of("teardown"), teardown(machine=Unknown("x"), files=Unknown("x"), disclosure=Unknown("x"))
     )
@@ -306,7 +306,7 @@ def test_unknown_never_reads_as_safe() -> None:
 
 
 class Place:
-    """A backend whose look at the place finds what it is told."""
+    """A backend whose check of a place returns the findings of `look`."""
 
     takes_inputs = True
 
@@ -357,13 +357,13 @@ def test_the_page_is_the_one_that_the_rules_write() -> None:
 
 
 def documented(example: str) -> SubmitFacts:
-    """Facts of a documented example that is a script. `# dependencies` without a header gets one."""
+    """Return the facts of a documented example script. `# dependencies` without a header gets one."""
     if "# ///" not in example:
         example = re.sub(r"^(# dependencies = .*)$", r"# /// script\n\1\n# ///", example, flags=re.MULTILINE)
     return script(f"{example}\nimport os, subprocess, sys")
 
 
-OF_SCRIPTS = [  # rules that read nothing but the script
+OF_SCRIPTS = [  # rules that read only the script
     "PF-API-001", "PF-API-002", "PF-API-003", "PF-API-004", "PF-API-007", "PF-API-008", "PF-DATA-005",
     "PF-DATA-006", "PF-DEP-001", "PF-DEP-002", "PF-DEP-003", "PF-ENV-001", "PF-ENV-002", "PF-ENV-003",
     "PF-OUT-004", "PF-PUSH-002", "PF-REL-001", "PF-REL-002", "PF-REL-003", "PF-SRC-002",

@@ -1,4 +1,4 @@
-"""Seeded faults: the cases are well formed, and some of each kind are run. `tools/seeded_faults.py` runs them all."""
+"""Seeded faults: the cases are well formed, and some of each kind run. `tools/seeded_faults.py` runs them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seeded.jobs import ARGS, Jobs, jobs_in, missing, replaced
 from trainer_kit import shipped
 
 CASES = {case.name: case for case in cases()}
-# Two that the gate refuses, one that the trainer refuses, and one that it survives.
+# Two that the gate refuses, one that the trainer refuses, and one that the trainer survives.
 SOME = ["dataset name with a typo", "evaluation_strategy", "data without rows", "killed in mid-run"]
 MANY = bool(os.environ.get("GPUWARDEN_SEEDED_FAULTS"))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch was imported")
@@ -85,7 +85,7 @@ def test_a_job_without_a_fault_ends_well_on_both_sides(jobs: Jobs) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", [name for name in CASES if MANY or name in SOME])
 def test_a_fault_ends_as_it_was_decided(jobs: Jobs, name: str) -> None:
-    """GPUWARDEN_SEEDED_FAULTS runs every case, which takes half an hour."""
+    """If GPUWARDEN_SEEDED_FAULTS is set, every case runs, which takes half an hour."""
     guarded = jobs.guarded(CASES[name])
     assert guarded.agrees and guarded.how == CASES[name].expect.partition(" ")[0], guarded.words
     if not MANY:

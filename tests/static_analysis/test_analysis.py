@@ -1,4 +1,4 @@
-"""What is read from a script's text: constants that reach calls, repos, pushes, variables, programs."""
+"""Facts read from a script's text: constants passed to calls, repos, pushes, variables, and programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program, flags
 
 
 def value_of(text: str, env: dict[str, str] | None = None, argv: tuple[str, ...] = ()) -> object:
-    """The value of the first argument of the call `see(...)`."""
+    """Return the value of the first argument in the call `see(...)`."""
     program = Program(ast.parse(text), env, argv)
     (call,) = (c for c in program.calls if c.name == "see")
     return call.args[0]
@@ -56,7 +56,7 @@ def uses(text: str, **given: object) -> Uses:
         ("x, y = 'a/b', 2\nsee(x)", "a/b"),
         ("see(str('a/b'))", "a/b"),
         ("from functools import partial\nn = 'a'\ng = partial(see, n)\ndef f(n='b'):\n    g()\nf()", "a"),
-        # what can't be told
+        # undecidable values
         ("see(x)", UNKNOWN),
         ("x = 'a'\nx = 'b'\nsee(x)", UNKNOWN),
         ("for x in ['a', 'b']:\n    see(x)", UNKNOWN),
@@ -180,7 +180,7 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
     facts = read_script(text)
-    assert lines_run(lambda: read_script(text)) < 40_000_000  # the dearest runs 2,000 for each of its 10,000 lines
+    assert lines_run(lambda: read_script(text)) < 40_000_000  # the slowest runs 2,000 for each of its 10,000 lines
     assert facts.error is None or ("\n" not in facts.error and len(facts.error) < 300)
 
 
@@ -223,7 +223,7 @@ def test_requirements() -> None:
     assert {"torch", "numpy", "transformers"} <= closure({"trl"})
 
 
-# Import names that are not the package's name with underscores.
+# Import names that differ from the package's name with underscores.
 IMPORTS = {
     "hydra-core": "hydra",
     "nvidia-ml-py": "pynvml",

@@ -1,4 +1,4 @@
-"""A script and its package in one file: what runs, what is restored, and what is analyzed."""
+"""A script and its package bundled in one file: running, restoring, and analyzing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of columns: features of public datasets, as the dataset viewer lists them, before methods that read them."""
+"""Column types of public datasets, as the dataset viewer lists them, checked against the methods that read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIDES = {"_type": "Sequence", "feature": {"_type": "Value", "dtype": "float32"},
 KINDS = {"_type": "ClassLabel", "names": ["Coverall", "Face_Shield"]}
 BOXES = {"_type": "Sequence", "feature": {"id": WHOLE, "area": WHOLE, "bbox": SIDES, "category": KINDS}}
 MASK_LIST = {"_type": "List", "feature": PICTURE}
-# A request of one tool: 160 characters of the type are shown, and the role is behind them.
+# Only the first 160 characters of a type are shown, and `role` comes after them.
 LONG = {"_type": "List", "feature": {**{f"field_of_the_record_number_{n}": TEXT for n in range(6)}, "role": TEXT}}
 
 
@@ -45,7 +45,7 @@ def labels(*names: str) -> dict[str, Any]:
 
 
 class Data(NamedTuple):
-    """A dataset's features, the method, the setting `columns`, and the column that the rule names."""
+    """A dataset, a method, the dataset's features, the column that the rule names, and the setting `columns`."""
 
     dataset: str
     method: str
@@ -107,7 +107,7 @@ SFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=ds, args=SFTConfig(output_di
 
 @cache
 def job(script: str, words: tuple[str, ...]) -> SubmitFacts:
-    """Return the facts of a job that trains on a dataset of which nothing is known."""
+    """Return the facts about a job that trains on an unknown dataset."""
     spec = JobSpec(name="t", platform="local", script=script, args=words)
     read, script_url = anyio.run(read_spec, spec, lambda: HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9", None))
     profile = load_profile("local", None)
@@ -115,7 +115,7 @@ def job(script: str, words: tuple[str, ...]) -> SubmitFacts:
 
 
 def found(script: str, dataset: str, features: dict[str, Any], *words: str) -> list[Finding]:
-    """Return the findings of the rule for a dataset with these features, which no Hub is asked about."""
+    """Return the rule's findings for a dataset with these features, without asking a Hub."""
     facts = job(script, words)
     columns = tuple(Column(name=name, type=clip(short_type(f), 160, keep="start")) for name, f in features.items())
     structure = Structure(configs=(Config(name="default", splits=(Split(name="train"),), columns=columns),))
@@ -127,7 +127,7 @@ def found(script: str, dataset: str, features: dict[str, Any], *words: str) -> l
 
 
 def shipped(data: Data) -> list[Finding]:
-    """Return the findings for a shipped trainer. Reading one takes most of the time, so that datasets share it."""
+    """Return the findings for a bundled trainer. Reading it takes most of the time, so datasets share the result."""
     words = ["--model", "Qwen/Qwen2.5-0.5B", "--dataset", "a/b"]
     words += ["--columns", data.columns] if data.columns else []
     text = trainer_kit.shipped(data.method)
@@ -162,7 +162,7 @@ def test_a_type_that_is_not_told_is_neither_right_nor_wrong(data: Data) -> None:
     [
         ({"messages": TALK}, "", "", ""),
         ({"messages": NUMBERS}, "", "", "messages"),
-        ({"messages": NUMBERS, "text": TEXT}, "", "", ""),  # a set that fits is what is trained on
+        ({"messages": NUMBERS, "text": TEXT}, "", "", ""),  # training uses the columns that fit
         ({"body": TEXT}, ', dataset_text_field="body"', "", ""),
         ({"body": PICTURE}, ', dataset_text_field="body"', "", "body"),
         ({"input_ids": NUMBERS}, "", "", ""),

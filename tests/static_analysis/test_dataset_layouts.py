@@ -1,4 +1,4 @@
-"""Columns of public datasets: the right settings are found, and the trainer itself accepts rows of such columns."""
+"""Columns of public datasets: the right settings are found, and the trainer itself accepts rows with such columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_settings_for_a_public_dataset_are_found(layout: Layout) -> None:
 
 
 def value(column: str, kind: str, number: int) -> Any:
-    """A value of a column of this type, such as the datasets have."""
+    """Return a value for a column of this type, like those in the datasets."""
     prompt = column == "prompt"
     if kind.startswith("list<{content"):
         return TALK[:1] if prompt else TALK[1:] if column == "completion" else OTHER if column == "rejected" else TALK
@@ -48,7 +48,7 @@ def value(column: str, kind: str, number: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", TEXTS, ids=named)
 def test_the_trainer_agrees(layout: Layout, tmp_path: Path) -> None:
-    """The trainer's own loading of such rows, which fails where the answer is that the dataset can't be used."""
+    """The trainer's own loader reads such rows, or fails if the dataset is expected to be unusable."""
     need("datasets", importlib.util.find_spec("datasets") is not None)
     spec = importlib.util.spec_from_file_location(layout.method, trainer_file(layout.method))
     assert spec is not None and spec.loader is not None
@@ -62,7 +62,7 @@ def test_the_trainer_agrees(layout: Layout, tmp_path: Path) -> None:
     settings = kind(model="m", dataset=str(file), columns=layout.renames or "", eval_fraction=0.0)
     check = {"check": module.check} if layout.method == "sentence_embedding" else {}
     if layout.renames is None:
-        with pytest.raises(Stop):  # it ends with one line on what is wrong, before a weight is loaded
+        with pytest.raises(Stop):  # stops with a one-line error before any weights are loaded
             module.load(settings, module.WANTED, getattr(module, "ALSO", ()), **check)
         return
     data = module.load(settings, module.WANTED, getattr(module, "ALSO", ()), **check)

@@ -1,4 +1,4 @@
-"""Estimates: intervals that contain what is known to be so, and say how they were made."""
+"""Estimates are intervals that contain the known values and state how they were made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpuwarden.static_analysis.pace import Pace, remaining
 from gpuwarden.static_analysis.script import read_script
 from wording import Wording
 
-# Parameters in billions, method, gigabytes of a GPU, whether it is known to fit with batch 1 and checkpointing. The
-# sizing table of the training facts: what people run, and what fails.
+# Parameters in billions, method, GPU memory in GB, and whether the run is known to fit with batch size 1 and
+# checkpointing. From the training facts' sizing table: setups that people run, and setups that fail.
 FITS: list[tuple[float, Method, int, bool]] = [
     (0.5, "full", 16, True),
     (1.0, "full", 24, True),
@@ -90,7 +90,7 @@ def test_an_optimizer_s_temporaries_are_those_of_its_way_to_step() -> None:
 
 
 def test_what_a_decoder_writes_may_be_short() -> None:
-    """A pair's low end counts its encoder alone, since a source names the length of what is read."""
+    """An encoder-decoder pair's low end counts only its encoder, since a source gives the length of the input."""
     config = {"model_type": "t5", "d_model": 1024, "num_layers": 24, "num_heads": 32, "d_kv": 128, "d_ff": 16384}
     shape = shape_of({**config, "vocab_size": 32128})
     assert shape is not None and shape.kind == "pair"
@@ -178,7 +178,7 @@ def test_an_optimizer_is_known_by_its_name(name: str | None, family: str, layerw
     assert optimizer_of(name) == (family, layerwise)
 
 
-# Parameters as the models' own cards count them.
+# Parameter counts from the model cards.
 SHAPES: list[tuple[dict[str, object], float]] = [
     ({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
       "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}, 8.03e9),
@@ -257,4 +257,4 @@ def test_an_output_layer_that_is_stored_twice_is_held_once() -> None:
     assert tied.held(751_632_384) == 596_049_920  # Qwen/Qwen3-0.6B
     assert tied.held(596_049_920) == 596_049_920
     assert untied.held(751_632_384) == 751_632_384
-    assert tied.held(1_000_000_000) == 1_000_000_000  # with a part that the shape does not describe
+    assert tied.held(1_000_000_000) == 1_000_000_000  # with a part that the shape doesn't describe

@@ -1,4 +1,4 @@
-"""`gpuwarden estimate`, and the time that a running job still takes."""
+"""`gpuwarden estimate`, and the remaining time of a running job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates against published peaks, speeds and paces: the share inside, and how wide the intervals are."""
+"""Estimates compared with published peaks, speeds, and paces: the share within the intervals, and their widths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GB = 1e9
 
 
 def inside(found: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the share of values inside their interval, and the median of the intervals' widths."""
+    """Return the share of values within their intervals, and the median ratio of an interval's high to its low end."""
     rows = list(found)
     share = sum(low <= value <= high for low, value, high in rows) / len(rows)
     return share, statistics.median(high / low for low, _, high in rows)

@@ -1,4 +1,4 @@
-"""The allocator's rules, the replay of a traced step at full depth, and traced peaks against published ones."""
+"""The allocator's rules, the replay of a traced step at full depth, and traced peaks compared with published ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_living_blocks_never_overlap_and_all_memory_comes_back(steps: list[tuple
 
 
 def test_the_middle_layer_is_repeated_with_its_neighbours() -> None:
-    """Each layer takes one tensor that the next one gives back, and one that its own backward pass gives back."""
+    """Each layer allocates one tensor that the next layer frees, and one that its own backward pass frees."""
     step = [
         Segment(
             part="forward", layer=at, events=(("f", at, 0, 8), ("f", at, 1, 4), ("f", at - 1, 0, 0))[: 3 if at else 2]
@@ -203,7 +203,7 @@ def test_the_command_traces_a_packed_run(
 
 
 def at_home(found: Published) -> bool:
-    """Return whether a run had been looked at when the constants of `traced` were chosen."""
+    """Return whether a run had been examined when the constants in `traced` were chosen."""
     size = (found.model, found.run.length, found.run.trains_embeddings)
     fitted = {("qwen-7b", 1024, False), ("qwen-7b", 4096, False), ("qwen-14b", 2048, False)}
     return found.source == "fms-acceleration" or found.model == "qwen-1.8b" or size in fitted
@@ -214,7 +214,7 @@ def at_home(found: Published) -> bool:
 @pytest.mark.prove
 @pytest.mark.endurance
 def test_traces_meet_published_peaks() -> None:
-    """All comparable runs, most in three variants, in one child. The formula's intervals of them are wider."""
+    """All comparable runs, most in three variants, in one child process. The formula's intervals are wider."""
     runs = [r for r in published_runs() if r.peak_gb and r.counted and not unproven(r.run)][:: amount(3, 1)]
     tasks = {json.dumps(task): task for r in runs for task in tasks_of(r.run, r.config)}
     answers, why = run_child(json.dumps({"memory": MEMORY, "tasks": list(tasks.values())}), 3_000, CHILD)
@@ -225,7 +225,7 @@ def test_traces_meet_published_peaks() -> None:
         peak = found.peak_gb or 0.0
         known = Traced(found.run, tuple(traces[json.dumps(task)] for task in tasks_of(found.run, found.config)))
         interval = known.interval(GPUS[found.gpu].gb)
-        context = (0.0, 0.0) if found.counted == "occupied" else (0.35, 1.1)  # others count without it
+        context = (0.0, 0.0) if found.counted == "occupied" else (0.35, 1.1)  # other counts exclude the context
         low, high = interval.low - context[0], interval.high - context[1]
         least, most = (end / GB for end in memory(found.run, found.counted or "occupied"))
         groups[at_home(found)].append((low <= peak <= high, least <= peak <= most, high / low, most / least))

@@ -1,4 +1,4 @@
-"""Modules that are files beside a script: found where Python would find them, with the input that sends them along."""
+"""Modules in files beside a script are found where Python would find them, with the input that uploads them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_a_package_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "rows.jsonl").write_text("{}")
     assert found(tmp_path, "import datasets\n") == {}
-    put(tmp_path, datasets__convert="")  # a folder without __init__.py gives way to the package
+    put(tmp_path, datasets__convert="")  # the package wins over a folder without __init__.py
     assert found(tmp_path, "import datasets\n") == {}
     put(tmp_path, mynet="")
     assert found(tmp_path, HEADER.format('"mynet"') + "import mynet\n") == {}

@@ -1,4 +1,4 @@
-"""Runs measured on GPUs: one line of data each, what they change in the estimates, and the table that shows them."""
+"""Runs measured on GPUs: one line of data each, their effect on the estimates, and the table that lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script is read with the grammar of the Pythons that its header allows, whichever runs gpuwarden."""
+"""A script is parsed with the grammar of the Pythons that its header allows, whichever Python runs gpuwarden."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from rule_kit import script, submit
 
 HEADER = '# /// script\n# requires-python = "{}"\n# dependencies = ["torch"]\n# ///\n'
 
-# Newer source, the same in Python 3.11, and the release that it needs.
-SPACED = "x = f'{a!s }'"  # ruff takes it for every release
-BARE = "x = f'{a['b'] for a in b}'"  # ruff takes it
-DEEP = "x = f'{a:{b:{c:{d}}}}'"  # ruff takes it
+# Newer source, its equivalent in Python 3.11, and the release that it requires.
+SPACED = "x = f'{a!s }'"  # ruff accepts it for every release
+BARE = "x = f'{a['b'] for a in b}'"  # ruff accepts it
+DEEP = "x = f'{a:{b:{c:{d}}}}'"  # ruff accepts it
 READ = [
     ("def f[T: (int, str), *Ts, **P](x: T) -> T: ...", "def f(x: T) -> T: ...", (3, 12)),
     ("async def f[T](): ...", "async def f(): ...", (3, 12)),
@@ -136,7 +136,7 @@ def test_older_grammar_stays_as_it_is(source: str) -> None:
     assert newer_constructs(source) == () == parse(source)[1]
 
 
-# ----------------------------------------------------------------------------------------------------------- judges
+# ---------------------------------------------------------------------------------------------------- other parsers
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def formatted(draw: st.DrawFn, inner: st.SearchStrategy[str], comments: bool) ->
     between = st.sampled_from(["", " ", "\n"])
     fields = st.builds("{{{}{}{}{}}}".format, between, inner, between, SPECS)
     fields |= st.builds("{{{}{}}}".format, NAMES, st.sampled_from([" = ", "=!r", "=:>{w}"]))
-    if comments:  # never beside `{code=}`, of which later Pythons show the code without them
+    if comments:  # never with `{code=}`, whose text later Pythons show without comments
         fields = st.builds("{{ # why {}\n {} # '\n}}".format, inner, inner)
     return prefix + quote + "".join(draw(st.lists(LITERALS | fields, max_size=4))) + quote
 
@@ -266,7 +266,7 @@ def test_no_text_breaks_the_reader(source: str) -> None:
     ids=range(17),
 )
 def test_the_work_grows_in_proportion_to_the_text(source: Callable[[int], str]) -> None:
-    read_script(source(10_000))  # a squared cost would exceed the time limit of the test
+    read_script(source(10_000))  # quadratic cost would exceed the test's time limit
     assert lines_run(lambda: read_script(source(200))) < 2.5 * lines_run(lambda: read_script(source(100)))
 
 

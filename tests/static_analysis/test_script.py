@@ -1,4 +1,4 @@
-"""Reading a script never runs it and never fails on what it holds."""
+"""Reading a script never runs it and never fails because of its content."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_header_of_pep_723() -> None:
         pytest.param('# /// script\n# dependencies = "torch"\n# ///\n', id="no list"),
         pytest.param("# /// script\n# requires-python = 3\n# ///\n", id="no text"),
         pytest.param("# /// script\n# dependencies = []\nimport torch\n", id="open"),
-        pytest.param("# /// script\n# a" + ".a" * 10_000 + " = 1\n# ///\n", id="long line"),  # took 400 MB
+        pytest.param("# /// script\n# a" + ".a" * 10_000 + " = 1\n# ///\n", id="long line"),  # once took 400 MB
         pytest.param("# /// script\n" + "# a = 1\n" * 10_000 + "# ///\n", id="many lines"),
     ],
 )

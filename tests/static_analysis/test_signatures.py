@@ -1,4 +1,4 @@
-"""What released libraries accept: tables, the choice of a release, inheritance, history, and the reader of wheels."""
+"""Signatures of released libraries: tables, choosing a release, inheritance, history, and the wheel reader."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_deprecation_names_the_package_that_announces_it(wording: Wording) -> 
     text = "from trl import SFTConfig\nSFTConfig(evaluation_strategy='no')"
     (told,) = found(text, "trl==0.11.4", "transformers==4.45.2")
     wording(told.message, "transformers 4.45.2")
-    assert not found(text, "trl==0.11.4", "transformers==4.40.2")  # it is the only name there
+    assert not found(text, "trl==0.11.4", "transformers==4.40.2")  # the only name in this release
 
 
 @pytest.mark.parametrize("version", ["5.3.0", "5.4.1", "6.2.0"])
@@ -213,7 +213,7 @@ def test_an_argument_passes_up_to_its_last_release_and_not_behind_it(arguments: 
 
 @pytest.mark.slow
 def test_what_is_advised_is_there_when_the_argument_is_gone() -> None:
-    """In every trainer and configuration that had the argument, from the first release without it on."""
+    """Checks every trainer and configuration that had the argument, in the first release without it."""
     looked = 0
     for package in ("transformers", "trl"):
         known = table(package)
@@ -282,9 +282,9 @@ parser = HfArgumentParser(BCOConfig)
     ("beside", "sure"),
     [
         ("", False),
-        ("eval_strategy='no'", False),  # both existed for some releases
-        ("project='p'", True),  # transformers has it since 5, which has no evaluation_strategy
-        ("misspelt_x='p'", False),  # what no release has says nothing about the release
+        ("eval_strategy='no'", False),  # some releases have both
+        ("project='p'", True),  # new in transformers 5, which has no evaluation_strategy
+        ("misspelt_x='p'", False),  # an argument in no release is no evidence about the release
     ],
 )
 def test_an_argument_is_refused_without_a_release_where_no_release_takes_it_with_the_others(
@@ -298,17 +298,17 @@ def test_an_argument_is_refused_without_a_release_where_no_release_takes_it_with
 def test_what_other_packages_ask_for_says_which_releases_are_possible() -> None:
     text = "from trl import GRPOConfig\nGRPOConfig(evaluation_strategy='steps'{})"
     (old,) = found(text.format(""))
-    (new,) = found(text.format(", max_tool_calling_iterations=3"))  # its trl asks for transformers>=4.56
+    (new,) = found(text.format(", max_tool_calling_iterations=3"))  # its trl requires transformers>=4.56
     assert (old.severity, new.severity) == (Severity.WARNING, Severity.ERROR)
 
 
 @pytest.mark.parametrize(
     ("name", "sure"),
     [
-        ("transformers import AutoTokenizerr", True),  # a slip, whatever the release
-        ("transformers.file_utils import torch_required", False),  # releases before the table have it
-        ("transformers.modeling_flax_outputs import FlaxBaseModelOutput", False),  # the table does not know its names
-        ("transformers import Gemma3ForConditionalGeneration, ThingThatNeverWas", True),  # the first is young
+        ("transformers import AutoTokenizerr", True),  # a typo, whatever the release
+        ("transformers.file_utils import torch_required", False),  # in releases before the table
+        ("transformers.modeling_flax_outputs import FlaxBaseModelOutput", False),  # the table doesn't know its names
+        ("transformers import Gemma3ForConditionalGeneration, ThingThatNeverWas", True),  # the first is recent
     ],
 )
 def test_a_name_that_no_table_has_is_refused_without_a_release_only_where_none_can_have_it(
@@ -434,7 +434,7 @@ def test_a_wheel_is_read_as_python_reads_its_modules(tool: ModuleType, tmp_path:
             archive.writestr("peft/config.py", MODULE)
             archive.writestr("peft-1.dist-info/METADATA", "Requires-Dist: transformers>=4,<5\nRequires-Dist: torch\n")
     first = tool.build("peft", ["1.0", "1.1"], tmp_path)
-    assert first == tool.build("peft", ["1.0", "1.1"], tmp_path)  # what was kept of the first run gives the same
+    assert first == tool.build("peft", ["1.0", "1.1"], tmp_path)  # the first run's cache gives the same result
 
     import json
     import lzma

@@ -1,4 +1,4 @@
-"""A streamed dataset needs steps only if it is the one that a trainer trains on."""
+"""A streamed dataset requires a number of steps only if a trainer trains on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknown values are neither true, nor absent, nor named; branches that never run are left out."""
+"""Unknown values are never treated as true, absent, or named; branches that never run are left out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HEADER = '# /// script\n# dependencies = ["transformers>=5", "accelerate", "torc
 
 
 def seen(text: str, argv: tuple[str, ...] = ()) -> list[Any]:
-    """The first arguments of the calls of `see` that can run."""
+    """Return the first argument of each call to `see` that can run."""
     return [c.args[0] for c in Program(ast.parse(text), {}, argv).calls if c.name == "see"]
 
 
@@ -60,14 +60,14 @@ def uses(text: str, *args: str) -> Uses:
 
 
 def found(text: str, *args: str) -> list[Finding]:
-    """What the submit gate finds about a script."""
+    """Return the submit gate's findings about a script."""
     return run_rules(rules_of("submit"), replace(submit(), script=read_script(HEADER + text, args=args)))
 
 
 @pytest.mark.slow
 @given(st.lists(MAYBE, min_size=1, max_size=4), st.booleans())
 def test_an_unknown_operand_is_never_decided_against_what_it_may_be(values: list[Any], stops: bool) -> None:
-    """Whatever the unknown operands are in truth, the known outcome is the one that Python has."""
+    """Whatever the unknown operands turn out to be, a known outcome is the same as Python's."""
     outcome = decided([truth(v) for v in values], stops=stops)
     for guess in (True, False):
         real = [guess if v is UNKNOWN else v for v in values]
@@ -175,7 +175,7 @@ ODD = ("{}", "{'a': [1]}", "[[1], {}]", "({},)", "b''", "1e999", "-1", "lambda: 
 
 
 def with_value(tree: ast.Module, number: int, value: str) -> str:
-    """A script with another value for one of the arguments of its calls."""
+    """Return the script with one of its call arguments replaced by another value."""
     changed = copy.deepcopy(tree)
     calls = [node for node in ast.walk(changed) if isinstance(node, ast.Call)]
     places = [(call, place) for call in calls for place in range(len(call.args))]
@@ -271,7 +271,7 @@ def test_what_the_first_process_does_is_done() -> None:
 
 
 def test_the_syntax_of_a_later_python_is_a_question() -> None:
-    later = f"{NEWEST[0]}.{NEWEST[1] + 1}"  # whose grammar nobody here knows
+    later = f"{NEWEST[0]}.{NEWEST[1] + 1}"  # its grammar isn't known yet
     text = '# /// script\n# requires-python = ">={}"\n# ///\nsyntax of tomorrow\n'
     facts = replace(submit(), script=read_script(text.format(later)))
     assert {f.rule: f.severity for f in run_rules(rules_of("submit"), facts)}["PF-SRC-001"] is Severity.WARNING

@@ -1,4 +1,4 @@
-"""The settings that a shipped trainer declares are read from its text, and from no other script's."""
+"""The settings that a bundled trainer declares are read from its text, but not from other scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that is imported and not read: whether it can save a model is decided by what it is given."""
+"""Code that is imported but not read: its arguments decide whether it can save a model."""
 
 from __future__ import annotations
 

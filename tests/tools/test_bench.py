@@ -24,7 +24,7 @@ BENCHES = sorted(path.stem for path in ROOT.glob("bench/[!_]*.py"))
 
 
 def run(folder: Path, *argv: object, code: int = 0, **env: str) -> str:
-    """Run a script in an empty folder; what it printed."""
+    """Run a script in an empty folder; return its output."""
     command = [sys.executable, *map(str, argv)]
     path = os.pathsep.join([str(ROOT / "server"), os.environ.get("PYTHONPATH", "")])
     given = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(folder / "hf"), **env}
@@ -34,7 +34,7 @@ def run(folder: Path, *argv: object, code: int = 0, **env: str) -> str:
 
 
 def marked(names: Iterable[str]) -> list[Any]:
-    """Leave the scripts that take long to `make prove`."""
+    """Mark the slow scripts, so that only `make prove` runs them."""
     return [pytest.param(name, marks=[pytest.mark.prove] if name in LONG else []) for name in names]
 
 
@@ -62,22 +62,22 @@ def test_the_last_table_has_every_figure_and_a_failed_measurement_is_named(
     assert "| good         | a | 1 s | b 2 s | 0.50 |" in table and table.endswith("failed: bad\n")
 
 
-# What each tool is given, and something that it prints. `EMPTY` is an empty folder.
+# Each tool's arguments, and a part of its output. `EMPTY` is an empty folder.
 EMPTY = "EMPTY"
 TOOLS: dict[str, tuple[str, str]] = {
     "attacks": (f"{ROOT}/tests/backends/test_slurm_attacks.py -k pipe -p no:cacheprovider", "2 attacks, 2 cases"),
-    "build_members": (f"--wheels {EMPTY} --only none", ""),  # its wheels are downloaded
+    "build_members": (f"--wheels {EMPTY} --only none", ""),  # a full run downloads wheels
     "build_messages": ("--list", "have an entry"),
     "build_runtime_wording": ("", "OOM-030 ^MemoryError$"),
     "build_signatures": (f"--wheels {EMPTY} --only none", ""),  # the same
-    "check_advice": ("--help", "--wheels"),  # it downloads
+    "check_advice": ("--help", "--wheels"),  # a full run downloads wheels
     "check_trainers": (f"--wheels {EMPTY} --only trl", "No matching distribution"),
     "corruption_matrix": ("--formats npy", "Against a manifest that was taken before, all"),
     "foreign_scripts": (f"check {EMPTY}", "0 internal errors"),
-    "kube_apiserver": ("", "Install first"),  # it builds for ten minutes
+    "kube_apiserver": ("", "Install first"),  # a full run builds for ten minutes
     "measure_gpu": ("--table", "| not measured |"),
     "picture": ("demo.svg", ""),
-    "public_logs": ("--help", "--mirror"),  # it downloads
+    "public_logs": ("--help", "--mirror"),  # a full run downloads logs
     "readability": (f"{ROOT}/bench", "functions"),
     "rehearse_scripts": ("--only ^classify$ --most 0", "1 unchanged scripts: 1 passed"),
     "score_reports": (f"{ROOT}/tests/corpus/reports/blind-2026-11.jsonl", "in three"),
@@ -92,7 +92,7 @@ def test_no_tool_is_forgotten() -> None:
         "build_site",
         "bundle",
         "llama_cpp",
-    }  # of tests/docs/test_site.py and tests/tools/test_bundle.py, and below
+    }  # tested in tests/docs/test_site.py, in tests/tools/test_bundle.py, and below
     assert {path.stem for path in ROOT.glob("tools/*.py")} == TOOLS.keys() | others
 
 

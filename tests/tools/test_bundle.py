@@ -1,4 +1,4 @@
-"""The MCPB bundle: reproducible, without tests, and a server that starts from where a client unpacks it."""
+"""The MCPB bundle: reproducible, without tests, and with a server that starts in the folder where it is unpacked."""
 
 from __future__ import annotations
 

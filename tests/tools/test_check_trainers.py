@@ -1,4 +1,4 @@
-"""The scheduled comparison of the trainers with releases: wheels that the test builds, read without an import."""
+"""The scheduled check of the trainers against releases: it reads wheels, built by the test, without importing them."""
 
 from __future__ import annotations
 

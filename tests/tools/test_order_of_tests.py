@@ -1,4 +1,4 @@
-"""Long tests start first, so that no worker is left alone with one at the end."""
+"""Long tests start first, so that no worker is still running one after the others have finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the whole suite keeps: a renamed module its protection in `.ci/run`, and every test its distance from clocks."""
+"""Rules for the whole suite: a renamed module keeps its protection in `.ci/run`, and tests read no running clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test that hangs ends, in each of its attempts."""
+"""A hanging test is ended by its time limit, in each of its attempts."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_one_that_hangs_ends_as_failed(tmp_path: Path, body: str, method: str) -
     ran = subprocess.run(argv, cwd=tmp_path, env=os.environ | kits, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "Timeout" in ran.stdout + ran.stderr
-    if method == "signal":  # the other ends the whole process
+    if method == "signal":  # the thread method ends the whole process
         assert " rerun in " in ran.stdout, ran.stdout

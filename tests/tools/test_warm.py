@@ -1,4 +1,4 @@
-"""A command that is forked from a warm process behaves as one that Python starts."""
+"""A command forked from a warm process behaves like one that Python starts."""
 
 from __future__ import annotations
 

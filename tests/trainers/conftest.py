@@ -1,4 +1,4 @@
-"""Runs of trainers, each test's in a folder of its own."""
+"""Trainer runs, in a separate folder for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of bad input, for every trainer that it applies to: one line on what is wrong, one on the fix."""
+"""Every kind of bad input, for every trainer that it applies to, gives one line for the error and one for the fix."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHER = [{"unheard": 1, "of": 2}] * 8
 
 
 class Bad(NamedTuple):
-    """One kind of bad input: the trainers that it applies to, the exit code, and words of the two lines."""
+    """A kind of bad input: the trainers that it applies to, the exit code, and words in the two lines."""
 
     name: str
     methods: tuple[str, ...]
@@ -75,7 +75,7 @@ CASES = [pytest.param(bad, method, id=f"{bad.name}-{method}") for bad in KINDS f
 
 
 def bad_rows(bad: Bad, method: str, folder: Path) -> list[dict[str, Any]] | None:
-    """Return rows of which the third is bad, all for other columns; None where the rows are good."""
+    """Return rows of which the third is bad, or all of them for "other columns"; None if the rows are good."""
     if bad.name == "other columns":
         return OTHER
     rows = picture_rows(method, folder / "changed") if method in PICTURES else rows_of(method)
@@ -103,7 +103,7 @@ def bad_rows(bad: Bad, method: str, folder: Path) -> list[dict[str, Any]] | None
 
 
 def flags_of(bad: Bad, method: str, trainers: Trainers, out: Path) -> list[str]:
-    """Return the flags of a small run with the bad input."""
+    """Return the flags for a small run with the bad input."""
     made = trainers.folder / f"lacking-{bad.name}-{method}"
     match bad.name:
         case "no chat template":
@@ -226,7 +226,7 @@ def test_a_conversion_without_room_ends_before_it_writes(
 
 
 def test_a_killed_conversion_starts_again_and_leaves_whole_files_only(tmp_path: Path) -> None:
-    """GPUWARDEN_LLAMA_CPP names llama.cpp's source and its build, as SOURCE:BUILD; `make gguf` sets it."""
+    """GPUWARDEN_LLAMA_CPP contains the paths of llama.cpp's source and build, as SOURCE:BUILD; `make gguf` sets it."""
     source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
     if not build:
         pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")

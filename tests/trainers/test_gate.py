@@ -1,4 +1,4 @@
-"""The submit gate accepts every shipped trainer as an agent would submit it, without a remark."""
+"""The submit gate accepts every bundled trainer, submitted as an agent would, without warnings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 @pytest.fixture
 def ctx(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    # What a header asks for is brought by uv on the machine; a dry run starts nothing, so any program of the name does.
+    # uv installs a header's requirements on the machine; a dry run starts nothing, so any program of that name will do.
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
     uv.touch(0o755)
@@ -69,7 +69,7 @@ def ctx(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cont
 
 
 async def remarks(ctx: Context, platform: str, script: str, flags: list[str]) -> list[Finding]:
-    """Return what a dry run finds above information."""
+    """Return a dry run's findings above severity info."""
     spec = {
         "name": "t",
         "platform": platform,

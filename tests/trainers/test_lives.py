@@ -1,4 +1,4 @@
-"""Whole lives of trainers over the rehearsal: rented, trained as real processes, interrupted, resumed, proven."""
+"""Trainers' whole lives in the rehearsal: rented, trained as real processes, interrupted, resumed, and proven."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 HELD_AT = 6
-# A life imports the libraries twice. GPUWARDEN_LIVES=all plays those of every trainer.
+# Each life imports the libraries twice, so only some are played. GPUWARDEN_LIVES=all plays every trainer's.
 ALWAYS = ("sft", "dpo", "grpo", "object_detection")
 PLAYED = METHODS if os.environ.get("GPUWARDEN_LIVES") == "all" else ALWAYS
 
@@ -55,7 +55,7 @@ def ctx(tmp_path: Path) -> Context:
 
 
 def project(ctx: Context, *files: Path) -> tuple[str, ...]:
-    """Put files into the folder that a job's inputs come from; return their names."""
+    """Copy files to the folder that a job's inputs come from; return their names."""
     assert ctx.cwd
     for file in files:
         (shutil.copytree if file.is_dir() else shutil.copyfile)(file, ctx.cwd / file.name)
@@ -78,11 +78,11 @@ def job(script: str, flags: tuple[str, ...], inputs: tuple[str, ...], **changes:
 
 
 TRAINING_S = 200.0
-"""A trainer imports torch and trains for tens of seconds."""
+"""Time limit for a trainer, which imports torch and trains for tens of seconds."""
 
 
 async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> Checked:
-    """Look again and again until a job is as wanted; a job that has ended otherwise fails the test."""
+    """Check a job until `done` accepts it; fail the test if the job has ended otherwise."""
 
     def good(seen: Checked) -> bool:
         moves_on(cloud, 1)
@@ -93,7 +93,7 @@ async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> Checked:
 
 
 async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RESUME) -> PullResult:
-    """Pull and prove what a job made, and end its machine as a person approves it."""
+    """Pull and verify a job's outputs, then terminate its machine as a user would approve it."""
     early = await request(ctx, job_id, "terminate")
     assert early.record.state is Teardown.BLOCKED
     pulled = await pull(ctx, job_id)
@@ -114,7 +114,7 @@ async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RE
 
 @pytest.mark.parametrize("method", PLAYED)
 async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
-    """The second checkpoint is saved on the second machine time, after the machine was taken away in the middle."""
+    """The machine is taken away midway, so the second checkpoint is saved on the second attempt."""
     for name in (*LIBRARIES, *NEEDS.get(method, ())):
         need(name, importlib.util.find_spec(name) is not None)
     cloud = rent_cloud(ctx)
@@ -139,7 +139,7 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
 
 
 async def test_a_conversions_whole_life(ctx: Context) -> None:
-    """GPUWARDEN_LLAMA_CPP names llama.cpp's source and its build, as SOURCE:BUILD; `make gguf` sets it."""
+    """GPUWARDEN_LLAMA_CPP contains the paths of llama.cpp's source and build, as SOURCE:BUILD; `make gguf` sets it."""
     source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
     if not build:
         pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")

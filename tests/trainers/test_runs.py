@@ -1,4 +1,4 @@
-"""The trainers run on the CPU: to the end, through kills and signals, and into every kind of bad input."""
+"""The trainers run on the CPU: to the end, through kills and signals, and with every kind of bad input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STEPS, EVERY = 8, 2
 
 
 def told(ended: Ended) -> str:
-    """Return the line on what is wrong, and the one on the fix."""
+    """Return the line for the error and the one for the fix."""
     return "\n".join(line for line in ended.log.splitlines() if line.startswith(("ERROR", "FIX")))
 
 
@@ -96,7 +96,7 @@ def need_libraries(method: str) -> None:
     ("method", "full"), [*((m, f) for m in TEXTS for f in (False, True)), *((m, True) for m in NEEDS)]
 )
 def test_a_killed_run_resumes_bit_for_bit(trainers: Trainers, method: str, full: bool) -> None:
-    """The first kill comes at a random step, the second inside the save that follows the last whole checkpoint."""
+    """The first kill comes at a random step, the second during the save that follows the last complete checkpoint."""
     need_libraries(method)
     kill = random.SystemRandom().randrange(EVERY + 1, STEPS + 1)
     last_whole = (kill - 1) // EVERY * EVERY
@@ -142,7 +142,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(trainers: Trainers
 
 @pytest.mark.parametrize("rank", ["0", "4"])
 def test_a_kill_behind_the_last_checkpoint_adds_no_step(trainers: Trainers, rank: str) -> None:
-    """The learning rate stays, so that another step would change the weights."""
+    """The learning rate is constant, so another step would change the weights."""
     words = trainers.small("sft", trainers.data("sft"), 4, 2)
     words += ["--scheduler", "constant", "--lora-rank", rank]
     assert (ended := trainers.run("sft", "late", *words)).code == 0, ended.log
@@ -495,7 +495,7 @@ def test_pictures_that_can_not_be_read_are_named(trainers: Trainers, name: str) 
 
 
 def with_picture(trainers: Trainers, method: str, change: dict[str, Any]) -> Ended:
-    """Run a trainer on pictures of which the first, or each, is changed."""
+    """Run a trainer on pictures of which the first, or every one, is changed."""
     need_libraries(method)
     rows = picture_rows(method, trainers.folder / "changed")
     everywhere = "objects" in change and "category" not in change["objects"]
@@ -571,7 +571,7 @@ def test_crowds_are_left_out_and_pictures_are_found_in_a_subfolder(trainers: Tra
 
 
 def coco_folder(trainers: Trainers, folder: Path) -> dict[str, Any]:
-    """Put pictures into a subfolder; return annotations of them."""
+    """Write pictures to a subfolder; return their annotations."""
     rows = picture_rows("object_detection", folder / "images")
     return {
         "images": [{"id": n, "file_name": Path(row["image"]).name} for n, row in enumerate(rows)],
@@ -597,7 +597,7 @@ def test_classes_at_different_depths_are_refused_with_the_fix(trainers: Trainers
 
 @pytest.mark.prove
 def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> None:
-    """GPUWARDEN_LLAMA_CPP names llama.cpp's source and its build, as SOURCE:BUILD; building it takes minutes."""
+    """GPUWARDEN_LLAMA_CPP contains the paths of llama.cpp's source and build, as SOURCE:BUILD; builds take minutes."""
     source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
     if not build:
         pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")
@@ -621,7 +621,7 @@ def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trai
 
 
 class Api(BaseHTTPRequestHandler):
-    """The training system's API: refuses every third request for the moment, and notes the others before it answers."""
+    """The training system's API: records every request, and answers every third one with 503."""
 
     asked: ClassVar[list[tuple[str, str, dict[str, Any]]]] = []
 
@@ -691,7 +691,7 @@ def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: P
 def test_two_processes_train_one_model_are_told_of_signals_and_survive_lack_of_memory(
     trainers: Trainers, tmp_path: Path
 ) -> None:
-    """The machine's signal reaches the process that started the others; its exit code is the run's."""
+    """The machine's signal reaches the process that started the others, whose exit code is the run's."""
     words = [*trainers.small("sft", trainers.data("sft"), steps=40, every=2), "--processes", "2"]
     flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / "two")]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}

@@ -1,4 +1,4 @@
-"""The shipped trainers: built from their sources, strict about settings, and accepted by the submit gate."""
+"""The bundled trainers: built from their sources, strict about settings, and accepted by the submit gate."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from trainer_kit import SCRIPTS, shipped
 from wording import Wording
 
 TRAINERS = sorted(SCRIPTS / f"{name}.py" for name in trainer_names())
-# Findings on a first run of any script; they say nothing about the script.
+# Findings that any script gets on its first run, whatever it contains.
 USUAL = {"PF-REL-004", "PF-OUT-002"}
 
 
 PUSH = {"runpod": (), "hf-jobs": ("--hub-model-id", "rehearsal/tuned")}
-# Data of the rehearsal Hub that each method reads, and what else it does not start without.
+# The rehearsal Hub's data that each method reads, and other flags that it requires.
 NEEDED = {
     "sft": ("--dataset", "trl-lib/Capybara"),
     "cpt": ("--dataset", "stanfordnlp/imdb"),
@@ -61,7 +61,7 @@ NEEDED = {
 
 
 def header(script: Path) -> list[str]:
-    """Return the lines of a script's header, without their marks."""
+    """Return the lines of a script's header without the leading `# `."""
     lines = script.read_text(encoding="utf-8").splitlines()
     return [line[2:] for line in lines[lines.index("# /// script") + 1 : lines.index("# ///")]]
 
@@ -85,7 +85,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.mark.prove  # test_gate.py has the whole of `submit`, among the quick tests
+@pytest.mark.prove  # test_gate.py covers all of `submit` in the quick tests
 @pytest.mark.parametrize("platform", ["runpod", "hf-jobs"])
 @pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
 def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: str) -> None:
@@ -99,7 +99,7 @@ def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: s
 
 
 def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
-    """Run a trainer that is to end before it imports anything heavy."""
+    """Run a trainer that should exit before it imports anything heavy."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{method}.py", *words], capture_output=True, text=True, timeout=300, env=env
     )
@@ -107,7 +107,7 @@ def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
 
 
 def lines_of(log: str) -> tuple[str, str]:
-    """Return the line on what is wrong, and the one on the fix."""
+    """Return the line for the error and the one for the fix."""
     [error] = [line for line in log.splitlines() if line.startswith("ERROR")]
     [fix] = [line for line in log.splitlines() if line.startswith("FIX")]
     return error, fix
@@ -297,7 +297,7 @@ def test_extra_arguments_that_are_no_pair_or_are_set_otherwise_are_refused(given
 
 
 def smoke(*words: str) -> Any:
-    """Return the settings of a run whose smoke inputs are one empty file."""
+    """Return the settings of a run whose smoke inputs consist of one empty file."""
 
     def make(folder: Path) -> None:
         (folder / "data.jsonl").touch()
@@ -363,8 +363,8 @@ def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(name: str,
     [
         (0, [0, 0], 0),
         (1, [75, 75], 75),
-        (1, [75], 75),  # the other was ended while it was ending
-        (1, [1, 4], 4),  # one ran out of memory, and the other lost it
+        (1, [75], 75),  # the other was killed while it was exiting
+        (1, [1, 4], 4),  # one ran out of memory, and the other lost its peer
         (1, [5, 5], 5),
         (1, [75, 1], 1),
         (1, [], 1),

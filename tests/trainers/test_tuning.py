@@ -1,4 +1,4 @@
-"""Tuning: trials are runs of a trainer with other variables, and go on where they stopped."""
+"""Tuning: trials are trainer runs with different variables, and resume where they stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from real_parts import need
 from trainer_kit import SCRIPTS
 
 TUNE = data_dir("skills") / "gpu-training" / "examples" / "tune.py"
-# Stands in for a trainer: reads the variables, and writes the objective or ends with an exit code.
+# Stands in for a trainer: reads the variables, then writes the objective or exits with a code.
 TRAINER = """
 import json, os, pathlib, sys
 rate, rank = float(os.environ["TRAIN_LEARNING_RATE"]), os.environ["TRAIN_LORA_RANK"]

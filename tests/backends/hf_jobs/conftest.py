@@ -1,4 +1,4 @@
-"""A rehearsal Hub, and the backend and the provider that speak with it."""
+"""A rehearsal Hub, and the backend and the provider that use it."""
 
 from __future__ import annotations
 

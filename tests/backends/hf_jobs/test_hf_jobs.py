@@ -257,7 +257,7 @@ async def test_a_reservation_without_a_job_can_be_given_back(provider: HfJobsPro
     assert isinstance(await provider.terminate("lease-8"), Unknown)
 
 
-# ------------------------------------------------------------------------------------- the whole walk, through MCP
+# --------------------------------------------------------------------------------- a job's whole life, through MCP
 
 SCRIPT = """# /// script
 # requires-python = ">=3.11"
@@ -307,13 +307,13 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
                 good=lambda seen: seen["state"] in {"succeeded", "failed", "canceled"},
             )
 
-        # Look before asking: the id is wrong, and the tools say what was meant.
+        # Look up the id first: it is wrong, and the tools suggest the right one.
         found = await call("hub_repo_details", repo_ids=["trl-lib/capybara"], repo_type="dataset")
         assert found["repos"][0]["did_you_mean"][0] == "trl-lib/Capybara"
         searched = await call("dataset_search", query="capybara", author="trl-lib")
         assert [d["id"] for d in searched["datasets"]] == ["trl-lib/Capybara"]
 
-        # A dry run with the wrong id is refused by name; the right one gets a receipt, and nothing runs yet.
+        # A dry run refuses the wrong id and names the rule; the right id gets a receipt, and nothing runs yet.
         wrong = await call("submit_job", **request, script=SCRIPT.format(data="trl-lib/capybara"), dry_run=True)
         assert (wrong["ok"], wrong["code"]) == (False, "refused")
         assert "PF-HUB-001" in {f["rule"] for f in wrong["findings"]}
@@ -323,7 +323,7 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
         assert checked["receipt"]
         assert server.jobs.jobs == {}
 
-        # The launch's reply is lost; the job is adopted, and there is one.
+        # The reply to the launch is lost; the job is adopted, and only one exists.
         server.conditions.faults.append(Fault("POST /api/jobs/", drop=True, times=1))
         launched = await call("submit_job", **good, receipt=checked["receipt"])
         assert launched["ok"], launched
@@ -332,13 +332,13 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
         assert "rows 20" in json.dumps(seen)
         assert len(server.jobs.jobs) == 1
 
-        # What it pushed is pulled from the Hub and proven by load.
+        # The outputs that the job pushed are pulled from the Hub and proven by loading them.
         pulled = await call("pull_artifacts", job_id=launched["job_id"])
         assert pulled["ok"], pulled
         proven = await call("verify_checkpoint", job_id=launched["job_id"])
         assert proven["verdict"] == "proven", json.dumps(proven)
 
-        # A job that fails says so, with its log as data.
+        # A failed job is reported as failed, with its log as data.
         broken = good | {"env": {"HF_HUB_DISABLE_XET": "1", "BREAK": "1"}}
         second = await call("submit_job", **broken)
         failed = await finished((await call("submit_job", **broken, receipt=second["receipt"]))["job_id"])

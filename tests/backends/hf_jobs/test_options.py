@@ -1,4 +1,4 @@
-"""What only Hugging Face Jobs have: images, volumes, buckets, attempts, SSH, namespaces, schedules, live figures."""
+"""Features of Hugging Face Jobs alone: images, volumes, buckets, attempts, SSH, namespaces, schedules, metrics."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket(wording: Wordin
     assert [v.mount for v in volumes_of(settled)] == ["/ckpt"]
     (made,) = volumes_of(settle(job(outputs=["/hub/buckets/me/ck/run1", "/hub/buckets/me/ck/run2"])))
     assert (made.mount, made.source, made.path, made.writable) == ("/hub/buckets/me/ck", "me/ck", "", True)
-    # A folder beside the mounted one is not covered by it.
+    # The mounted folder doesn't cover a folder beside it.
     both = settle(job(options={"volumes": ["hf://buckets/me/ck/all:/ckpt"]}, outputs=["/hub/buckets/me/ck/alles"]))
     assert [v.mount for v in volumes_of(both)] == ["/ckpt", "/hub/buckets/me/ck"]
     assert settle(job(options={"volumes": ["hf://buckets/me/ck:/c:ro"]}, outputs=["/c/x"])).outputs == ("/c/x",)
@@ -146,7 +146,7 @@ async def test_other_platforms_have_none(ctx: Context, wording: Wording) -> None
     wording(refused, "local")
 
 
-# ------------------------------------------------------------------------------------------------------- the body
+# ----------------------------------------------------------------------------------------------- the request body
 
 
 @pytest.mark.slow
@@ -208,14 +208,14 @@ async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
     again = server.jobs.runs.start(USER, first.user, request, {"type": "duplicated-job", "id": first.id})
     assert await backend.find(made.value.place, "j4") == Known(handle)
     assert await backend.submit(job("print(1)"), made.value.place, "j4", secrets={}) == handle
-    # It bills under the same lease, and ending that ends it.
+    # The copy bills under the same lease, so terminating the lease ends it.
     seen = await provider.get("lease-3")
     assert isinstance(seen, Known) and seen.value is not None
     await provider.terminate("lease-3")
     assert again.stage == "CANCELED"
 
 
-# ------------------------------------------------------------------------------------------------------ live looks
+# ---------------------------------------------------------------------------------------------------- live metrics
 
 
 def test_what_the_hub_measures() -> None:
@@ -242,7 +242,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
     assert f"ssh {running.id}@ssh.hf.jobs" in reply.why
 
 
-# ----------------------------------------------------------------------------------------------- what spends, listed
+# ----------------------------------------------------------------------------------------- listing billing resources
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ async def test_other_jobs_and_schedules_are_listed_as_what_spends(
     await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)
     shown = {row.instance_id: row for row in (await list_instances(ctx)).rows}
     assert "@hourly" in shown[f"scheduled-{hourly.id}"].note
-    assert shown[f"scheduled-{hourly.id}"].billing is None  # which counts as billing
+    assert shown[f"scheduled-{hourly.id}"].billing is None  # None counts as billing
     assert shown[other.id].billing is True
     wording(shown[other.id].note)
 

@@ -1,4 +1,4 @@
-"""A person's yes on the command line: at a real terminal, with a PIN, and never from a pipe."""
+"""Approve on the command line: at a real terminal, with a PIN, and never from a pipe."""
 
 from __future__ import annotations
 

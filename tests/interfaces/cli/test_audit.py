@@ -1,4 +1,4 @@
-"""The exported ledger: every event with who did it, whole by its hashes, and a change of it is found."""
+"""The exported ledger: each event names its author, and the hash chain reveals any change."""
 
 from __future__ import annotations
 

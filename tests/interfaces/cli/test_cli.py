@@ -1,4 +1,4 @@
-"""The command line: one JSON object whatever happens, exit codes, and what a person reads."""
+"""The command line: one JSON object in every case, exit codes, and the output for users."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_json_is_taken_before_a_command_s_name_too(
     run: Cli, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     for place in range(len(words) + 1):
-        if place == len(words) or words[:place] in {(), ("notes",)}:  # a group that is a command itself takes it too
+        if place == len(words) or words[:place] in {(), ("notes",)}:  # a group that is also a command accepts it, too
             main.run([*words[:place], "--json", *words[place:]])
             assert json.loads(capsys.readouterr().out)["ok"] is True
 
@@ -183,7 +183,7 @@ def test_follow_with_json_prints_only_the_end(run: Cli, train: Path) -> None:
     assert run("check", job_id, "--follow")[1]["state"] == "succeeded"
 
 
-# ------------------------------------------------------------------------------------------------ our own mistakes
+# ------------------------------------------------------------------------------------------------- internal errors
 
 
 def test_a_mistake_of_ours_is_one_error(
@@ -231,7 +231,7 @@ def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:
     assert process.wait(30) == 1 and said == b"", said.decode()
 
 
-# ------------------------------------------------------------------------------------------------------ what is seen
+# ------------------------------------------------------------------------------------------------------------ output
 
 
 def test_tables_fit_80_columns_and_break_no_id(
@@ -263,7 +263,7 @@ def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) 
     assert "step 1 loss 0.5" in shown and "<<<DATA" not in shown
 
 
-# ---------------------------------------------------------------------------------------------------- quick starts
+# ----------------------------------------------------------------------------------------------------- fast starts
 
 HEAVY = {"mcp", "numpy", "paramiko", "huggingface_hub", "torch", "safetensors"}
 

@@ -1,4 +1,4 @@
-"""The demo, as a person and as CI run it: what it prints is read back from what really happened."""
+"""The demo, run as a user and as CI: its output is compared with the ledger and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
 
 def demo(tmp_path: Path, *flags: str, columns: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuwarden", "demo", *flags]
-    # A zone that never changes its clocks: a night has 15 hours from 18:00 to 9:00.
+    # UTC has no daylight saving time, so it is always 15 hours from 18:00 to 9:00.
     env = (
         ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TZ": "UTC"} | ({"COLUMNS": columns} if columns else {})
     )
@@ -46,7 +46,7 @@ def test_the_whole_story_ends_in_one_json_object(tmp_path: Path) -> None:
 
 
 def _files_agree(kept: Path, told: dict[str, object]) -> None:
-    """The copies lie there, the machine's disk does not, and the ledger holds as many events as were told."""
+    """Assert that the copies exist, the machine's disk is gone, and the ledger has the reported number of events."""
     copies = list((kept / "artifacts").rglob("model.safetensors"))
     assert {p.parent.name for p in copies} == {"checkpoint-180", "checkpoint-210", "checkpoint-240"}
     assert not list((kept / "providers").rglob("model.safetensors"))
@@ -56,7 +56,7 @@ def _files_agree(kept: Path, told: dict[str, object]) -> None:
 
 
 def history(kept: Path) -> list[dict[str, Any]]:
-    """The events of a kept demo's ledger."""
+    """Return the events in the ledger of a demo run with `--keep`."""
     done = subprocess.run(
         [sys.executable, "-m", "gpuwarden", "history", "--json"],
         env=ENV | {"GPUWARDEN_HOME": str(kept)},
@@ -95,7 +95,7 @@ def test_automatic_teardown_ends_a_machine_at_night_and_another_bills_until_nine
     assert 0.2 < ordered["idle_hours"] < 1 and "08:00" < ordered["gone_at"] < "08:30"
     assert asked["gone_at"] == "09:00" and asked["idle_hours"] > 8
     assert asked["cost_usd"] == pytest.approx(15 * 2.80, rel=0.02), "from 18:00 to 9:00, at the price of the quote"
-    hours = 5.5 + ordered["idle_hours"]  # the job, and the wait until the machine stopped itself
+    hours = 5.5 + ordered["idle_hours"]  # the job, and the time until the machine stopped itself
     assert ordered["cost_usd"] == pytest.approx(hours * 2.80, rel=0.03), "and its disk"
     assert told["saved_usd"] == pytest.approx(asked["cost_usd"] - ordered["cost_usd"], abs=1e-5)
     events = history(tmp_path / "kept")
@@ -120,7 +120,7 @@ def test_the_night_fits_a_terminal_and_says_what_is_pretended(tmp_path: Path) ->
 
 
 def _proven_before_the_end(events: list[dict[str, Any]]) -> None:
-    """The ledger has the order with the job's acceptance, then its proof, the notice, and the grace before the end."""
+    """Assert that the end was ordered with the job, then proven, announced, and, after the grace period, approved."""
     (ordered,) = [e for e in events if e["kind"] == "ending.ordered"]
     mine = [e for e in events if e["subject"] == ordered["subject"]]
     (said,) = [e for e in mine if e["kind"] == "ending.announced"]

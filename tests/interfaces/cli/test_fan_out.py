@@ -1,4 +1,4 @@
-"""`gpuwarden fan-out` at a terminal: a receipt, a launch, the spread as a table and as a picture, and bad input."""
+"""`gpuwarden fan-out` at a terminal: a receipt, a launch, the spread as a table and a picture, and bad input."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ def test_limits_of_a_fan_out_are_raised_at_a_terminal_with_a_receipt(
     assert wrong["code"] == "conflict"
     done = answer(in_process(home, *more, "--receipt", rise["receipt"]))
     assert not done["fan_out"]["held"], done
-    assert "waiting" not in done["fan_out"]["states"]  # a job that ended already is none of its live jobs
+    assert "waiting" not in done["fan_out"]["states"]  # a job that has already ended isn't one of its live jobs

@@ -1,4 +1,4 @@
-"""Show the payer status, jobs, costs, wait, and what waits for a person, from the ledger and with real jobs."""
+"""The output for the payer: status, jobs, costs, waits, and pending approvals, from the ledger and with real jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOUR = 3600.0
 
 @pytest.fixture(params=["UTC", "America/New_York", "Asia/Kolkata"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A time zone of this computer."""
+    """Set this computer's time zone."""
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield request.param
@@ -56,7 +56,7 @@ def house_fixture(tmp_path: Path) -> House:
 
 
 def rent(house: House, job: str, hours: float, cost: float | None) -> None:
-    """A job whose machine cost so much in so many hours."""
+    """Add a job whose machine ran for `hours` and cost `cost` dollars."""
     house.write(begins(job, "vastai"))
     house.clock.time += hours * HOUR
     for subject, body in ends(job, "vastai"):
@@ -150,7 +150,7 @@ def test_an_unknown_job_to_go_on_after_is_an_error(run: Cli) -> None:
     assert run("jobs", "--state", "refused")[1]["code"] == "bad_request"
 
 
-# -------------------------------------------------------------------------------------------------- what waits, status
+# ------------------------------------------------------------------------------------------- pending approvals, status
 
 
 @pytest.mark.prove
@@ -309,7 +309,7 @@ async def test_a_job_that_has_ended_is_not_waited_for(house: House, until: Any) 
 def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> None:
     ticket = anyio.run(life.waiting)
     anyio.run(request, life.ctx, life.job_id, "terminate")
-    with pytest.raises(AssertionError) as shown:  # it has no end
+    with pytest.raises(AssertionError) as shown:  # the watch runs until it is stopped
         at_terminal(
             home,
             "watch",

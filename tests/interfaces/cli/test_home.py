@@ -1,4 +1,4 @@
-"""A damaged, newer, read-only or full home, and broken settings: told as one error, and nothing is lost."""
+"""A damaged, newer, read-only, or full home, or broken settings, cause a single error and no data loss."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_read_only_home(run: Cli, ctx: Context, home: Path, train: Path) -> No
 
 
 def need_mount() -> None:
-    """Root is not held back by permissions, so a read-only home takes a mount; a container may not allow one."""
+    """Skip unless mounts are allowed. Root ignores permissions, so a read-only home requires a mount."""
     probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("mounts are not allowed here")
@@ -74,7 +74,7 @@ def need_mount() -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
-    """A limit on the size of files stands for the disk: the ledger can't grow any more."""
+    """A file size limit stands in for the full disk: the ledger can't grow any further."""
     size = (home / "ledger.db").stat().st_size
     code = "import resource, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
     code += "from gpuwarden.interfaces.cli.main import run; sys.exit(run())"

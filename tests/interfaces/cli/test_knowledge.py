@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def references() -> str:
-    """A digest of every reference."""
+    """Return a digest of all references."""
     files = sorted(data_dir("references").rglob("*.md"))
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a person reads on a terminal: the usual screens, drawn from fixed data."""
+"""The usual terminal screens, rendered from fixed data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wording import Wording
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A busy week, seen in UTC."""
+    """A busy week, with this computer's time zone set to UTC."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Everything that is printed, 120 columns wide."""
+    """Collect all printed output, 120 columns wide."""
     text = io.StringIO()
     for name in ("out", "err"):
         monkeypatch.setattr(console, name, Console(width=120, file=text, highlight=False))

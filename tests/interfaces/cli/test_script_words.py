@@ -1,4 +1,4 @@
-"""What follows a script on the command line is the script's, except for gpuwarden's options that it doesn't declare."""
+"""Arguments after a script go to the script, except for gpuwarden options that the script doesn't declare."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_command_takes_its_own_words_too() -> None:
         ("strict.py --lr 2 --gpu=H100", "--gpu=H100 strict.py --lr 2"),
         ("trl.py --max_steps 5 --gpu H100", "--gpu H100 trl.py --max_steps 5"),
         ("gpu.py --gpu 0 --dry-run", "--dry-run gpu.py --gpu 0"),
-        ("prefix.py --gpu H100", "--gpu H100 prefix.py"),  # argparse alone would take it for --gpu_count
+        ("prefix.py --gpu H100", "--gpu H100 prefix.py"),  # argparse alone would accept it as --gpu_count
         ("train.py --secret HF_TOKEN --json", "--secret HF_TOKEN --json train.py"),
         ("strict.py --dry-run -- --gpu 4", "--dry-run -- strict.py --gpu 4"),
         ("strict.py --lr 2 --dry-run -- --gpu 4", "--dry-run -- strict.py --lr 2 --gpu 4"),
@@ -128,7 +128,7 @@ def test_an_option_that_may_be_either_s_is_refused_with_both_ways_out(words: tup
 def test_an_option_that_the_script_declares_is_its_own() -> None:
     assert parsed("submit", "--platform", "local", "gpu.py", "--gpu", "0")["gpu"] is None
     assert parsed("estimate", "--gpu", "t4", "gpu.py", "--gpu", "0")["gpus"] == ("t4",)
-    got = parsed("submit", "--platform", "local", "trl.py", "--project", "mine")  # a field of TrainingArguments
+    got = parsed("submit", "--platform", "local", "trl.py", "--project", "mine")  # a TrainingArguments field
     assert got["what"] == ("trl.py", "--project", "mine")
 
 

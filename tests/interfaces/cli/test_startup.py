@@ -1,4 +1,4 @@
-"""Each command, and the server's first answer, import only what they need."""
+"""Each command, and the server's first answer, import only the modules that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 HEAVY = frozenset({"torch", "paramiko", "huggingface_hub", "numpy", "mcp", "rich"})
 
-# Run in a fresh interpreter: do what a command does, then name everything that was imported for it.
+# Runs in a fresh interpreter: does the same as a command, then lists all modules that were imported for it.
 RUN = """
 import contextlib, io, json, sys
 from gpuwarden.interfaces.cli.main import run
@@ -32,14 +32,14 @@ PACKAGES = {"checkpoints", "hub", "knowledge", "ledger", "lifecycle", "providers
 
 
 def imported_for(script: str, tmp_path: Path, *words: str) -> set[str]:
-    """Every module that a fresh interpreter has imported after doing that."""
+    """Return the modules that a fresh interpreter has imported after running the script."""
     return set(done_by(script, tmp_path, *words))
 
 
 def done_by(script: str, tmp_path: Path, *words: str) -> list[Any]:
-    """What a fresh interpreter prints about itself after doing that."""
+    """Run the script in a fresh interpreter, and return the list that it prints about itself."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
-    env |= {"GPUWARDEN_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}  # where servers list themselves
+    env |= {"GPUWARDEN_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}  # servers register themselves there
     done = subprocess.run(
         [sys.executable, "-c", script], input=json.dumps(words), env=env, capture_output=True, text=True, timeout=300,
         check=True,
@@ -157,7 +157,7 @@ print(json.dumps([0, [collections() - before, gc.get_freeze_count()]]))
 def test_a_command_leaves_nothing_to_the_garbage_collector(tmp_path: Path, words: list[str]) -> None:
     collections, frozen = done_by(ENTRY, tmp_path, *words)
     assert collections == 0
-    assert frozen > 10_000  # what the interpreter's last collections would look through
+    assert frozen > 10_000  # objects that the interpreter's last collections would otherwise scan
 
 
 @pytest.mark.slow

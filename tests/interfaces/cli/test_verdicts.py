@@ -1,4 +1,4 @@
-"""`gpuwarden verify` as a person sees it: a table, worst first, and an exit code."""
+"""The terminal output of `gpuwarden verify`: a table with the worst verdict first, and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch as a service: units that the service managers take, keys from a private file, and one leader at a time."""
+"""The watch as a service: units that service managers accept, keys from a private file, and one leader at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The real clients take this repository's manifests as they are, and let the installed guard stop a command.
+"""The real clients accept this repository's manifests unchanged, and the installed guard stops their commands.
 
-Their models are scripted; what a client does with the files, the server and the hook is its own.
+Their models are scripted, but each client's handling of the files, the server, and the hook is real.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from real_agents import KEY, clean, need_agent, said
 
 
 def broken(checkout: Path, tmp_path: Path, name: str) -> Path:
-    """The checkout with one file that says nonsense."""
+    """Return a copy of the checkout in which one file is invalid."""
     copy = tmp_path / "broken"
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("tests", "server", "evals"), symlinks=True)
     (copy / name).write_text('{"name": 7}\n')
     return copy
 
 
-# ---------------------------------------------------------------------------------------------------- what they take
+# ------------------------------------------------------------------------------------------------ accepted manifests
 
 
 @pytest.mark.slow
@@ -53,9 +53,9 @@ def test_gemini_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
 
 
 def guarded(home: Path, work: Path, env: dict[str, str], client: str) -> str:
-    """Install the guard as a person does, and return the state that is told."""
+    """Install the guard as a user does, and return the reported state."""
     work.mkdir(exist_ok=True)
-    (work / "vastai").write_text('#!/bin/sh\necho "$@" >> ended.txt\n')  # what would end a machine
+    (work / "vastai").write_text('#!/bin/sh\necho "$@" >> ended.txt\n')  # would destroy a machine
     (work / "vastai").chmod(stat.S_IRWXU)
     return state(env, client, "install")
 
@@ -117,7 +117,7 @@ def test_the_guard_stops_codex_once_a_person_trusts_it(of: str, tmp_path: Path) 
 
 @pytest.mark.prove
 def test_codex_runs_no_hook_that_nobody_trusted(tmp_path: Path) -> None:
-    """Why `hooks status` tells the two apart."""
+    """This is why `hooks status` distinguishes `untrusted` from `installed`."""
     need_agent("codex")
     home, work = tmp_path / "home", tmp_path / "work"
     with model(plan(DESTROY, DONE)) as server:

@@ -540,7 +540,7 @@ def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
 
 
 def wrong(name: str) -> list[str]:
-    """The spellings that are judged against their label."""
+    """Return the spellings whose verdict contradicts their label."""
     expected = name.startswith("hasty")
     return [s for s in spellings(name) if (verdict_of_spelling(s) is not None) is not expected]
 
@@ -550,7 +550,7 @@ def wrong(name: str) -> list[str]:
 def test_few_spellings_are_judged_wrongly(
     kind: str, most: float, record_property: Callable[[str, object], None]
 ) -> None:
-    """At most 3 % of the hasty ones pass and at most 1 % of the innocent ones are stopped, of the unseen third too."""
+    """At most 3 % of the hasty spellings pass and 1 % of the innocent ones are stopped, also in the unseen third."""
     for names in ((kind, f"{kind}_unseen"), (f"{kind}_unseen",)):
         total = sum(len(spellings(name)) for name in names)
         assert total >= (300 if len(names) == 2 else 100)

@@ -1,4 +1,4 @@
-"""The guard costs little whatever it is sent, and lets nothing pass when it fails."""
+"""The guard is cheap for any input, and blocks the call if it fails."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_long_file_written_by_a_here_document_passes() -> None:
 
 
 def test_what_the_parser_may_do_is_counted_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same text has the same verdict on a slow machine and on a busy one."""
+    """The verdict on a text must not depend on how slow or busy the machine is."""
     text = "echo a 'b' c; " * 300
     assert shell(text, RULES) is None
     monkeypatch.setattr(limits, "MOST_LOOKS", 3)

@@ -1,4 +1,4 @@
-"""What is written, removed or called is judged by its target, under every construct of the shell."""
+"""Writes, removals, and calls are judged by their target, inside every shell construct."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_call_is_decided_as_wanted(wanted: str, spelling: str) -> None:
 def test_few_unseen_calls_are_decided_wrongly(
     stopped: bool, most: float, record_property: Callable[[str, object], None]
 ) -> None:
-    """At most 3 % of what should be stopped or asked about passes, and at most 1 % of what should pass does not."""
+    """At most 3 % of the calls to be stopped or asked about pass, and at most 1 % of the harmless calls don't."""
     rows = [s for name in ("decisions", "decisions_unseen") for w, s in decisions(name) if (w != "allow") is stopped]
     assert len(rows) > 100
     faults = [s for s in rows if (decided(s, rules()) != "allow") is not stopped]
@@ -51,7 +51,7 @@ def test_a_removal_of_what_is_not_known_is_asked_about_only_while_a_job_lives(sp
     assert decided(spelling, IDLE) == "allow"
 
 
-# ----------------------------------------------------------------------------------- under every construct of the shell
+# ----------------------------------------------------------------------------------------- inside every shell construct
 
 WRAPS = [
     "true && {c}", "false || {c}", "ls; {c}", "{c}\nls", "ls | {{\n{c}\n}}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
@@ -101,7 +101,7 @@ def test_no_construct_of_the_shell_stops_what_is_harmless(command: str, wraps: l
     assert decided(wrapped(command, wraps), rules()) == "allow"
 
 
-# ------------------------------------------------------------------------------------------------ how a question is put
+# ------------------------------------------------------------------------------------------------------ how clients ask
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The shell guard on commands to a Kubernetes cluster: what ends, evicts or hides a job, and what only looks so."""
+"""The shell guard and Kubernetes commands: those that end, evict, or hide a job, and harmless lookalikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard says of edits and of other tools, and what a provider declares for it."""
+"""The guard's verdicts on edits and other tools, and the declarations that a provider makes for the guard."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
     assert tool("mcp__github__create_issue", body="vastai destroy instance 1") is None
 
 
-# ------------------------------------------------------------------------------------------- what providers declare
+# ---------------------------------------------------------------------------------------- declarations of providers
 
 
 @pytest.mark.parametrize("name", provider_names())
@@ -93,7 +93,7 @@ def test_each_provider_says_how_its_machines_end(name: str) -> None:
     module = PROVIDERS.load(name)
     guard = module.SHELL_GUARD
     assert isinstance(guard, ShellGuard)
-    known = guard.hosts or name in {"sky", "sky_jobs"}  # SkyPilot's server is somebody's own, at an address of theirs
+    known = guard.hosts or name in {"sky", "sky_jobs"}  # users host SkyPilot's server at their own address
     assert guard == ShellGuard() if name == "rehearsal" else guard.ends and known and guard.servers
 
 
@@ -137,7 +137,7 @@ def test_the_corpus_reads_tools_and_line_breaks() -> None:
 
 
 def test_a_call_of_geminis_names_its_server_apart() -> None:
-    """Gemini joins server and tool with single underlines, so the name alone does not say where one ends."""
+    """Gemini joins server and tool with a single underscore, so the name alone doesn't separate the two."""
 
     def called(server: str, tool: str, **given: object) -> str | None:
         event = {"hook_event_name": "BeforeTool", "tool_name": f"mcp_{server}_{tool}", "tool_input": given}

@@ -1,4 +1,4 @@
-"""Installing the guard harms no other hook, and the installed hook answers in each client's form."""
+"""Installing the guard leaves other hooks intact, and the installed hook answers in each client's format."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_hook_that_answers_forms_is_named(
     monkeypatch.chdir(project)
     table = {"hooks": {event: [{"hooks": [{"type": "command", "command": "yes.sh"}]}]}}
     for text, found in ((json.dumps({"hooks": {event: []}}), []), ("[", []), (json.dumps(table), [str(file)])):
-        if text != "[" or name != ".claude/settings.json":  # a client's own settings that are no JSON are an error
+        if text != "[" or name != ".claude/settings.json":  # invalid JSON in a client's own settings is an error
             file.write_text(text)
             reply = hooks("status", (), load_config(env), env)
             assert reply.answering == found and (str(file) in reply.message) is bool(found)
@@ -233,11 +233,11 @@ def test_gemini_counts_a_hooks_time_in_milliseconds(tmp_path: Path, env: dict[st
     assert group["hooks"][0]["timeout"] == 60_000
 
 
-# ---------------------------------------------------------------------------------------------- the guard of a plugin
+# --------------------------------------------------------------------------------------------------- a plugin's guard
 
 
 def plugins_guard(env: dict[str, str], *words: str, call: object = None) -> subprocess.CompletedProcess[str]:
-    """Run the guard as a plugin's hook does: it names no file."""
+    """Run the guard as a plugin's hook does, without a file argument."""
     argv = [sys.executable, "-E", "-P", "-m", "gpuwarden.interfaces.hooks.guard", "claude", *words]
     return subprocess.run(argv, input=json.dumps(call), env=env, capture_output=True, text=True, timeout=300)
 

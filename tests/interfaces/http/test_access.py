@@ -1,4 +1,4 @@
-"""Who gets an answer over HTTP: tokens, scopes, jobs, browser sessions; and nothing of a secret stays anywhere."""
+"""Access over HTTP: tokens, scopes, jobs, and browser sessions. No secret is left behind anywhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Later(SystemClock):
-    """A clock that can be put forward."""
+    """A clock that can be set ahead."""
 
     ahead = 0.0
 
@@ -234,7 +234,7 @@ async def test_a_jobs_token_proves_one_job_and_one_purpose(server: Serving, tmp_
     assert await status(server, {"X-API-Key": key}) == 403
 
 
-# ------------------------------------------------------------------------------------------------ a browser's session
+# --------------------------------------------------------------------------------------------------- browser sessions
 
 
 async def test_a_one_time_link_opens_a_session_that_only_reads(server: Serving) -> None:

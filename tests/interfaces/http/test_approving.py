@@ -1,4 +1,4 @@
-"""Approving on the page: only a person's passkey or a terminal's code does, for the facts that were shown, once."""
+"""Approve on the page: only with a passkey or a code from a terminal, once, and for the facts that were shown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def world(tmp_path: Path) -> World:
     return busy_world(tmp_path / "home")
 
 
-# -------------------------------------------------------------------------------------------------- who may ask
+# ------------------------------------------------------------------------------------------------------- access
 
 
 async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: World) -> None:
@@ -115,7 +115,7 @@ async def test_no_other_page_can_post(world: World, headers: dict[str, str]) -> 
         assert (await asked(http, "r7mixt", digest)).status_code == 200, "the page itself may"
 
 
-# ------------------------------------------------------------------------------------------------ what is signed
+# -------------------------------------------------------------------------------------------------- signed facts
 
 
 async def test_only_the_facts_that_are_true_now_are_signed(world: World) -> None:
@@ -215,11 +215,11 @@ async def test_a_code_registers_one_passkey_once_within_minutes(world: World) ->
     assert passkeys(ctx) == [] and code.replace("-", "") not in "".join(e.text for e in ctx.ledger.events())
 
 
-# ------------------------------------------------------------------------------------- a code of the terminal
+# -------------------------------------------------------------------------------------- codes from a terminal
 
 
 async def send(http: httpx2.AsyncClient, ticket: str, code: object, digest: str | None = None) -> dict[str, Any]:
-    """Send a code with the digest that the page has."""
+    """Send a code with the digest from the page, or with another one."""
     body = {"digest": await shown_digest(http, ticket) if digest is None else digest, "code": code}
     return dict((await http.post(f"/approve/{ticket}/code.json", json=body)).json())
 
@@ -353,7 +353,7 @@ async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
     assert status == 0 and re.search(SHOWN_CODE, shown), shown
 
 
-# ------------------------------------------------------------------------------- a whole life, in a real browser
+# --------------------------------------------------------------------------- a whole lifecycle in a real browser
 
 
 @pytest.mark.prove

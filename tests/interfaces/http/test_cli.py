@@ -1,4 +1,4 @@
-"""The commands of the server: tokens that only a person at a terminal makes, serve, and dashboard."""
+"""The server's commands: `token`, which requires a user at a terminal, `serve`, and `dashboard`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeds' contract over HTTP: what a job reports, a deployment through the gates, and the events that follow."""
+"""The seeds' contract over HTTP: a job's reports, a deployment through the gates, and the resulting events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALERT = {"type": "job_started", "job_id": "j1", "user_id": "u", "model_name": "m
 
 
 def accepted(ctx: Context, job_id: str, **spec: Any) -> None:
-    """Write a job into the ledger that nothing will ever start."""
+    """Add a job to the ledger that is never started."""
     told = JobSpec.model_validate({"platform": "local", "command": ["true"], **spec})
     ctx.ledger.add(f"job/{job_id}", JobAccepted(spec=told))
 
@@ -155,7 +155,7 @@ async def test_keys_of_jobs_that_are_unknown_or_ended_long_ago_are_refused(serve
         assert gone.status_code == 401
         server.ctx.ledger.add("job/j2", JobCanceled())
         late = await http.post(METRICS, json={**body, "job_id": "j2"}, headers=token(server, "j2"))
-        assert late.status_code == 200  # its spool may have waited
+        assert late.status_code == 200  # its reports may have waited in the spool
         clock, now = server.ctx.clock, server.ctx.clock.now()
         server.ctx.clock = type("Later", (), {"now": lambda _: now + LATE_S + 1, "sleep": clock.sleep})()
         expired = await http.post(METRICS, json={**body, "job_id": "j2"}, headers=token(server, "j2"))
@@ -299,7 +299,7 @@ async def test_a_stream_shows_state_points_alerts_and_moves(ctx: Context) -> Non
         }
         assert Place.parse(moved["id"]) and json.loads(_sse(moved).splitlines()[2].removeprefix("data: ")) == moved
         await live.look()
-        assert not one.some.is_set()  # nothing twice
+        assert not one.some.is_set()  # no event arrives twice
         assert [e["type"] for e in await other.take()] == ["state"]
 
 
@@ -327,7 +327,7 @@ async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
             ctx.metrics.write(Batch([PostedPoints("j1", (Row("loss", step, 1, 1.0),))], [alert]))
         news: list[dict[str, Any]] = []
         while sum(event["type"] == "alert" for event in news) < count:
-            for _ in range(3):  # three looks between two reads
+            for _ in range(3):  # three polls between two reads
                 await live.look()
             assert len(one.events) <= live_events.MAX_WAITING and len(one.points) <= 1
             news += await one.take()

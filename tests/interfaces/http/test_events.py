@@ -1,4 +1,4 @@
-"""A job's events over real sockets, as server-sent events and as a WebSocket: nothing is lost by whoever comes back."""
+"""A job's events over real sockets, as server-sent events or a WebSocket: a client that reconnects loses nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATH = "/api/jobs/j1/events"
 
 
 class Ended(Exception):
-    """The server ended the stream, or its line broke."""
+    """The server ended the stream, or the connection broke."""
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 @asynccontextmanager
 async def followed(kind: Kind, port: int, headers: dict[str, str], after: str = "") -> AsyncIterator[Next]:
-    """Follow j1 by a client that knows nothing of the server; what is yielded returns the next event or raises Ended.
+    """Follow j1 with an independent client. Yields a function that returns the next event or raises Ended.
 
-    Raises PermissionError where the server does not let the client in.
+    Raises PermissionError if the server refuses the client.
     """
     if kind == "websocket":
         target = f"ws://localhost:{port}{PATH}" + (f"?after={after}" if after else "")
@@ -96,13 +96,13 @@ async def followed(kind: Kind, port: int, headers: dict[str, str], after: str = 
 
 
 def alert(ctx: Context, *numbers: int, text: str = "") -> None:
-    """Store alerts of j1, of which no two are equal."""
+    """Store distinct alerts for j1."""
     body = {"type": "timeout_warning", "job_id": "j1", "error_message": text}
     ctx.metrics.write(Batch(alerts=[read_alert({**body, "current_step": n}, float(n)) for n in numbers]))
 
 
 async def steps(following: Next, count: int) -> list[int]:
-    """Return the numbers of the next alerts."""
+    """Return the numbers of the next `count` alerts."""
     found: list[int] = []
     while len(found) < count:
         event = await following()
@@ -120,7 +120,7 @@ async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind)
             alert(ctx, 1)
             seen = await following()
             assert (seen["type"], seen["alert"], seen["body"]["current_step"]) == ("alert", "timeout_warning", 1)
-        alert(ctx, *range(2, 700))  # more than one look may queue
+        alert(ctx, *range(2, 700))  # more than one poll may queue
         ctx.ledger.add("job/j1", JobCanceled())
         ctx.metrics.write(Batch([PostedPoints("j1", (Row("loss", 7, 1, float("nan")),))]))
         async with followed(kind, port, headers, after=seen["id"]) as following:
@@ -141,7 +141,7 @@ async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind)
 async def test_a_queue_that_is_emptied_during_a_poll_gets_all_alerts(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of a truncated query follows with the next poll, even if nothing is written in between."""
+    """The next poll returns the rest of a truncated query, even if nothing is written in between."""
     live, stored, taken = Live(ctx), ctx.metrics.alerts, 0
 
     def emptied(job_id: str, after: int, limit: int) -> Any:
@@ -192,7 +192,7 @@ async def test_a_killed_server_costs_an_open_stream_nothing(tmp_path: Path, ctx:
             process.kill()
             with pytest.raises(Ended):
                 await following()
-    alert(ctx, 2)  # while nobody serves
+    alert(ctx, 2)  # while no server is running
     with served(home, port):
         async with followed(kind, port, headers, after=place) as following:
             alert(ctx, 3)
@@ -304,7 +304,7 @@ async def test_who_does_not_read_is_dropped_and_delays_nobody(
 
     def narrow(host: str, port: int) -> socket.socket:
         made = listen(host, port)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # the kernel takes little for a client
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # the kernel buffers little for a client
         return made
 
     monkeypatch.setattr(running, "listen", narrow)

@@ -1,4 +1,4 @@
-"""The streams that keep pages current: what is sent and when, how many, and what a slow or hostile reader costs."""
+"""The streams that keep pages current: content, timing, limits, and the cost of a slow or hostile reader."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_view_that_fails_for_a_moment_ends_no_stream(streams: Following)
 @pytest.mark.attack("http", "opens streams until no page of anybody else is followed")
 @pytest.mark.parametrize("broken", [ValueError("a text that nobody foresaw"), float("nan"), float("inf")])
 async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams: Following, broken: object) -> None:
-    """The task that makes views is one of the server's own: its end would end the server."""
+    """The task that makes views belongs to the server: if it ended, the server would end."""
     made = 0
 
     async def breaks() -> dict[str, Any]:
@@ -196,12 +196,12 @@ async def test_a_view_of_ten_thousand_jobs_costs_in_proportion_to_them_and_stays
 
 
 async def cost_of_a_view(home: Path, jobs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Return the lines of Python that the second view of so many jobs runs, and the view's length in bytes."""
+    """Return the number of Python lines run for the second view of `jobs` jobs, and the view's length in bytes."""
     house = House(home, "vastai")
     house.grow(jobs)
     pages = Pages(house.ctx)
     monkeypatch.setattr(pages.looks.everything, "newest", nothing_yet)
-    lines = pages.following.lines("/now.events", "s", pages._look_now)  # kept: a view without a reader is not drawn
+    lines = pages.following.lines("/now.events", "s", pages._look_now)  # kept: a view without a reader is not made
     await anext(lines)
     (board,) = pages.following._boards.values()
     with counted_lines() as counted:
@@ -213,7 +213,7 @@ async def cost_of_a_view(home: Path, jobs: int, monkeypatch: pytest.MonkeyPatch)
 
 
 async def nothing_yet(patience_s: float = 0.0) -> None:
-    """No round over the platforms has ended."""
+    """Stand in for a round over the platforms that hasn't ended."""
 
 
 async def test_making_views_pauses_for_longer_than_it_took(streams: Following, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is refused before any route sees it: foreign Host and Origin, large and slow bodies, headers without an end."""
+"""Requests that are refused before routing: foreign Host or Origin, large or slow bodies, and endless headers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def server(ctx: Context) -> AsyncIterator[Serving]:
 
 
 class Body:
-    """A client's body in blocks; it counts how many were taken, and can stop sending for good."""
+    """A client's body in blocks. Counts the bytes that were read, and can stop sending without ending the body."""
 
     def __init__(self, blocks: int, block: bytes, *, stalls: bool = False) -> None:
         self.left, self.block, self.stalls = blocks, block, stalls
@@ -232,7 +232,7 @@ async def test_a_path_leads_nowhere_else(server: Serving) -> None:
 
 
 def said(port: int, *blocks: bytes) -> bytes:
-    """Return everything that the server answers to these bytes until it hangs up."""
+    """Send these bytes, and return everything that the server sends before it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=300) as line:
         found = b""
         try:
@@ -240,7 +240,7 @@ def said(port: int, *blocks: bytes) -> bytes:
                 line.sendall(block)
             while part := line.recv(65_536):
                 found += part
-        except (BrokenPipeError, ConnectionResetError):  # it hung up before it had read everything
+        except (BrokenPipeError, ConnectionResetError):  # the server closed the connection before it read everything
             pass
         return found
 

@@ -1,4 +1,4 @@
-"""The whole life of a job over HTTP, in both eras, with a real client and a real server."""
+"""A job's whole lifecycle over HTTP, in both protocol eras, with a real client and a real server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_many_clients_of_both_eras_share_one_server(ctx: Context) -> None:
 
 @contextmanager
 def listening_stream(parts: Serving, headers: dict[str, str]) -> Iterator[Iterator[str]]:
-    """Open a stream of changes, and yield what it says after it was acknowledged."""
+    """Open a stream of changes, and yield the text that follows the acknowledgment."""
     listen = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen"}
     params = {"notifications": {"resourcesListChanged": True}, "_meta": envelope()}
     headers = headers | JSON | {"MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}
@@ -102,7 +102,7 @@ async def test_a_stream_ends_when_its_token_is_revoked(ctx: Context, monkeypatch
 
 
 async def session(http: httpx2.AsyncClient, headers: dict[str, str]) -> dict[str, str]:
-    """Open a session of the older protocol, and return the headers of its requests."""
+    """Open a session in the older protocol, and return the headers for its requests."""
     answer = await http.post("/mcp", json=opened(), headers=headers)
     assert answer.status_code == 200, answer.text
     return headers | {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
@@ -116,7 +116,7 @@ async def test_a_get_without_a_session_is_405(ctx: Context, revision: dict[str, 
 
 
 async def ping(http: httpx2.AsyncClient, headers: dict[str, str]) -> int:
-    """Return the status of a request in a session."""
+    """Return the HTTP status of a ping in a session."""
     return (await http.post("/mcp", json={"jsonrpc": "2.0", "id": 2, "method": "ping"}, headers=headers)).status_code
 
 

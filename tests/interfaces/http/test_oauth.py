@@ -1,4 +1,4 @@
-"""Tokens of the user's own OAuth issuer: a real issuer over HTTP, real keys and the SDK's own OAuth client."""
+"""Tokens from the user's own OAuth issuer: a real issuer over HTTP, real keys, and the SDK's OAuth client."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_a_token_that_is_not_for_this_server_is_refused(
 
 
 def with_public_key_as_secret(claims: dict[str, Any], public: str) -> str:
-    """Sign a token with HS256. PyJWT refuses to make such a token."""
+    """Sign a token with HS256 and the public key, which PyJWT refuses to do."""
     header = {"alg": "HS256", "kid": "one"}
     signed = ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in (header, claims))
     return f"{signed}.{urlsafe_b64encode(hmac.digest(public.encode(), signed.encode(), 'sha256')).decode().rstrip('=')}"

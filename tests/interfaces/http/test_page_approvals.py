@@ -1,4 +1,4 @@
-"""Approval by URL: the client opens the page, and only the page or a terminal decides, whatever the client answers."""
+"""Approval by URL: the client opens the page, but only the page or a terminal decides, whatever the client answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from warm import warm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 WAIT_S = 1.0
-"""Bound of the server's wait, so that a test need not wait as long as a user may."""
+"""Limit on the server's wait. A user may take longer than a test should."""
 STDIO = (
     "from gpuwarden.interfaces.mcp import page_approvals as asked;"
     f"asked.MAX_WAIT_S = {WAIT_S};"
@@ -42,7 +42,7 @@ Opening = Callable[[str], Awaitable[None]]
 
 
 class Opener(Person):
-    """A client's user who, if asked, opens the page or not, and may do something there."""
+    """A client's user who answers a request to open the page, and may act on the page."""
 
     def __init__(self, answer: Any = ACCEPT, there: Opening | None = None) -> None:
         super().__init__(answer)
@@ -77,14 +77,14 @@ def warden(folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Con
 
 @contextmanager
 def page(ctx: Context, public: str = "") -> Iterator[Serving]:
-    """Run `gpuwarden serve` for the ledger of a context, without a watch."""
+    """Run `gpuwarden serve` on a context's ledger, without a watch."""
     with listening(ctx) as (parts, _), recorded(ctx.home, parts.settings.local_url, public):
         yield parts
 
 
 @asynccontextmanager
 async def door(parts: Serving, name: str, mode: str, person: Opener | None) -> AsyncIterator[Talk]:
-    """Connect the SDK's client to the running server, or to a server of its own over stdio."""
+    """Connect the SDK's client to the running server, or start a separate server over stdio."""
     more: dict[str, Any] = {"mode": mode, "elicitation_callback": person}
     if person is not None:
         more["message_handler"] = person.notice
@@ -124,7 +124,7 @@ DOORS = [
 ]
 
 
-# ------------------------------------------------------------------------------------------ the end of a machine
+# ------------------------------------------------------------------------------------------------------ teardown
 
 
 @pytest.mark.attack("page", "A client accepts every question for its user, who never decides")
@@ -252,7 +252,7 @@ async def test_a_launch_that_waits_for_the_page_goes_on_by_itself(
             assert (await talk.call("submit_job", receipt=receipt))["code"] == "accepted", "the ledger counts"
 
 
-# ------------------------------------------------------------------------------------------------ who is asked
+# -------------------------------------------------------------------------------------- clients that are asked
 
 
 @pytest.mark.parametrize(("name", "mode"), DOORS)

@@ -1,4 +1,4 @@
-"""What the page says and how it says it, over HTTP in memory: content, escaping, paging, headers, refusals."""
+"""The page over in-memory HTTP: content, wording, escaping, paging, headers, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAGES = ("/", "/jobs", "/money", "/platforms", "/knowledge?q=out+of+memory", "/k
 
 
 class Read(HTMLParser):
-    """Every element and every text of a page, as a browser would see them."""
+    """All elements and texts of a page, as a browser would see them."""
 
     VOID = frozenset({"meta", "link", "input", "img", "br"})
 
@@ -84,7 +84,7 @@ async def http(world: World) -> AsyncIterator[httpx2.AsyncClient]:
 
 @pytest.fixture
 def utc() -> Iterator[None]:
-    """Let this computer's zone be UTC."""
+    """Set this computer's time zone to UTC."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -101,7 +101,7 @@ def reader(world: World) -> httpx2.AsyncClient:
 
 
 async def seen(http: httpx2.AsyncClient, path: str) -> dict[str, object]:
-    """The view as it is after the look that its first call began."""
+    """Return the view after the poll that the first request starts."""
 
     async def look() -> dict[str, Any]:
         answer = await http.get(path)
@@ -130,7 +130,7 @@ async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2
         "a command in a sentence is marked as code"
     )
     amounts = [a for _, a in page.tags if a.get("data-meter") == "today"]
-    # Of today: little in the first hours of a day.
+    # Today's amount is small in the first hours of the day.
     assert float(amounts[0]["data-rate"] or 0) == 8.41 and 0 < float(amounts[0]["data-amount"] or 0) < 40
 
 
@@ -146,7 +146,7 @@ async def test_now_shows_the_newest_step_that_a_job_posted(world: World, http: h
     await seen(http, "/now.json")
     known = await soon(steps, good=lambda found: len(found) == 2)
     assert known == {"jlive": "step 2,310/5,000", "jtwin": "step 1,150/5,000"}
-    post("jtwin", 4_000, world.clock.now() - HOUR)  # of an earlier attempt, which got further
+    post("jtwin", 4_000, world.clock.now() - HOUR)  # from an earlier attempt, which got further
     post("jlive", 2_400, world.clock.now() + 1)
     assert await soon(steps, good=lambda found: len(found) == 2 and found != known) == {
         "jlive": "step 2,400/5,000",

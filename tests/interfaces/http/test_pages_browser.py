@@ -1,6 +1,6 @@
-"""The page in a real browser: how it looks, that it is quick, quiet, reachable by keyboard, and that nothing leaves it.
+"""The page in a real browser: it looks right, is fast and quiet, works by keyboard, and sends nothing to other hosts.
 
-`GPUWARDEN_PICTURES` names a folder for the pictures, `GPUWARDEN_AXE` the file axe.min.js of axe-core.
+`GPUWARDEN_PICTURES` names a folder for screenshots, `GPUWARDEN_AXE` the file axe.min.js from axe-core.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def test_each_page_fits_its_window_and_is_accessible(tmp_path: Path, look:
 
 
 async def test_two_pages_are_pictured_for_the_documentation(tmp_path: Path) -> None:
-    """Taken again by `GPUWARDEN_PICTURES=docs/pictures pytest -m prove -k pictured`."""
+    """Update the pictures with `GPUWARDEN_PICTURES=docs/pictures pytest -m prove -k pictured`."""
     pictures = Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
     stepping = "document.querySelector('[data-list=running]').innerText.match(/step /g)?.length === 2"
     drawn = "document.querySelectorAll('.tile path.run1').length === 3"
@@ -93,7 +93,7 @@ async def test_a_curve_can_be_seen_in_each_color_scheme(tmp_path: Path, scheme: 
         for other in (
             scheme,
             "dark" if scheme == "light" else "light",
-        ):  # as the system, then switched while it is open
+        ):  # first the system's scheme, then a switch while the page is open
             await window.page.emulate_media(color_scheme=other)  # type: ignore[arg-type]
             await window.page.wait_for_timeout(100)
             for run in ("run0", "run1"):
@@ -101,7 +101,7 @@ async def test_a_curve_can_be_seen_in_each_color_scheme(tmp_path: Path, scheme: 
 
 
 async def pixels(page: Page, run: str) -> int:
-    """Return how many pixels of the plot have the color of a run, which differs from the ground's."""
+    """Return the number of plot pixels in a run's color, which differs from the background color."""
     found = await page.evaluate(
         """(run) => {
             const probe = document.querySelector(`.swatch.${run}`);
@@ -271,7 +271,7 @@ async def test_each_metric_has_a_small_curve_and_the_keyboard_chooses_one(tmp_pa
 
 async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
-    for job, pace in (("jslow", 36), ("jfast", 18)):  # seconds for each step
+    for job, pace in (("jslow", 36), ("jfast", 18)):  # seconds per step
         world.rent(job, job)
         world.run(job, 199, 200)
         rows = tuple(Row("loss", n, (1_700_000_000 + n * pace) * 1_000_000, float(n)) for n in range(5_000))
@@ -290,7 +290,7 @@ async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(
         await page.focus("[data-plot]")
         for _ in range(5):
             await page.keyboard.press("+")
-        # Each run's own steps, all of them, between the hours of the part.
+        # All steps of each run that are within the hours of the selected part.
         await until(page, f"{label}.includes('2422 at 24.22 h to 2577 at 25.77 h')")
         assert "4843 at 24.215 h to 4999 at 24.995 h" in await page.evaluate(label)
         await page.reload()
@@ -310,12 +310,12 @@ async def test_a_slow_curve_is_drawn_although_the_job_goes_on_and_is_requested_a
     async with opened(world) as window:
         page = window.page
         held: asyncio.Queue[Route] = asyncio.Queue()
-        await page.route("**/jslow.*", lambda route: route.abort())  # only the views below
+        await page.route("**/jslow.*", lambda route: route.abort())  # the page gets only the views below
         await page.route("**/curve.json*", held.put_nowait)
         await page.goto(f"{window.base}/jobs/jslow")
 
         async def nothing_before() -> None:
-            """Make a request of the page's own, which the route reports after all earlier ones."""
+            """Assert that no other request is pending: the route reports this one after all earlier ones."""
             await page.evaluate("void fetch('/curve.json?last')")
             last = await held.get()
             assert last.request.url.endswith("?last")

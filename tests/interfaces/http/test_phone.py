@@ -1,4 +1,4 @@
-"""A phone over https: a real Caddy, configured as the docs show, before a real server, and a browser as a phone."""
+"""A phone over HTTPS: a browser as the phone, and a real Caddy, configured as in the docs, before a real server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PHONE = ("light", 360)
 
 
 def certificate(folder: Path) -> str:
-    """Write a certificate for the host and its key. Return the digest by which a browser can be told to trust it."""
+    """Write a certificate and its key for the host. Return the digest that makes a browser trust the certificate."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
     now = datetime.now(UTC)
     made = (
@@ -61,7 +61,7 @@ def certificate(folder: Path) -> str:
 
 @contextmanager
 def proxied(folder: Path, public: int, port: int) -> Iterator[None]:
-    """Run Caddy with the docs' configuration, with our certificate instead of one that it would fetch."""
+    """Run Caddy with the docs' configuration and the test's certificate, so that it doesn't fetch one."""
     need("caddy", CADDY is not None)
     (shown,) = re.findall(r"```caddyfile\n(.*?)```", DOCS.read_text(), re.DOTALL)
     own = f"{{\n\tadmin off\n\tauto_https disable_redirects\n}}\nhttps://{HOST}:{public} {{\n\tbind 127.0.0.1\n"
@@ -92,7 +92,7 @@ def free_port() -> int:
 
 
 def asking(ctx: Context) -> None:
-    """Write down a question about a price, which a person may answer."""
+    """Add a receipt whose price the user must approve."""
     ask = ReceiptIssued(
         spec_digest="e" * 71, facts_digest="e" * 71, expires_at=ctx.clock.now() + 3_600, name="mixtral-sft",
         platform="runpod", price=23.92, worst_cost=287.0, ask="above the cap of $100.00 for a job",
@@ -106,7 +106,7 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
     pictures = Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
     ctx, base = quick_warden(home), f"https://{HOST}:{public}"
     asking(ctx)
-    # A passkey of the laptop's own page, which counts for that page only.
+    # A passkey for the laptop's own page, which is valid for that page only.
     register(
         ctx,
         allowed(ctx, allow(ctx, "laptop", "user x")),
@@ -126,7 +126,7 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
             kept = (cookie["domain"], cookie["secure"], cookie["httpOnly"], cookie["sameSite"])
             assert kept == (HOST, True, True, "Strict")
 
-            # Without a passkey of this host it only reads.
+            # Without a passkey for this host, the phone can only read.
             await page.click("li[data-key=r7mixt] a[href*=approve]")
             assert "$23.92/h" in await page.inner_text(".facts-text")
             assert await page.locator("[data-sign]").count() == 0
@@ -135,7 +135,7 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
                     headers: {"content-type": "application/json"}}).then((answer) => answer.status)"""
             )
             assert refused == 403 and ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
-            window.wrong.clear()  # the browser's own line about the 403
+            window.wrong.clear()  # the browser's console message about the 403
             await page.screenshot(path=pictures / "phone-reads.png", full_page=True)
 
             await authenticator(window)
@@ -149,8 +149,8 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
             await page.wait_for_selector("[data-sign][hidden]", state="attached")
             assert not window.wrong, window.wrong
 
-        # Another host name at the same proxy port, and the proxy's name with another origin, get nothing.
-        async with httpx2.AsyncClient(verify=False, timeout=60 * PATIENCE) as http:  # a certificate of our own
+        # The server refuses another host name, and the proxy's host name with another origin.
+        async with httpx2.AsyncClient(verify=False, timeout=60 * PATIENCE) as http:  # a self-signed certificate
             for headers, status in (({"Host": "evil.example"}, 421), ({"Origin": "https://evil.example"}, 403)):
                 shown = {"Host": f"{HOST}:{public}"} | headers
                 direct = await http.get(f"http://127.0.0.1:{port}/", headers=shown)

@@ -1,7 +1,7 @@
-"""A whole life in a real browser: a job is submitted over MCP, and a person watches it, approves, and sees it end.
+"""A whole lifecycle in a real browser: a job is submitted over MCP; a user watches it, approves, and sees it end.
 
-`gpuwarden serve` and its watch are processes of their own; nothing but the browser, an MCP client and a terminal touch
-them. `GPUWARDEN_PICTURES` names a folder for the pictures.
+`gpuwarden serve` and its watch run in separate processes, reached only by the browser, an MCP client, and a terminal.
+`GPUWARDEN_PICTURES` names a folder for screenshots.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ while step < 30 or os.path.exists("half"):
     time.sleep(0.1)
 """
 )
-"""Saves its checkpoint, then posts ten points a second as the seeds' contract says, until `half` is gone."""
+"""Saves its checkpoint, then posts ten points a second, as in the seeds' contract, until `half` is removed."""
 
 
 @contextmanager
 def serving(home: Path) -> Iterator[str]:
-    """Run the command with its watch until the block is left; its address."""
+    """Run the command with its watch, and yield its address."""
     with subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "serve", "--port", "0"], env=environment(home, HOME=str(home.parent)),
         cwd=home.parent, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -77,7 +77,7 @@ def serving(home: Path) -> Iterator[str]:
 
 
 async def typed(home: Path, *words: str, wanted: re.Pattern[str]) -> str:
-    """Run a command as a person at a terminal, say yes, and return what it showed there once."""
+    """Run a command at a terminal, answer yes, and return the text in its output that matches `wanted`."""
     code, shown = await to_thread.run_sync(
         lambda: at_terminal(home, *words, says={"yes": "yes"}, timeout=60 * PATIENCE)
     )
@@ -87,23 +87,23 @@ async def typed(home: Path, *words: str, wanted: re.Pattern[str]) -> str:
 
 
 class Watcher(Window):
-    """A window that is pictured at each step of the story."""
+    """A window with a numbered screenshot for each step."""
 
     pictures = 0
 
     async def picture(self, folder: Path, name: str) -> None:
-        """Keep how the whole page looks."""
+        """Take a screenshot of the whole page."""
         self.pictures += 1
         await self.page.screenshot(path=folder / f"{self.pictures:02}-{name}.png", full_page=True)
 
     async def digits(self, meter: str) -> str:
-        """Return what a meter shows to eyes."""
+        """Return the visible text of a meter."""
         return await self.page.inner_text(f"[data-meter={meter}] [data-digits]")
 
 
 async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> None:
     home, pictures = tmp_path / "home", Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
-    (tmp_path / "policy.toml").write_text("[local]\nunsandboxed = true\nnetwork = true\n")  # the job posts
+    (tmp_path / "policy.toml").write_text("[local]\nunsandboxed = true\nnetwork = true\n")  # the job posts its metrics
     ctx = quick_warden(home)
     scopes = ("--scope", "read", "--scope", "submit")
     token = await typed(home, "token", "create", "agent", *scopes, wanted=SECRET)
@@ -125,7 +125,7 @@ async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> No
             await page.click(f"[data-list=running] li[data-key={job}] a.title")
             await page.wait_for_selector("[data-state-of][data-state=running]")
 
-            # The curve moves, the meter ticks.
+            # The curve moves, and the meter ticks.
             await page.wait_for_selector("canvas")
             await until(page, "document.querySelectorAll('[data-points] tr').length > 4")
             first, amount = await page.inner_text("[data-legend]"), await window.digits("cost")
@@ -133,7 +133,7 @@ async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> No
             await until(page, f"document.querySelector('[data-meter=cost] [data-digits]').innerText !== {amount!r}")
             await window.picture(pictures, "curve")
 
-            # The agent asks for the end too early; the page leads to why nobody can approve it there.
+            # The agent requests the teardown too early. The page explains why it can't be approved there.
             asked = await talk.call("teardown_request", job_id=job, verb="terminate")
             assert asked["state"] == "blocked", asked
             await page.click(f"[data-list=events] a:text('teardown/{asked['ticket']}')")
@@ -155,7 +155,7 @@ async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> No
             assert asked["state"] == "awaiting_human", asked
             ticket = asked["ticket"]
 
-            # A person at a terminal lets a passkey be registered in this browser.
+            # A user at a terminal allows a passkey to be registered in this browser.
             await authenticator(window)
             code = await typed(home, "passkey", "add", "laptop", wanted=CODE)
             await page.goto(f"{url}/passkeys")
@@ -177,7 +177,7 @@ async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> No
             assert not await page.is_visible("[data-terminal], [data-sign]")
             await window.picture(pictures, "approved")
 
-            # The machine is gone and the meter stands still.
+            # The machine is gone, and the meter has stopped.
             assert not metering(ctx)
             await window.go(f"/jobs/{job}")
             await until(page, "document.querySelector('[data-meter=cost]').dataset.running === 'no'")

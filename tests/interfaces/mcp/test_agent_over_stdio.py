@@ -1,4 +1,4 @@
-"""Attack a real server over stdio as an agent that has the tools and nothing else."""
+"""Attack a real server over stdio as an agent that has only the tools."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Agent:
         self.folder, self.secret = folder / "user", folder / "user" / ".ssh" / "f"
         self.secret.parent.mkdir(parents=True)
         self.secret.write_text(KEY)
-        quick_warden(folder / "home").ledger.close()  # so that a machine which nobody ends lives for two minutes
+        quick_warden(folder / "home").ledger.close()  # so that a machine that is never torn down lives for two minutes
         env = environment(folder / "home", HOME=str(self.folder), RUNPOD_API_KEY=ACCOUNT, HF_TOKEN=HUB)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpuwarden", "mcp"], env=env, cwd=self.folder, stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ class Agent:
         self.process.stdin.flush()
 
     def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request and read up to its answer."""
+        """Send a request, skip other messages, and return its answer."""
         self.asked += 1
         self.send(json.dumps({"jsonrpc": "2.0", "id": self.asked, "method": method, "params": params}).encode() + b"\n")
         assert self.process.stdout
@@ -101,7 +101,7 @@ class Agent:
         return found
 
     def job(self, script: str, *, wait: bool = True) -> str:
-        """Run a script as a local job; its id."""
+        """Run a script as a local job, and return its id."""
         words = {"platform": "local", "name": "attack", "script": script, "outputs": ["out"]}
         job_id = str(self.tool("submit_job", **words, timeout_s=600, estimate_s=60)["job_id"])
         if wait:
@@ -128,7 +128,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def job_id(agent: Agent) -> str:
-    """A job that left links, pipes and programs among its outputs."""
+    """The id of a job that left links, pipes, and programs among its outputs."""
     pwned = agent.folder / "pwned"
     words = {"secret": str(agent.secret), "folder": str(agent.secret.parent), "pwned": str(pwned)}
     return agent.job(MAKES.replace("{pwned!r}", repr(str(pwned))).format(**words))

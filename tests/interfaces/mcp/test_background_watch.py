@@ -1,4 +1,4 @@
-"""A server moves its jobs on by itself: a machine must not boot and bill because no agent looks."""
+"""A server advances its jobs by itself: a machine must not boot and bill unused because no agent polls its job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Cards in a conversation: who is offered them, what they are made of, and what a real browser draws of them.
+"""Cards in a conversation: the clients that get them, their contents, and their rendering in a real browser.
 
-`GPUWARDEN_PICTURES` names a folder for the pictures.
+`GPUWARDEN_PICTURES` names a folder for screenshots.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def card_in(world: World, tool: str, **arguments: str) -> dict[str, Any]:
         return raw(await client.call_tool(tool, arguments))
 
 
-# ------------------------------------------------------------------------------------------------ who is offered them
+# --------------------------------------------------------------------------------------------- clients that get cards
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ async def test_an_error_has_no_card(tmp_path: Path) -> None:
     assert result["isError"] and cards.VIEW not in (result.get("_meta") or {})
 
 
-# ------------------------------------------------------------------------------------------------ what they are made of
+# ------------------------------------------------------------------------------------------------------------- contents
 
 
 @pytest.mark.parametrize("kind", ["job", "machines"])
@@ -197,7 +197,7 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "media-src 'self' data:; connect-src 'self'; frame-src 'self'; object-src 'none'; base-uri 'self'"
 )
-"""As the extension's text tells a host to build it for a card that declares no domain."""
+"""The policy that the extension requires of a host for a card that declares no domains."""
 HOST_PAGE = """<!doctype html><meta name="viewport" content="width=device-width"><style>
 body { margin: 0; background: #888 } iframe { border: 0; width: 100%; display: block }</style>
 <iframe id="outer" src="http://sandbox.test/" sandbox="allow-scripts allow-same-origin"></iframe>
@@ -240,7 +240,7 @@ addEventListener("load", () => parent.postMessage(ready, "*"));
 
 
 class Shown:
-    """A card inside a host, and all that went wrong or left it."""
+    """A card inside a host, with all errors and all requests to other addresses."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -256,7 +256,7 @@ class Shown:
         return self.page.frames[-1]
 
     async def until(self, condition: str) -> None:
-        """Wait for a condition in the card. The browser's own waiting evaluates a text, which its policy refuses."""
+        """Wait for a condition in the card. The browser's own wait evaluates a string, which the policy forbids."""
         for _ in range(6_000):
             if len(self.page.frames) == 3 and await self.card.evaluate(condition):
                 return
@@ -264,7 +264,7 @@ class Shown:
         raise AssertionError(f"{condition}: {self.wrong} {await self.page.evaluate('window.said')}")
 
     async def methods(self) -> list[str]:
-        """Return what the card sent, in order, each once."""
+        """Return the distinct methods that the card sent, in order."""
         found = await self.page.evaluate("window.said.map((one) => one.method ?? 'answer')")
         return [name for name in dict.fromkeys(found) if name != "ui/notifications/sandbox-proxy-ready"]
 
@@ -272,7 +272,7 @@ class Shown:
         if folder := os.environ.get("GPUWARDEN_PICTURES"):
             height = await self.card.evaluate("Math.ceil(document.documentElement.getBoundingClientRect().height)")
             width = await self.page.evaluate("innerWidth")
-            await self.page.set_viewport_size({"width": width, "height": height})  # a frame below it is not painted
+            await self.page.set_viewport_size({"width": width, "height": height})  # only the viewport is painted
             await self.page.wait_for_timeout(300)
             await self.page.screenshot(path=Path(folder) / f"card-{name}.png", full_page=True)
 
@@ -281,7 +281,7 @@ class Shown:
 async def shown(
     kind: Any, result: dict[str, Any] | None, theme: str = "light", width: int = 360
 ) -> AsyncIterator[Shown]:
-    """Show a card in a host of another origin, as the extension describes one, and give it the result of its tool."""
+    """Show a card in a host with another origin, as the extension describes, and pass it the result of its tool."""
     need("chromium", CHROMIUM is not None)
     playwright_api = pytest.importorskip("playwright.async_api")
     async with playwright_api.async_playwright() as playwright:
@@ -376,7 +376,7 @@ async def test_what_strangers_write_runs_nothing_in_a_card(tmp_path: Path) -> No
         view = result["_meta"][cards.VIEW]
         if kind == "machines":
             view["lists"]["machines"][0]["name"] = EVIL
-        else:  # as a server that checks no name would send it
+        else:  # as from a server that doesn't check names
             view["texts"]["name"] = EVIL
             view["lines"]["curve"] = f'M0 0L9 9"/>{EVIL}'
         async with shown(kind, result) as window:

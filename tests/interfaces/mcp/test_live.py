@@ -1,4 +1,4 @@
-"""What a client hears and what is completed for it: a job's resource that changes, alerts as log messages, names."""
+"""Notifications and completions for a client: changes of a job's resource, alerts as log messages, and names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 async def launched(ctx: Context, name: str = "tiny") -> str:
-    """Return a job whose machine runs; it may end at any moment."""
+    """Launch a job, and return its id. The job may end at any moment."""
     spec = JobSpec.model_validate({**JOB, "name": name, "args": [name]})
     checked = await submit(ctx, spec)
     done = await submit(ctx, spec, receipt=checked.receipt)
@@ -109,9 +109,9 @@ async def test_an_older_client_that_subscribed_hears_of_a_change(ctx: Context, o
     async with talking(ctx, over, "legacy", message_handler=note) as client:
         assert client.server_capabilities.resources is not None and client.server_capabilities.resources.subscribe
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated since the newer era, and what the older one has
+            warnings.simplefilter("ignore")  # deprecated in the newer era, but the older one uses it
             await client.subscribe_resource(job_uri(job_id))
-            await anyio.sleep(0.3 if over == "http" else 0)  # the stream of messages opens beside the calls
+            await anyio.sleep(0.3 if over == "http" else 0)  # the message stream opens in parallel with the calls
             while not told.is_set():
                 moves(ctx, job_id)
                 with anyio.move_on_after(0.5):

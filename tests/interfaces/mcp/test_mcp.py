@@ -1,4 +1,4 @@
-"""The MCP server: the whole lifecycle through a real client, and everything that a client may do wrong."""
+"""The MCP server: the whole lifecycle through a real client, and all kinds of client errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return quick_warden(tmp_path / "home", MY_TOKEN="hunter2-hunter2", PLAIN_NAME="swordfish-99")
 
 
-# ------------------------------------------------------------------------------------- the whole life, over stdio
+# --------------------------------------------------------------------------------- the whole lifecycle over stdio
 
 
 @pytest.mark.prove
@@ -92,7 +92,7 @@ async def test_a_wait_for_news_is_bounded_and_ends_with_the_job(ctx: Context) ->
     async with talking(ctx) as talk:
         job_id = await talk.launched()
         await talk.until("check_job", {"succeeded"}, job_id=job_id)
-        with anyio.fail_after(MAX_WAIT_S / 2):  # it has ended, so nothing is waited for
+        with anyio.fail_after(MAX_WAIT_S / 2):  # the job has ended, so the call doesn't wait
             body = await talk.call("check_job", job_id=job_id, until="step")
         assert body["state"] == "succeeded" and body["step"] == 1 and body["progress_from"] == "output"
         assert MAX_WAIT_S < 60, "some clients give a call a minute"
@@ -122,7 +122,7 @@ async def test_ten_megabytes_of_arguments_reach_no_tool(
     assert refused.structured_content["code"] == "bad_request" and len(str(refused)) < 2_000
 
 
-# ------------------------------------------------------------------------------------------------- what tools cost
+# ----------------------------------------------------------------------------------------------- the cost of tools
 
 
 async def test_every_tool_is_annotated_described_and_cheap(ctx: Context) -> None:
@@ -220,7 +220,7 @@ async def test_bad_arguments_get_one_clear_error_and_do_nothing(ctx: Context, tm
 
 @pytest.mark.parametrize("cost", [math.nan, math.inf, -math.inf, "NaN"])
 async def test_a_cost_that_is_no_number_is_refused(ctx: Context, cost: object) -> None:
-    """Past the client, which would write NaN as null: a foreign one may send it."""
+    """Bypass the client, which would write NaN as null. Other clients may send NaN."""
     result = await make_server(ctx).call_tool("submit_job", {**JOB, "max_cost_usd": cost})
     assert not isinstance(result, InputRequiredResult) and result.is_error
     assert result.structured_content is not None and "max_cost_usd" in result.structured_content["message"]
@@ -244,7 +244,7 @@ async def test_whatever_a_job_can_say_can_be_said_to_the_tool(ctx: Context) -> N
     async with talking(ctx) as talk:
         tools = {tool.name: tool for tool in (await talk.client.list_tools()).tools}
     said = set(tools["submit_job"].input_schema["properties"])
-    queued = {"cells", "cell_timeout_s"}  # what a fan-out gives to one machine; the listing is said by its grid
+    queued = {"cells", "cell_timeout_s"}  # set by a fan-out for each machine; the tool takes a grid instead of cells
     assert said == {*JobSpec.model_fields, "dry_run", "rehearse", "receipt", "grid", "seeds", "max_machines"} - queued
 
 
@@ -283,7 +283,7 @@ async def test_a_reply_says_what_there_is_and_what_to_do_next(ctx: Context, word
             wording(f"{body['code']}\n{body['message']}\n{body['hint']}")
 
 
-# -------------------------------------------------------------------------------------------------- who says yes
+# ----------------------------------------------------------------------------------------------------- approvals
 
 NO: dict[str, Callable[[], Person | None]] = {
     "decline": lambda: Person(ElicitResult(action="decline")),
@@ -302,7 +302,7 @@ UNANSWERED = {
     "decline": "decline", "cancel": "cancel", "no elicitation": "no form", "accept with junk": "accept",
     "accept with an empty form": "accept", "accept with another field": "accept",
 }  # fmt: skip
-"""What is no answer, and how it is recorded."""
+"""Replies that don't count as an answer, and how each is recorded."""
 
 
 @pytest.mark.prove
@@ -312,7 +312,7 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
         job_id = await talk.proven()
     for name, make in NO.items():
         if name == "a client that fails" and mode != "legacy":
-            continue  # it fails by itself, and nothing reaches the server
+            continue  # the client itself fails, and nothing reaches the server
         person = make()
         async with talking(ctx, person, mode) as talk:
             body = await talk.call("teardown_request", job_id=job_id, verb="terminate")
@@ -328,7 +328,7 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
 @pytest.mark.parametrize("mode", ERAS)
 @pytest.mark.parametrize("name", ["accept with no", *UNANSWERED])
 async def test_only_a_no_in_the_form_objects_to_an_automatic_end(ctx: Context, mode: str, name: str) -> None:
-    """A client may decline every form unseen, and the machine would bill on."""
+    """A client may decline forms without showing them. If that counted as a no, the machine would keep billing."""
     file = policy_file(ctx.home)
     file.write_text(file.read_text() + '[teardown]\nautomatic = "terminate"\n')
     person = NO[name]()
@@ -347,7 +347,7 @@ async def test_only_a_no_in_the_form_objects_to_an_automatic_end(ctx: Context, m
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_yes_counts_for_the_facts_that_were_shown(ctx: Context, mode: str) -> None:
-    """While the person thinks, the copy is damaged: the yes is worth nothing."""
+    """The copy is damaged while the user decides, so the approval is void."""
     async with talking(ctx) as talk:
         job_id = await talk.proven()
 

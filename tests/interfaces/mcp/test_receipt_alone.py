@@ -1,4 +1,4 @@
-"""A script by its path over MCP, and a launch by the receipt alone: the text travels once, or never."""
+"""Submit a script by its path over MCP, and launch with the receipt alone: the text is sent once or never."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Contex
         assert taken["code"] == "accepted" and taken["job_id"]
         accepted = ctx.ledger.last(f"job/{taken['job_id']}", JobAccepted)
         assert accepted and accepted.data.spec.script == TRAIN and accepted.data.receipt == checked["receipt"]
-        Path("train.py").unlink()  # a reply may be lost, and the file may go: the job is the same one
+        Path("train.py").unlink()  # if the reply is lost and the file is removed, a retry finds the same job
         again = await talk.call("submit_job", receipt=checked["receipt"])
         assert again["job_id"] == taken["job_id"] and again["adopted"]
 

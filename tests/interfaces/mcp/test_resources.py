@@ -1,4 +1,4 @@
-"""The knowledge at the door: search, diagnosis, resources, the extension for skills, prompts; through a real client."""
+"""The knowledge over MCP with a real client: search, diagnosis, resources, the skills extension, and prompts."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_template_is_submitted_by_its_address(ctx: Context) -> None:
     given = {"script": "gpuwarden://templates/sft", "platform": "rehearsal/vastai", "args": ["--model", "a"]}
     async with client_of(ctx, "2026-07-28") as client:
         told = await client.call_tool("submit_job", {**given, "dry_run": True})
-        # The gate has read the script: the dataset is not given, or, without uv, packages of its header are missing.
+        # The gate has read the script: the dataset is missing or, without uv, packages from its header are.
         assert any(word in str(told.structured_content) for word in ("PF-API-005", "the script's header asks for"))
         told = await client.call_tool("submit_job", {**given, "script": "gpuwarden://templates/sftt", "dry_run": True})
         assert told.structured_content and told.structured_content["code"] == "not_found"
@@ -200,7 +200,7 @@ async def test_a_skills_folders_can_be_walked(ctx: Context, mode: str) -> None:
         assert seen == {r["uri"] for r in skill["resources"]}
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])  # auto asks for what the server can; a fixed era does not
+@pytest.mark.parametrize("mode", ["legacy", "auto"])  # auto asks for the server's capabilities; a fixed era doesn't
 async def test_the_extension_is_told_to_clients_of_both_eras(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         assert (client.server_capabilities.extensions or {}).get(EXTENSION) == {"directoryRead": True}

@@ -1,4 +1,4 @@
-"""The real server over stdio: it outlives broken input, explains why it can't start, and obeys the policy of now."""
+"""The real server over stdio: it survives broken input, explains why it can't start, and obeys the current policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPENINGS = {"legacy": HANDSHAKE, "modern": request("open", "server/discover", EN
 
 
 class Process:
-    """The real server in a process of its own, spoken to by lines."""
+    """The real server in a separate process, addressed line by line."""
 
     def __init__(self, home: Path, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Process:
 
 @contextmanager
 def serving(home: Path, *options: str) -> Iterator[Process]:
-    """Start a server; one that does not answer is stopped in the end, which fails the test."""
+    """Start a server. A server that doesn't answer is eventually killed, which fails the test."""
     server = Process(home, *options)
     watchdog = threading.Timer(120, server.process.kill)
     watchdog.start()
@@ -111,7 +111,7 @@ BROKEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("era", OPENINGS)
 def test_the_next_request_is_answered_after_every_broken_line(tmp_path: Path, era: str) -> None:
-    """The SDK answers some of them and skips the others."""
+    """The SDK answers some broken lines and ignores others."""
     with serving(tmp_path / "home") as server:
         server.open(era)
         for name, line in BROKEN.items():
@@ -199,7 +199,7 @@ def test_a_running_server_obeys_the_policy_of_now(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_output_beside_the_server_never_reaches_the_client(tmp_path: Path) -> None:
-    """A tool or a library may print; the client would take it for a message."""
+    """A tool or a library may print text that the client would read as a message."""
     code = "import os, subprocess, sys\nfrom gpuwarden.interfaces.mcp import background_watch\n"
     code += "async def noisy(ctx):\n    print('noise', flush=True)\n    os.write(1, b'noise')\n"
     code += "    subprocess.run([sys.executable, '-c', 'print(\"noise\")'], check=True)\n"
@@ -218,7 +218,7 @@ def test_output_beside_the_server_never_reaches_the_client(tmp_path: Path) -> No
     noise = b""
     while noise.count(b"noise") < 3:
         noise += process.stderr.read1() or pytest.fail(noise.decode())  # type: ignore[attr-defined]
-    heard = [process.stdout.readline() for _ in range(2)]  # a call that is unanswered when the input ends is cancelled
+    heard = [process.stdout.readline() for _ in range(2)]  # calls that are unanswered when the input ends are canceled
     rest, _ = process.communicate(timeout=300)
     assert [json.loads(line)["id"] for line in heard] == ["open", 1] and not rest
 

@@ -1,4 +1,4 @@
-"""Waits for a job as tasks: who gets one, what ends it, and the protocol's own client for tasks."""
+"""Waits for a job as tasks: the clients that get one, how it ends, and the protocol's own tasks client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Started(Result):
 
 
 class Waits(ClientExtension):
-    """A client that has tasks, and records those that it gets."""
+    """A client that supports tasks, and records those that it gets."""
 
     identifier = TASKS
 
@@ -46,7 +46,7 @@ class Waits(ClientExtension):
     def claims(self) -> list[ResultClaim[Any]]:
         async def resolve(found: Started, _: ClaimContext) -> CallToolResult:
             self.started.append(found)
-            return CallToolResult(content=[], is_error=True)  # no error has to fit the schema
+            return CallToolResult(content=[], is_error=True)  # an error need not match the schema
 
         return [ResultClaim(result_type="task", model=Started, resolve=resolve)]
 
@@ -82,7 +82,7 @@ async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
         assert "2310" in found["statusMessage"] and found["pollIntervalMs"] >= 1_000 and found["ttlMs"] is None
         assert "result" not in found and found["createdAt"].endswith("+00:00")
         world.run("jlive", 2_311, 5_000)
-    async with client_of(world, Waits()) as client:  # another server of the same ledger
+    async with client_of(world, Waits()) as client:  # another server on the same ledger
         found = await ask(client, "tasks/get", taskId=task)
         assert found["status"] == "completed" and found["result"]["structuredContent"]["step"] == 2_311
         assert json.loads(found["result"]["content"][0]["text"])["state"] == "running"
@@ -94,7 +94,7 @@ async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
         ("step", {"step": 2_310}, False),
         ("alert", {"step": 2_311}, False),
         ("alert", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),
-        ("step", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),  # no step will come
+        ("step", {"alerts": (RunnerAlert(kind="stall", text="no step for 30 minutes"),)}, True),  # no step will follow
         ("state", {"step": 2_311}, False),
         ("end", {"step": 2_311}, False),
         ("end", {"state": Job.SUCCEEDED, "exit_code": 0}, True),
@@ -150,7 +150,7 @@ async def test_who_gets_no_task(world: World) -> None:
         assert not waits.started
     undeclared: tuple[tuple[str, list[ClientExtension], int], ...] = (
         ("auto", [], MISSING_REQUIRED_CLIENT_CAPABILITY),
-        ("legacy", [Waits()], METHOD_NOT_FOUND),  # the older revision has other tasks
+        ("legacy", [Waits()], METHOD_NOT_FOUND),  # the older revision defines tasks differently
     )
     for mode, extensions, code in undeclared:
         async with client_of(world, *extensions, mode=mode) as client:

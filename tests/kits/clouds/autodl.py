@@ -1,4 +1,4 @@
-"""Emulator of AutoDL's Pro API as far as the provider uses it, with its traps. Nearly every reply has status 200."""
+"""Emulator of the parts of AutoDL's Pro API the provider uses, with its traps. Nearly all replies have status 200."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AutoDLAccount(Emulator):
         self.verified = True
         self.statuses: dict[str, str] = {}
         self.odd: dict[str, dict[str, Any]] = {}
-        """Fields that replace those of an instance's row."""
+        """Fields that override those in an instance's row."""
 
     def authorized(self, asked: Asked) -> bool:
         return asked.headers.get("authorization") == self.key  # no "Bearer"
@@ -151,7 +151,7 @@ class AutoDLAccount(Emulator):
         return told({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
 
     def queried(self, asked: Asked) -> Instance:
-        """Return the instance of the query string; the documented JSON body is not read."""
+        """Return the instance named in the query string; the documented JSON body is ignored."""
         if "instance_uuid" not in asked.query:
             raise Refuse(error("RequestParameterIsWrong", "请求参数错误"))
         return self.need(asked.query["instance_uuid"])

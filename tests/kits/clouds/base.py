@@ -1,7 +1,7 @@
 """Base of the emulators: an account over a rehearsal cloud, network faults, and one web server.
 
-An emulator represents one account. Its instances are those of a rehearsal cloud, which has the state, storage tiers,
-money and time; the emulator adds the platform's API. `Fault` breaks single replies on the wire.
+An emulator represents one account. Its instances come from a rehearsal cloud, which holds state, storage tiers, money,
+and time; the emulator adds the platform's API. `Fault` breaks individual replies on the wire.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Fault:
     """Break the next `count` requests whose `METHOD /path` matches, after `skip` requests.
 
     `lost_request` is not carried out and `lost_reply` is; both end without a complete reply. `truncated`, `html`,
-    `error_500` and `empty` are carried out and answered so. `limited` is refused with 429, and `other` answers `body`;
-    neither is carried out. `refused` is carried out and answered with `status` and `body`, or with the true body.
+    `error_500`, and `empty` are carried out and get such a reply. `limited` is refused with 429, and `other` is
+    answered with `body`; neither is carried out. `refused` is carried out and answered with `status` and `body`, or
+    with the real body if `body` is empty.
     """
 
     kind: Kind
@@ -84,7 +85,7 @@ class Asked:
 
 @dataclass
 class Told:
-    """One reply. `body` None means no body at all."""
+    """One reply. If `body` is None, it has no body."""
 
     status: int
     body: Any = None
@@ -107,10 +108,10 @@ Route = Callable[[Any, Asked, Mapping[str, str]], Told]
 
 
 def route(method: str, pattern: str, *, query: str | None = None, body: str | None = None) -> Callable[[Route], Route]:
-    """Mark a method of an emulator as the handler of `METHOD /pattern`, with {names} in it.
+    """Mark an emulator's method as the handler for `METHOD /pattern`, which may contain {names}.
 
-    `query` and `body` name the parameters and the fields that the platform's description has, separated by spaces;
-    any other one is refused. None takes all.
+    `query` and `body` list the parameters and fields in the platform's description, separated by spaces; any others are
+    refused. None accepts all.
     """
 
     def mark(handler: Route) -> Route:
@@ -126,13 +127,13 @@ class Emulator:
 
     profile_id: ClassVar[str]
     gpus: ClassVar[dict[str, float]] = USD
-    """The platform's names of GPUs, and the price of one per hour."""
+    """The platform's GPU names, with the hourly price of one GPU."""
     window: ClassVar[tuple[int, float] | None] = None
-    """(requests, seconds) that are answered; the next request is refused with 429."""
+    """The rate limit as (requests, seconds); the next request is refused with 429."""
     tells_port: ClassVar[bool] = True
     """Whether the API reports a port. If not, every boot has a new address and port 22."""
     lag_s: ClassVar[float] = 2.0
-    """The lag of lists: a new instance is not listed yet, and a gone one is still listed as ending."""
+    """The lag of lists in seconds: a new instance is not listed yet, and a deleted one is still listed as ending."""
 
     def __init__(self, folder: Path, clock: Clock, *faults: CloudFault, settings: Settings | None = None) -> None:
         self.clock = clock
@@ -153,7 +154,7 @@ class Emulator:
         self.others: list[Emulator] = []
         """Other accounts at the same address, each with a separate key and user."""
         self.money = 1000.0
-        """The account's balance in dollars; rents are not deducted from it."""
+        """The account's balance in dollars; rentals are not deducted from it."""
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
         self.told: list[tuple[Asked, Told]] = []
@@ -168,7 +169,7 @@ class Emulator:
     # ------------------------------------------------------------------------------------------------------ the cloud
 
     def rent(self, label: str, resources: Resources, **own: Any) -> Instance:
-        """Rent an instance of the cloud, with additional data of the platform."""
+        """Rent an instance from the cloud, with additional platform data."""
         made = known(self.cloud.create(resources, label))
         self.own[made.id] = {"label": label, "boots": 0, **own}
         return made
@@ -189,7 +190,7 @@ class Emulator:
         return 4_200_001 + list(self.own).index(inner)
 
     def numbered(self, ident: str) -> str:
-        """Return the instance of a number, or an empty string."""
+        """Return the cloud's id of the instance with a number, or an empty string."""
         index = int(ident) - 4_200_001 if ident.isdigit() else -1
         return list(self.own)[index] if 0 <= index < len(self.own) else ""
 
@@ -197,7 +198,7 @@ class Emulator:
         return len(self.listed()) >= self.cloud.settings.capacity
 
     def booted(self, ident: str) -> None:
-        """Count a start; emulated addresses change with it."""
+        """Count a start; the emulated address changes with each one."""
         self.own[ident]["boots"] += 1
 
     def _pretend_address(self, ident: str) -> tuple[str, int]:
@@ -307,13 +308,13 @@ async def _reply(send: Send, status: int, raw: bytes, type: str, headers: dict[s
 
 
 async def _cut(send: Send) -> None:
-    """Promise a body and close the connection before its end."""
+    """Announce a body, and close the connection partway through it."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
     await send({"type": "http.response.body", "body": b"{", "more_body": False})
 
 
 class Web:
-    """One web server for all emulators of a test run, each below a separate path."""
+    """One web server for all emulators of a test run, each under a separate path."""
 
     def __init__(self) -> None:
         self.emulators: dict[str, Emulator] = {}
@@ -330,7 +331,7 @@ class Web:
         self.server = uvicorn.Server(config)
 
     def start(self) -> Web:
-        """Start serving. Connections before that wait in the listener's queue."""
+        """Start serving. Connections made earlier wait in the listener's queue."""
         threading.Thread(target=self.server.run, args=([self.listener],), daemon=True).start()
         return self
 

@@ -1,8 +1,9 @@
-"""Machines behind the emulators: an OpenSSH server each, with the rehearsal cloud's storage as its whole disk.
+"""Machines behind the emulators: one OpenSSH server each, with the rehearsal cloud's storage as its whole disk.
 
-An emulated machine is a mount and process namespace on this machine: its root is the instance's folder of the cloud,
-with this machine's programs mounted. It starts and stops as the cloud does, with the same host key, at a new port each
-time, or at a new address if the platform reports no ports. A linked volume of the account becomes a mount.
+An emulated machine is a mount and process namespace on this machine. Its root is the instance's folder in the cloud,
+with this machine's programs mounted. It starts and stops with its instance in the cloud and keeps its host key, but
+gets a new port at each start, or a new address if the platform reports no ports. A linked volume of the account becomes
+a mount.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class _Machine:
 
 
 class Machines:
-    """The machines of one account. `config` is an ssh_config that opens them with the user's key."""
+    """The machines of one account. `config` is an ssh_config for connecting to them with the user's key."""
 
     def __init__(self, account: Emulator, folder: Path) -> None:
         self.account = account
@@ -95,7 +96,7 @@ class Machines:
         self.broken = 0
         """Uncorrected memory errors that the GPU of the next machine reports."""
         self.silent = False
-        """Machines run without a listening SSH server."""
+        """Whether machines run without a listening SSH server."""
         self.image_keys: list[str] = []
         """Public keys in the image."""
         folder.mkdir(parents=True)
@@ -104,7 +105,7 @@ class Machines:
         self.config = folder / "ssh_config"
         self.boots = 0
         self.usual = socket.socket()
-        """Reserves one port for this account, so that no other process gets it on another address."""
+        """A socket that reserves a port for this account, so that no other process gets it on another address."""
         self.usual.bind(("127.0.0.1", 0))
         self._configure(self.usual.getsockname()[1])
         account.address = self.address
@@ -131,7 +132,7 @@ class Machines:
         self.usual.close()
 
     def renew_key(self, ident: str) -> None:
-        """Use another host key from the machine's next start on."""
+        """Use a new host key from the machine's next start."""
         for file in (self.folder / ident).glob("hostkey*"):
             file.unlink()
 
@@ -176,7 +177,7 @@ class Machines:
             self._power_on(ident, since, tries - 1)
 
     def _power_off(self, ident: str) -> None:
-        """Cut the power: the first process is killed, and the kernel ends all others with it."""
+        """Cut the power: once the first process is killed, the kernel kills all others."""
         machine = self.on.pop(ident)
         machine.process.send_signal(signal.SIGKILL)
         machine.process.wait(120)
@@ -189,7 +190,7 @@ class Machines:
         return [*self.image_keys, *listed]
 
     def _begin(self, ident: str) -> str:
-        """Return the shell line of a machine's start: add the key as images do, then run the order's script."""
+        """Return the shell line that starts a machine: it adds the key as images do, then runs the order's script."""
         order = self.account.own[ident].get("order", {})
         key = (order.get("env") or {}).get("PUBLIC_KEY")
         image = f"mkdir -p ~/.ssh; echo '{key}' >> ~/.ssh/authorized_keys" if key else "true"

@@ -1,6 +1,6 @@
-"""Emulator of Lambda's API, description 1.10, as far as the provider and other clients use it, with its traps.
+"""Emulator of the parts of Lambda's API, description 1.10, that the provider and other clients use, with its traps.
 
-SkyPilot, dstack and lambda-cloud-client still send the `quantity` of an older description, always 1: it is accepted.
+SkyPilot, dstack, and lambda-cloud-client still send the older description's `quantity`, always 1, so it is accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def error(status: int, code: str, message: str, suggestion: str = "Check it.") -
 
 
 class LambdaAccount(Emulator):
-    """An account with one SSH key and one filesystem. Reads at one a second, launches at one in twelve."""
+    """An account with one SSH key and one filesystem. It allows two requests per second and one launch per 12 s."""
 
     tells_port = False
     profile_id = "lambda"
@@ -46,7 +46,7 @@ class LambdaAccount(Emulator):
         self.firewall: list[dict[str, Any]] = []
         self.launches: list[float] = []
         self.odd: dict[str, dict[str, Any]] = {}
-        """Fields that replace those of an instance's row."""
+        """Fields that override those in an instance's row."""
         self.unhealthy: set[str] = set()
         self.launch_twice = False
 

@@ -1,7 +1,7 @@
-"""Emulator of Paperspace's API by DigitalOcean's description, as the provider and SkyPilot use it, with its traps.
+"""Emulator of Paperspace's API by DigitalOcean's description, as used by the provider and SkyPilot, with its traps.
 
-The official command line's description and SkyPilot agree that a change answers 200 with the machine beside the event
-that changes it; a description collected by others shows a bare machine (`wraps` False).
+According to the official command line's description and SkyPilot, a change is answered with status 200, the machine,
+and the event that changes it. A third-party description shows only the machine (`wraps` False).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DISK_USD_A_MONTH = {50: 5, 100: 7, 250: 10, 500: 20, 1000: 40, 2000: 80}
 
 
 class PaperspaceTeam(Emulator):
-    """A team. With `retired` every address returns 404, as the older API does now."""
+    """A team. With `retired`, every address returns 404, as the older API does now."""
 
     tells_port = False
     profile_id = "paperspace"
@@ -51,7 +51,7 @@ class PaperspaceTeam(Emulator):
         super().__init__(*args, **kwargs)
         self.wraps = True
         self.deletes_running = False
-        """A running machine can be deleted. SkyPilot relies on this, against the documentation."""
+        """Whether a running machine can be deleted. SkyPilot relies on this, contrary to the documentation."""
         self.scripts: list[dict[str, Any]] = []
         self.networks: list[dict[str, Any]] = []
         self.templates = [
@@ -61,7 +61,7 @@ class PaperspaceTeam(Emulator):
         ]
         self.custom = [self.template("tpl1", "of the team", 2025, "H100", "H100x8", "A4000")]
         self.odd: dict[str, dict[str, Any]] = {}
-        """Fields that replace those of a machine's row."""
+        """Fields that override those in a machine's row."""
         self.retired = False
         self.states: dict[str, str] = {}
 

@@ -1,6 +1,6 @@
 """Emulator of Prime Intellect's API by its published description and the `prime` command line, with its traps.
 
-A parameter or field that the description lacks is refused with its 422 message. If the command line differs from the
+Parameters and fields that the description lacks are refused with its 422 message. If the command line differs from the
 description, both are served, and a comment marks the place.
 """
 
@@ -37,7 +37,7 @@ POD_REQUIRED = {"cloudId", "gpuType", "socket", "gpuCount"}
 FILTERS = "page page_size regions gpu_count gpu_type socket security data_center_id cloud_id disks"
 LIST = "offset limit"
 DISK_USD = 0.0001
-"""The price of a gigabyte of disk per hour beyond the disk that an offer includes."""
+"""The hourly price of a gigabyte of disk beyond the disk that an offer includes."""
 
 
 def error(status: int, detail: str) -> Told:
@@ -49,7 +49,7 @@ def invalid(param: str, details: str) -> Told:
 
 
 def spec(default: int | None, least: int | None = None, most: int | None = None, usd: float | None = None) -> Any:
-    """Return the permitted values of one resource of an offer."""
+    """Return the allowed values for one resource in an offer."""
     return {
         "minCount": least, "defaultCount": default, "maxCount": most, "pricePerUnit": usd, "step": 1 if least else None,
         "defaultIncludedInPrice": True if usd else None, "additionalInfo": None,
@@ -57,7 +57,7 @@ def spec(default: int | None, least: int | None = None, most: int | None = None,
 
 
 class PrimeAccount(Emulator):
-    """The account of a user in one team. Gone Pods are in the history only."""
+    """The account of a user in one team. Terminated Pods appear only in the history."""
 
     profile_id = "prime-intellect"
     gpus = {"H100_80GB": 2.10, "A100_80GB": 1.20, "L4_24GB": 0.30}
@@ -73,12 +73,12 @@ class PrimeAccount(Emulator):
         self.more: list[dict[str, Any]] = []
         """Additional offers."""
         self.odd: dict[str, dict[str, Any]] = {}
-        """Fields that replace those of a Pod's row."""
+        """Fields that override those in a Pod's row."""
         self.teams = ["team1"]
         self.team_money = 40.0
         self.disk_rows: list[dict[str, Any]] = []
         self.most_rows = 2
-        """The page size of offers, smaller than in the description, so that there are several pages."""
+        """The page size for offers, smaller than in the description, so that there are several pages."""
 
     def key_row(self, name: str, public: str) -> dict[str, Any]:
         return {
@@ -130,7 +130,7 @@ class PrimeAccount(Emulator):
         if size is not None and disk["maxCount"] is not None and not disk["minCount"] <= size <= disk["maxCount"]:
             return invalid("body.pod.diskSize", "outside the offer's range")
         usd = match[0]["prices"]["onDemand"] + max(0, (size or 0) - (disk["defaultCount"] or 0)) * DISK_USD
-        if order.get("maxPrice") and usd > order["maxPrice"]:  # SkyPilot sends 0 for no price
+        if order.get("maxPrice") and usd > order["maxPrice"]:  # SkyPilot sends 0 if it has no price limit
             return error(400, "Price exceeds the maximum price")
         resources = Resources(gpu=order["gpuType"], gpu_count=order["gpuCount"], interruptible=match[0]["isSpot"])
         try:

@@ -1,6 +1,6 @@
-"""Emulator of RunPod's REST v2 and its older GraphQL as the provider and other clients use them, with their traps.
+"""Emulator of RunPod's REST v2 and older GraphQL APIs, as used by the provider and other clients, with their traps.
 
-REST follows the published description: a parameter or a field that it lacks is refused. REST v1 is gone.
+REST follows the published description: parameters and fields that it lacks are refused. REST v1 is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def problem(status: int, title: str, detail: str, **more: Any) -> Told:
 
 
 class RunPodCloud(OlderInterface):
-    """An account with a network volume and one Pod of a cluster that plain lists hide."""
+    """An account with a network volume and one cluster Pod, which plain lists hide."""
 
     profile_id = "runpod"
     stale_ready_s = 20.0
@@ -203,7 +203,7 @@ class RunPodCloud(OlderInterface):
         }
 
     def usd(self, i: Instance) -> float | None:
-        """Return a Pod's price per hour: half in the community cloud."""
+        """Return a Pod's hourly price, which is halved in the community cloud."""
         half = self.own[i.id]["order"].get("cloud") == "COMMUNITY"
         return i.price_usd_per_hour / 2 if half and i.price_usd_per_hour else i.price_usd_per_hour
 

@@ -24,7 +24,7 @@ STATUS = {
 
 
 class OlderInterface(Emulator):
-    """The part of an account that GraphQL shows. REST v2 rents and acts."""
+    """The part of an account that GraphQL shows. Rentals and actions go through REST v2."""
 
     ssh_keys: list[str]
     volumes: list[dict[str, Any]]
@@ -40,7 +40,7 @@ class OlderInterface(Emulator):
 
     @route("POST", "/graphql")
     def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Serve GraphQL, which refuses with 200 and `errors`."""
+        """Serve GraphQL, which answers refused requests with status 200 and `errors`."""
         kinds = [gpu_type(n, displayed(n), usd, stock=not self.full()) for n, usd in self.prices.items()]
         places = [
             {
@@ -100,7 +100,7 @@ class OlderInterface(Emulator):
         return pod(seen, own, STATUS[seen.state], self.address(ident), int(self.clock.now() - own["started"]))
 
     def old_deploy(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Rent a Pod, with dates for its stop and its end, if they are given."""
+        """Rent a Pod, with dates for stopping and terminating it if given."""
         dates = {"stop_after": moment(given.get("stopAfter")), "terminate_after": moment(given.get("terminateAfter"))}
         if any(date is not None and date <= self.clock.now() for date in dates.values()):
             raise refuse("stopAfter and terminateAfter must be in the future")

@@ -1,7 +1,7 @@
-"""The published schema of RunPod's older GraphQL API, and the forms of its replies.
+"""The published schema of RunPod's older GraphQL API, and the formats of its replies.
 
-A field or an input that the schema lacks is refused, with status 200 and `errors`, as the service does. The service
-turns this API off early in 2027; interruptible Pods are removed from it earlier.
+Fields and inputs that the schema lacks are refused with status 200 and `errors`, as by the service. The service turns
+this API off early in 2027; interruptible Pods are removed from it earlier.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def schema() -> GraphQLSchema:
 
 
 def execute(asked: Asked, answers: Answers) -> Told:
-    """Answer one request from `answers`: a value, or a function of the input, for each field of a root type."""
+    """Answer one request from `answers`, which maps each root field to a value or a function of the input."""
     body = asked.body if isinstance(asked.body, dict) else {}
     if set(body) - {"query", "variables", "operationName"} or not isinstance(body.get("query"), str):
         return Told(400, {"errors": [{"message": "Must provide query string."}]})
@@ -173,7 +173,7 @@ def pod(i: Instance, own: Mapping[str, Any], status: str, address: tuple[str, in
 
 
 def gpu_type(name: str, display: str, usd: float, *, stock: bool) -> dict[str, Any]:
-    """Return one kind of GPU with its prices."""
+    """Return one GPU type with its prices."""
     return {
         "id": name,
         "displayName": display,
@@ -207,7 +207,7 @@ def gpu_type(name: str, display: str, usd: float, *, stock: bool) -> dict[str, A
 
 
 def moment(text: str | None) -> float | None:
-    """Return a date of a request in seconds since the epoch. Raises GraphQLError for another text."""
+    """Return a request's date in seconds since the epoch. Raises GraphQLError if the text is not a date."""
     if text is None:
         return None
     try:

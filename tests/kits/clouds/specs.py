@@ -18,7 +18,7 @@ from clouds.base import Asked, Told
 
 
 class Spec:
-    """One OpenAPI document. `prefix` is the prefix of its paths to the emulator's paths."""
+    """One OpenAPI document. `prefix` is added to the emulator's paths to get the document's paths."""
 
     def __init__(self, file: Path, prefix: str = "") -> None:
         self.document = load(file)
@@ -27,7 +27,7 @@ class Spec:
         self.registry: Registry[Any] = Registry().with_resource("urn:spec", resource)
 
     def faults(self, asked: Asked, told: Told) -> list[str]:
-        """Return the faults of a reply; a route that the document lacks is a fault too."""
+        """Return a reply's faults; a route that the document lacks is a fault too."""
         found = self._operation(asked)
         if found is None:
             return [f"{asked.line}: no such route"]
@@ -77,7 +77,7 @@ def load(file: Path) -> Any:
 
 
 def modern(schema: Any) -> Any:
-    """Convert OpenAPI 3.0's `nullable` to 3.1."""
+    """Convert OpenAPI 3.0's `nullable` to its 3.1 form."""
     if isinstance(schema, dict):
         schema = {k: modern(v) for k, v in schema.items()}
         if schema.pop("nullable", None) is True and isinstance(schema.get("type"), str):

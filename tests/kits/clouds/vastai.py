@@ -1,7 +1,7 @@
-"""Emulator of Vast.ai's API as the provider and the vendor's client use it, with its traps.
+"""Emulator of Vast.ai's API, as used by the provider and the vendor's client, with its traps.
 
-Requests and replies follow the published description; a parameter that it lacks is refused. If the vendor's client,
-dstack or SkyPilot differs from it, both are served, and a comment marks the place.
+Requests and replies follow the published description; parameters that it lacks are refused. If the vendor's client,
+dstack, or SkyPilot differs from it, both are served, and a comment marks the place.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ORDER_FIELDS = {
 }  # fmt: skip
 VOLUME_FIELDS = {"create_new", "volume_id", "size", "mount_path", "name"}
 RUNTYPES = {"ssh", "jupyter", "args", "ssh_proxy", "ssh_direct", "jupyter_proxy", "jupyter_direct"}
-"""From the description. The vendor's client sends several words at once, and cuts `direct` to `direc`."""
+"""From the description. The vendor's client sends several words at once, and truncates `direct` to `direc`."""
 
 
 class VastCloud(VastInstances):
-    """An account whose offers are one machine for each GPU and number of GPUs."""
+    """An account that is offered one machine for each GPU model and number of GPUs."""
 
     profile_id = "vastai"
     gpus: ClassVar[dict[str, float]] = {"H100 SXM": 2.20, "RTX 4090": 0.40, "L40S": 0.70}
@@ -42,7 +42,7 @@ class VastCloud(VastInstances):
         self.bad_key_is_404 = False
         self.tells_credit = True
         self.makes_underbid = False
-        """A bid that is too low is refused but creates a contract: the instance is stopped and its disk bills."""
+        """Whether refusing a bid that is too low still creates a contract: a stopped instance whose disk bills."""
         self.account_keys = [{"id": 1, "user_id": 7, "key": "ssh-ed25519 AAAA someone"}]
 
     def inner(self, ident: str) -> str:
@@ -87,7 +87,7 @@ class VastCloud(VastInstances):
         }
 
     def market(self, *, bid: bool) -> Iterator[dict[str, Any]]:
-        """Return every offer."""
+        """Yield every offer."""
         if not self.full():
             yield from (self.offer(gpu, count, bid=bid) for gpu in self.prices for count in COUNTS)
 
@@ -99,7 +99,7 @@ class VastCloud(VastInstances):
 
     @route("GET", "/api/v0/gpu_names/unique")
     def gpu_names(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Return the names of all GPUs. Not in the description; the vendor's client requests them."""
+        """Return the names of all GPUs. Not in the description, but the vendor's client requests them."""
         return Told(200, {"gpu_names": list(self.prices)})
 
     @route("PUT", "/api/v0/asks/{id}")
@@ -129,7 +129,7 @@ class VastCloud(VastInstances):
 
     @staticmethod
     def check_order(body: dict[str, Any]) -> None:
-        """Raise Refuse for an order with values that the description does not permit."""
+        """Raise Refuse for an order with values that the description does not allow."""
         price, volume = body.get("price"), body.get("volume_info") or {}
         words = set((body.get("runtype") or "ssh").replace("direc ", "direct ").split())
         if not (body.get("image") or body.get("template_hash_id")):

@@ -34,20 +34,20 @@ class Text(Told):
 
 
 class VastInstances(Emulator):
-    """The operations of an account on its instances."""
+    """An account's operations on its instances."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deaf_ends = 0
-        """The number of destroy requests that are answered with success and not carried out."""
+        """The number of destroy requests that are answered with success but not carried out."""
         self.end_date: float | None = None
-        """When the contracts end, in seconds since the epoch; None: thirty days after each began."""
+        """When the contracts end, in seconds since the epoch. None means thirty days after each began."""
         self.least: dict[str, float] = {}
-        """The least bid for one GPU by its name, if it differs from half the price."""
+        """The minimum bid per GPU by its name, if it differs from half the price."""
         self.odd: dict[str, dict[str, Any]] = {}
-        """Fields that replace those of an instance's row, by its number."""
+        """Fields that override those in an instance's row, by the instance's number."""
         self.home = ""
-        """The emulator's address, for the links to logs."""
+        """The emulator's address, for links to logs."""
         self.logs: dict[str, list[str]] = {}
         self.unfinished_logs: set[str] = set()
 
@@ -106,7 +106,7 @@ class VastInstances(Emulator):
 
     @route("PUT", "/api/v0/instances/bid_price/{id}")
     def change_bid(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Set a bid. If the vendor's client omits the price, the least winning bid is set."""
+        """Set a bid. If the vendor's client omits the price, set the lowest winning bid."""
         i, body = self.need(at["id"], "no_such_instance"), self.body(asked, {"client_id", "price"})
         own = self.own[i.id]
         least = self.least_bid(own["gpu"], own["count"])
@@ -132,7 +132,7 @@ class VastInstances(Emulator):
 
     @route("PUT", "/api/v0/instances/request_logs/{id}")
     def request_logs(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Return a link to the logs, which exist a moment later."""
+        """Return a link to the logs, which become available a moment later."""
         i, body = self.need(at["id"], "invalid_id"), self.body(asked, {"tail", "filter", "daemon_logs"})
         lines = [line for line in self.logs.get(at["id"], []) if body.get("filter", "") in line]
         name = f"{self.number(i.id)}-{len(self.asked)}"
@@ -247,12 +247,12 @@ class VastInstances(Emulator):
         return {name: [{"HostIp": "0.0.0.0", "HostPort": str(port + n)}] for n, name in enumerate(names)}
 
     def least_bid(self, gpu: str, count: int) -> float:
-        """Return the least winning bid for a machine, in dollars per hour."""
+        """Return the lowest winning bid for a machine, in dollars per hour."""
         return self.least.get(gpu, self.prices[gpu] / 2 + 0.0001 / count) * count
 
 
 def environment(order: dict[str, Any]) -> dict[str, str]:
-    """Return an order's environment. In the description it is text with Docker's flags; the clients send an object."""
+    """Return an order's environment. The description has a string of Docker flags; the clients send an object."""
     given = order.get("env") or {}
     if isinstance(given, dict):
         return given

@@ -1,6 +1,6 @@
 """Vast.ai's market: rows of offers and instances, and its filter language.
 
-From the published description of `search offers` and `show instances`. If the vendor's clients send other fields,
+Follows the published description of `search offers` and `show instances`. If the vendor's clients send other fields,
 both are accepted, and a comment marks the place.
 """
 
@@ -20,9 +20,9 @@ _FILTERS = """verified rentable rented gpu_name reliability num_gpus gpu_ram dur
     direct_port_count host_id id min_bid mobo_name pci_gen pcie_bw storage_cost static_ip total_flops os_version
     ubuntu_version verification vms_enabled"""
 FILTERS: Final = frozenset(_FILTERS.split())
-"""The filters of the description."""
+"""The filters in the description."""
 MORE_FILTERS: Final = frozenset({"reliability2", "cluster_id", "score", "hosting_type"})
-"""Filters that the description lacks and that the vendor's client, dstack or SkyPilot sends."""
+"""Filters that the description lacks but the vendor's client, dstack, or SkyPilot sends."""
 CONTROLS: Final = frozenset({"limit", "type", "order", "allocated_storage", "disable_bundling"})
 """Other fields of a search; the vendor's client sends the last one."""
 TYPES: Final = frozenset({"ondemand", "on-demand", "bid", "reserved"})
@@ -30,7 +30,7 @@ TYPES: Final = frozenset({"ondemand", "on-demand", "bid", "reserved"})
 OPERATORS: Final = frozenset({"eq", "neq", "gt", "lt", "gte", "lte", "in", "notin"})
 COUNTS: Final = range(1, 9)
 STORAGE_USD: Final = 0.02
-"""The disk of an instance, per hour."""
+"""The hourly price of an instance's disk."""
 HARDWARE: Final[dict[str, Any]] = {
     "bw_nvlink": 0.0, "compute_cap": 900, "cpu_arch": "amd64", "cpu_cores": 64, "cpu_cores_effective": 32.0,
     "cpu_name": "EPYC 9354", "cpu_ram": 257_000, "cuda_max_good": 12.8, "direct_port_count": 100, "disk_bw": 3000.0,
@@ -51,12 +51,12 @@ def error(status: int, code: str, msg: str) -> Told:
 
 
 def not_a_key(name: object) -> Refuse:
-    """Return the refusal of an unknown filter, with the message of the description."""
+    """Return the refusal of an unknown filter, with the description's message."""
     return Refuse(error(400, "invalid_request", f"Error in query parameters: {name} is not a valid search key"))
 
 
 def offers(rows: Iterable[dict[str, Any]], query: object) -> list[dict[str, Any]]:
-    """Return the offers that a search finds, in its order. Raises Refuse for a query that the API does not support."""
+    """Return the offers that match a search, in its order. Raises Refuse for a query that the API does not support."""
     if not isinstance(query, dict):
         raise Refuse(error(400, "invalid_request", "Invalid json body"))
     if query.get("type", "ondemand") not in TYPES:
@@ -125,11 +125,11 @@ CONTRACT_COLUMNS: Final = frozenset(
     {"id", "label", "actual_status", "cur_state", "intended_status", "next_state", "gpu_name", "verification"}
     | {"machine_id", "start_date", "end_date", "is_bid"}
 )
-"""Columns of instances that can be filtered and sorted; computed ones, such as dph_total, can't."""
+"""Columns of instances that can be filtered and sorted; computed columns, such as dph_total, can't."""
 
 
 def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the instances that match a list's filters, in its order. Raises Refuse for unknown filters."""
+    """Return the instances that match a list request, in its order. Raises Refuse for unknown filters."""
     if unknown := set(query) - {"limit", "after_token", "order_by", "select_cols", "select_filters", "owner"}:
         raise not_a_key(min(unknown))
     wanted = conditions(query.get("select_filters", "{}"))
@@ -145,7 +145,7 @@ def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, 
 
 
 def columns(row: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
-    """Return the columns that a list requests; an unknown one is null."""
+    """Return the columns that a list request names; an unknown one is null."""
     names = conditions(query.get("select_cols", '["*"]'))
     return row if "*" in names else {name: row.get(name) for name in {"id", *names}}
 

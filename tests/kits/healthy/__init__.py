@@ -1,8 +1,8 @@
 """Healthy files of the common training libraries, written by those libraries at test time.
 
-Every function below `@configuration` writes the files of one configuration into an empty folder. The expected verdict
-is part of the registration, so that it is decided before the verification: proven, except for the files whose
-names fit `unknown`, which can't be read without running code.
+Every function decorated with `@configuration` writes one configuration's files into an empty folder. The expected
+verdict is part of the registration, so that it is decided before the verification: proven, except for files whose names
+match `unknown`, which can't be read without running code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIGURATIONS: dict[str, Configuration] = {}
 
 
 class Unreadable(Exception):
-    """The library that wrote a file can't read it back, so the file is not a healthy one."""
+    """Raised if the library that wrote a file can't read it back, so the file is not a healthy one."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Configuration:
     name: str
     write: Callable[[Path], object]
     needs: tuple[str, ...]
-    # Patterns of names of files that can't be read without running code.
+    # Name patterns of files that can't be read without running code.
     unknown: tuple[str, ...] = ()
-    # The step that a resume starts from; None if the files are not meant for a resume.
+    # The step from which a run resumes; None if the files are not meant for resuming.
     step: int | None = None
 
     @property
     def unseen(self) -> bool:
-        """Return whether this is in the held-out third, which is not used during work on verdicts."""
+        """Return whether this is in the held-out third, which is not used while working on verdicts."""
         return zlib.crc32(self.name.encode()) % 3 == 0
 
     @property
@@ -67,7 +67,7 @@ def configuration(
 def family(
     prefix: str, values: Iterator[Any] | list[Any] | dict[str, Any] | tuple[Any, ...], *needs: str, **more: Any
 ) -> Callable[[Callable[[Path, Any], object]], Callable[[Path, Any], object]]:
-    """Register a configuration for each value; a dict has a name for each."""
+    """Register a configuration for each value. A dict maps names to values."""
     named = values if isinstance(values, dict) else {str(v): v for v in values}
 
     def register(write: Callable[[Path, Any], object]) -> Callable[[Path, Any], object]:

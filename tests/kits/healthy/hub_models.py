@@ -236,7 +236,7 @@ def build(name: str, **more: Any) -> Any:
 
 
 def tokenizer(size: int = 256) -> Any:
-    """Return a byte-level BPE tokenizer with a maximal number of tokens, learned from one sentence."""
+    """Return a byte-level BPE tokenizer with at most `size` tokens, trained on one sentence."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -29,13 +29,13 @@ class Tally:
 
     files: int = 0
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    # The verdicts on whole configurations, which include those on folders.
+    # The verdicts on whole configurations, including those on folders.
     whole: Counter[Verdict] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
 
     @property
     def unknown_share(self) -> float:
-        """Return the share of the unknown files."""
+        """Return the share of unknown files."""
         return self.verdicts[Verdict.UNKNOWN] / max(1, self.files)
 
 
@@ -56,7 +56,7 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
             except Unreadable as why:
                 failed[one.name] = str(why)[:160]
                 continue
-            except Exception as why:  # a failure to write is the library's, not a wrong verdict
+            except Exception as why:  # a write failure is the library's fault, not a wrong verdict
                 failed[one.name] = f"{type(why).__name__}: {str(why)[:160]}"
                 continue
             (folder.parent / (folder.name + WRITTEN)).touch()
@@ -77,7 +77,7 @@ class _Union(Findings):
 
 
 def examine_all(at: Path, written: list[Configuration], level: Level) -> dict[str, Findings]:
-    """Examine every configuration separately; load the files of all in one process."""
+    """Examine every configuration separately, but load all of their files in one process."""
     ask = Ask(level is not Level.STRUCTURE)
     found = {one.name: examine(place(at, one), ask) for one in written}
     if level in (Level.LOAD, Level.RESUME):
@@ -146,7 +146,7 @@ def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     bad = 0
     found: dict[str, Findings] = {}
     for level in map(Level, levels):
-        if level is not Level.RESUME or not found:  # the verdict on a resume uses the findings of loading
+        if level is not Level.RESUME or not found:  # the resume level reuses the load level's findings
             found = examine_all(at, written, level)
         for unseen in (False, True):
             part = [c for c in written if c.unseen is unseen]

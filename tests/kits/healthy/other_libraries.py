@@ -88,7 +88,7 @@ QUANTS = (
     "I32",
     "I64",
 )
-# No Python library writes these; their blocks are bytes with finite scales.
+# No Python library writes these; their blocks are filled with bytes that give finite scales.
 BLOCKS = (
     "Q8_1",
     "Q2_K",
@@ -126,7 +126,7 @@ def _gguf(path: Path, kind: str, split: int = 0, splits: int = 0) -> None:
     values = np.random.default_rng(split).normal(size=(4, 256)).astype("f4")
     if kind in BLOCKS:
         block, size = gguf.GGML_QUANT_SIZES[wanted]
-        # 0x11 in every byte is a small finite number in each of the scales' types.
+        # A byte of 0x11 gives a small finite number in each of the scales' types.
         data = np.full((4, 256 // block * size), 0x11, np.uint8)
         writer.add_tensor(f"blk.{split}.ffn_up.weight", data, raw_dtype=wanted)
     elif kind[0] == "I" or kind == "F64":

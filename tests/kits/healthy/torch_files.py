@@ -70,7 +70,7 @@ def legacy_dtype(at: Path, dtype: str) -> None:
 
 
 def save_legacy(made: Any, path: Path) -> None:
-    """Save in the legacy format. Raises Unreadable for values that torch writes in it and can't read back."""
+    """Save in the legacy format. Raises Unreadable for values that torch can write in it but can't read back."""
     torch().save(made, path, _use_new_zipfile_serialization=False)
     try:
         torch().load(path, weights_only=True)
@@ -159,7 +159,7 @@ def zip_layout(at: Path, kind: str) -> None:
     torch().save({"a": layout(kind), "plain": torch().ones(4)}, at / "model.pth")
 
 
-# When torch reads a nested tensor back, it takes the sizes from uninitialized memory, so the result varies.
+# torch reads a nested tensor's sizes from uninitialized memory, so the result varies.
 @family("torch legacy layout", [k for k in LAYOUTS if "nested" not in k], "torch")
 def legacy_layout(at: Path, kind: str) -> None:
     save_legacy({"a": layout(kind)}, at / "model.pth")

@@ -128,7 +128,7 @@ BNB = (
 
 @family("bitsandbytes optimizer", BNB, "torch", "bitsandbytes", step=STEPS)
 def bitsandbytes_state(at: Path, kind: str) -> None:
-    """Train on the CPU, as bitsandbytes can since 0.46."""
+    """Train on the CPU, which bitsandbytes supports since 0.46."""
     import bitsandbytes as bnb
 
     t = torch()
@@ -173,7 +173,7 @@ def plain_folder(at: Path) -> None:
 def plain_several(at: Path) -> None:
     for step in (1, 2, 3):
         state = plain_state(step)
-        # The optimizer has made this number of steps, too.
+        # Match the optimizer's step count to the step.
         for s in state["optimizer"]["state"].values():
             s["step"] = torch().tensor(float(step))
         state["scheduler"]["last_epoch"] = step

@@ -156,7 +156,7 @@ def _trl(at: Path, name: str, lora: bool) -> None:
         extra["peft_config"] = LoraConfig(task_type=task, r=4, target_modules=["q_proj", "v_proj"])
     made = build("Llama classifier", num_labels=1) if name == "reward" else build("Qwen2")
     with tempfile.TemporaryDirectory() as base:
-        # Trainers load the reference model from the path in the model's name.
+        # Trainers load the reference model from the path that is stored as the model's name.
         made.save_pretrained(base)
         made.config._name_or_path = base
         getattr(home, f"{kind}Trainer")(

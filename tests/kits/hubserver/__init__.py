@@ -25,7 +25,7 @@ READER = "hf_readerreaderreaderreader00000000"
 def hub_server(
     root: Path, *, seeded: bool = True, check: bool = True, clock: Clock | None = None
 ) -> Iterator[HubServer]:
-    """Run a Hub. With GPUWARDEN_SPECS, every reply of a described route must fit its description."""
+    """Run a Hub. If GPUWARDEN_SPECS is set, every reply on a described route must match its description."""
     server = HubServer(root, clock=clock, unsandboxed=True)
     checker = SpecCheck(server.app) if SPECS and check else None
     if checker:
@@ -41,7 +41,7 @@ def hub_server(
 
 
 def config(server: HubServer, token: str | None = TOKEN) -> HubConfig:
-    """Return the client configuration of the Hub."""
+    """Return a client configuration for the Hub."""
     return HubConfig(server.url, server.viewer_url, token)
 
 
@@ -106,7 +106,7 @@ def _spec(name: str) -> Any:
 
 @cache
 def _table() -> list[tuple[re.Pattern[str], str]]:
-    # The path with the fewest placeholders first: that of jobs before that of any repo.
+    # Paths with fewer placeholders first, so that jobs match before a repo of any name.
     return [(_regex(p), p) for p in sorted(_spec("huggingface-hub")["paths"], key=lambda p: p.count("{"))]
 
 

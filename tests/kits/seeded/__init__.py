@@ -1,7 +1,7 @@
-"""Faults that make training jobs fail, each put into a plain script and into a shipped trainer, and run.
+"""Faults that make training jobs fail. Each is put into a plain script and into a bundled trainer, which are then run.
 
-`corpus/seeded_faults.jsonl` has one case a line. The expected outcome of the trainer is part of the case, so that it
-is decided before any run. A third of the cases, by the digest of the name, is held out until the end.
+`corpus/seeded_faults.jsonl` has one case per line. A case includes the trainer's expected outcome, so that it is
+decided before any run. A third of the cases, chosen by the digest of the name, is held out until the end.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from paths import CORPUS
 
-# Outcomes, the good ones first. The rehearsal refuses a job if the job's own checks end it on this computer.
+# Outcomes, the good ones first. `REHEARSAL` means that the job's own checks end it on this computer.
 SURVIVES, GATE, REHEARSAL, MACHINE, LOST = "survives", "gate", "rehearsal", "machine", "lost"
 WELL = frozenset({SURVIVES, GATE, REHEARSAL})
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault, the expected outcome of the trainer, and the change that the refusal requests.
+    """One fault, the trainer's expected outcome, and the change that the refusal asks for.
 
-    `fault` and `fix` have these parts, each optional: `plain` and `text` (replacements in the
-    plain script and in the trainer), `args` (the trainer's arguments; null removes one), `spec` (fields of the job),
-    `machine` (conditions, see `machine.py`), `hub` (faults of the Hub), `token`, `restart` (the same command is run
-    again), `cold` (a process without imported modules), `grant` (access to a repo).
+    `fault` and `fix` have these optional parts: `plain` and `text` (replacements in the plain script and in the
+    trainer), `args` (the trainer's arguments; null removes one), `spec` (job fields), `machine` (conditions, see
+    `machine.py`), `hub` (Hub faults), `token`, `restart` (the same command is run again), `cold` (a process that has
+    imported no modules), `grant` (access to a repo).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def unseen(self) -> bool:
-        """Return whether this is in the held-out third, which is not read before the figures are final."""
+        """Return whether the case is in the held-out third, which is not read before the figures are final."""
         return zlib.crc32(self.name.encode()) % 3 == 0
 
 

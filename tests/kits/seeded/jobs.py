@@ -1,4 +1,4 @@
-"""Run one case: the plain script without a gate, and the shipped trainer behind the submit gate."""
+"""Run one case: the plain script without a gate, and the bundled trainer behind the submit gate."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ARGS: dict[str, dict[str, Any]] = {
     | _ALL
     | {"dataset": "lab/pictures", "model": "lab/tiny-vit"},
 }
-# Modules that a header may install; each is missing on a machine whose header does not list it.
+# Modules that a script's header may install; each is missing on the machine if the header does not list it.
 WATCHED = ("peft", "PIL", "albumentations", "cv2", "datasets", "accelerate", "sentencepiece", "scipy", "pycocotools")
 
 # Dependencies of header packages whose metadata is not installed here: torchvision 0.28, tensorboard 2.20.
@@ -80,16 +80,16 @@ class Outcome:
 
     @property
     def well(self) -> bool:
-        """Return whether the job ended well, without paying for a machine when the fault was detectable before."""
+        """Return whether the job survived, or was refused before a machine was paid for."""
         return self.how in WELL
 
 
 class Jobs(Forking):
-    """Runs of jobs in one folder against one Hub."""
+    """Job runs in one folder, against one Hub."""
 
     def __init__(self, folder: Path, hub: HubServer) -> None:
         self.folder, self.hub = folder, hub
-        # An interrupted run leaves the folders of its jobs.
+        # An interrupted run leaves its job folders behind.
         self.numbers = (n for n in count() if not (folder / f"job-{n}").exists())
         self.known: dict[str, Outcome] = {}
         gone = ("HF_TOKEN", "HF_HUB_OFFLINE", "GPUWARDEN_METRICS")
@@ -111,7 +111,7 @@ class Jobs(Forking):
         return Outcome(LOST, f"exit {code}: {why or last_line(log)}") if code or why else Outcome(SURVIVES)
 
     def guarded(self, case: Case) -> Outcome:
-        """Submit the shipped trainer with the fault; if it is refused, apply the fix and submit it again."""
+        """Submit the bundled trainer with the fault; if it is refused, apply the fix and submit it again."""
         first = self.submitted(case, case.fault)
         agrees = first.how == case.expect.partition(" ")[0] and case.expect.partition(" ")[2] in first.words
         if first.how not in {GATE, REHEARSAL, MACHINE}:
@@ -148,7 +148,7 @@ class Jobs(Forking):
         named = [line for line in log.splitlines() if line.startswith(("ERROR", "FIX"))]
         if len(named) < 2 or why:
             return Outcome(LOST, f"exit {code}: {why or last_line(log)}")
-        # A fault of the machine appears only on it; any other fault appears when the command is rehearsed here.
+        # A machine or Hub fault appears only there; any other fault appears when the command is rehearsed here.
         return Outcome(MACHINE if fault.get("machine") or fault.get("hub") else REHEARSAL, f"{code} {' '.join(named)}")
 
     def gate(self, text: str, words: list[str], fault: dict[str, Any]) -> list[Finding]:
@@ -166,7 +166,7 @@ class Jobs(Forking):
         return run_rules(rules_of("submit"), facts)
 
     def grant(self, kind: str, name: str) -> None:
-        """Give the account access to a gated repo, as its owner does after the terms are accepted."""
+        """Give the account access to a gated repo, as its owner does once the terms are accepted."""
         repo = self.hub.store.get(kind, name)
         assert repo is not None
         repo.grants = ["rehearsal"]
@@ -175,7 +175,7 @@ class Jobs(Forking):
     # --------------------------------------------------------------------------------------------------- one run
 
     def run(self, fault: dict[str, Any], text: str, words: list[str]) -> tuple[str, int, str]:
-        """Run a script as a machine would; return its log, its exit code and the problem of its result, if any."""
+        """Run a script as a machine would; return its log, its exit code, and the problem with its result, if any."""
         number = next(self.numbers)
         home, spec = self.folder / f"job-{number}", SPEC | fault.get("spec", {})
         home.mkdir()
@@ -216,7 +216,7 @@ class Jobs(Forking):
             ).returncode
 
     def why_bad(self, home: Path, target: str) -> str:
-        """Return the problem of a run that ended with 0, or an empty string if it ended well."""
+        """Return the problem with a run that exited with 0, or an empty string if it ended well."""
         kept = sorted((home / "out").glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
         if not kept:
             return "no checkpoint"
@@ -294,7 +294,7 @@ def missing(text: str) -> list[str]:
 
 @cache
 def closure(dependencies: tuple[str, ...]) -> frozenset[str]:
-    """Return packages with all their dependencies, by the metadata of the installed packages."""
+    """Return packages with all their dependencies, according to the metadata of the installed packages."""
     from packaging.requirements import Requirement
 
     found: set[str] = set()

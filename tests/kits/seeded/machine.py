@@ -1,10 +1,10 @@
 """Emulate a rented machine for a job's process: its installed modules, disk, memory and end.
 
-Reads one JSON object a line and runs each job in a forked child, as `trainer_zygote` does. `conditions` of a job:
-`steps`: the steps after which the timeout ends the process, those of earlier attempts included; `kill`, `terminate`,
-`nan`, `always_nan`, `full_disk`: the step of that event; `kill_in_save`: the step whose save is cut; `oom_above`: the
-largest micro-batch that fits; `free_gb`: the free space that is reported; `installed`: the modules that can't be
-imported. With an argument, runs the job of that file without a fork, in a process without imported modules.
+Reads one JSON object per line and runs each job in a forked child, as `trainer_zygote` does. A job's `conditions`:
+`steps`: the number of steps, including earlier attempts, after which the timeout ends the process; `kill`,
+`terminate`, `nan`, `always_nan`, `full_disk`: the step of that event; `kill_in_save`: the step whose save is
+interrupted; `oom_above`: the largest micro-batch that fits; `free_gb`: the reported free space; `missing`: the modules
+that can't be imported. If a file is given, runs the job in it without a fork, in a process without imported modules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Missing(PathFinder):
 
 
 def take_away(names: list[str]) -> None:
-    """Make some modules impossible to import."""
+    """Make modules impossible to import."""
     Missing.names = frozenset(names)
     sys.meta_path[:] = [Missing if finder is PathFinder else finder for finder in sys.meta_path]
     for name in [n for n in sys.modules if n.partition(".")[0] in Missing.names]:
@@ -77,7 +77,7 @@ def watch(conditions: Conditions, steps: Path) -> None:
 
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
-        # Before the trainer's callbacks, which then receive a signal of this step at this step.
+        # Before the trainer's callbacks, so that they notice a signal in the same step.
         self.callback_handler.callbacks.insert(0, Events())
 
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A fan-out on an engine that has arrays, played in memory: gpuwarden dies at every write and every call."""
+"""Fan-outs on an in-memory engine with job arrays; gpuwarden dies at every write and every call."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Death(BaseException):
-    """The process is gone."""
+    """Simulated death of the process."""
 
 
 class Playing:
-    """An engine with arrays. `die_in` calls from now the process dies, before or `after` the call is carried out."""
+    """An engine with arrays. With `die_before` or `die_after`, the process dies before or after a call takes effect."""
 
     name, takes_inputs, seals = "slurm", True, True
 
@@ -114,13 +114,13 @@ class Playing:
 
 @dataclass
 class Kill:
-    """A process that dies at a write to its ledger, or before or after it sends an array; `died` once it has."""
+    """A process that dies at a ledger write or just before or after it sends an array; `died` is set once it has."""
 
     left: int
     died: bool = False
 
     def point(self) -> None:
-        """Die where all points before this one are used up."""
+        """Count one point; die if none are left."""
         self.left -= 1
         if self.left < 0:
             self.died = True
@@ -129,7 +129,7 @@ class Kill:
 
 @contextmanager
 def killed_at(point: int) -> Iterator[Kill]:
-    """Let the process die at one of its points, counted from 0."""
+    """Kill the process at the given point, counted from 0."""
     kill, write, send = Kill(point), Ledger.append, Playing.submit_array
 
     def append(self: Ledger, *args: Any, **more: Any) -> Any:
@@ -159,7 +159,7 @@ def clock() -> Clock:
 
 
 def warden(home: Path, clock: Clock, engine: Playing) -> Context:
-    """A process over the same state folder."""
+    """Open a new process over the same state folder."""
     ctx = open_house(home, clock, policy=Policy(local=Local(unsandboxed=True)))
     assert isinstance(engine, Arrayed)
     ctx._backends["slurm"] = engine  # type: ignore[assignment]
@@ -179,7 +179,7 @@ async def settle(ctx: Context) -> FanOutResult:
 
 
 def right(ctx: Context, engine: Playing, cells: int = 5) -> None:
-    """Every cell was started once, by one job of one array, and the ledger knows."""
+    """Assert that every cell was started once, by one job of one array, and that the ledger records it."""
     assert set(engine.starts.values()) == {1} and len(engine.starts) == cells
     jobs = job_ids(ctx.ledger)
     assert {job for job, _ in engine.starts} == set(jobs)
@@ -256,7 +256,7 @@ async def test_a_cell_that_is_called_off_meanwhile_does_not_run_on_unseen(
 
 
 async def unsent(tmp_path: Path, clock: Clock, engine: Playing) -> tuple[Context, str]:
-    """Decide a fan-out's array and die before it is sent; the ledger that remembers it, and the fan-out's id."""
+    """Decide on a fan-out's array and die before it is sent; return the ledger that records it and the fan-out's id."""
     engine.die_before = True
     ctx = warden(tmp_path, clock, engine)
     with pytest.raises(Death):
@@ -289,7 +289,7 @@ async def test_a_fan_out_is_canceled_even_if_one_of_its_jobs_is_busy(
 
 
 def ending_is_kept(ctx: Context, engine: Playing, before: Counter[tuple[str, int]]) -> None:
-    """Nothing was started since the fan-out was ended; what its engine had goes on, and the rest is canceled."""
+    """Assert that nothing started since the end, that the engine's jobs still run and that the others are canceled."""
     assert engine.starts == before
     for job in job_ids(ctx.ledger):
         had = any(token == job for token, _ in before)
@@ -338,7 +338,7 @@ async def test_an_end_recalls_an_array_that_was_not_sent_and_adopts_one_that_was
     assert found.now is not None and found.now.over is (when == "die_before")
     resume_fan_out(ctx, fan_id, "a test")
     await settle(ctx)
-    assert len(engine.starts) == 5 and set(engine.starts.values()) == {1}  # recalled cells go out with the next array
+    assert len(engine.starts) == 5 and set(engine.starts.values()) == {1}  # recalled cells are sent with the next array
 
 
 async def test_while_the_engine_is_silent_an_ended_fan_out_sends_nothing(

@@ -1,4 +1,4 @@
-"""Limits of a fan-out: who may raise them, what holds it, and what the watch says of it, each thing once."""
+"""Fan-out limits: who may raise them, holds on launches, and the watch's alerts, each raised once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from wording import Wording
 
 pytestmark = pytest.mark.anyio
 TINY = 0.0001
-"""A budget that no machine fits into."""
+"""A budget too small for any machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +89,11 @@ async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: P
     assert command(step).startswith("gpuwarden fan-out --resume --max-cost ")
     wording(in_call(step), fan_id, "gpuwarden fan-out --resume --max-cost")
     rise = await _rise(ctx, fan_id, max_cost_usd=300.0)
-    assert not rise.issued.ask and (await advance_fan_out(ctx, fan_id)).held is not None  # checked, not in force
+    assert not rise.issued.ask and (await advance_fan_out(ctx, fan_id)).held is not None  # checked, not yet applied
     with pytest.raises(Conflict) as refused:
         await change_limits(ctx, fan_id, "test", max_cost_usd=301.0, receipt=rise.receipt)
     wording(refused)
-    for _ in range(2):  # the second call is a repeated one
+    for _ in range(2):  # the second call is a repeat
         assert await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt) is None
     (event,) = ctx.ledger.events(f"fanout/{fan_id}", kind=FanOutLimited)
     assert (event.data.max_cost_usd, event.data.receipt, event.data.by) == (300.0, rise.receipt, "test")
@@ -119,7 +119,7 @@ async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_pa
             await change_limits(ctx, fan_id, "test", max_cost_usd=bad)
     with pytest.raises(BadRequest):
         await change_limits(ctx, fan_id, "test", max_machines=257)
-    assert (await _rise(ctx, fan_id, max_machines=2)).issued.machines == 2  # more at a time is a rise as well
+    assert (await _rise(ctx, fan_id, max_machines=2)).issued.machines == 2  # a higher machine count is a rise as well
 
 
 async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(
@@ -210,7 +210,7 @@ async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_pa
 async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """The process dies before its order, or the order or its reply gets lost; a person ends the fan-out meanwhile."""
+    """The process dies before ordering, or the order or its reply is lost; then the user ends the fan-out."""
     home = tmp_path / "home"
     ctx = open_house(home, clock_of_today())
     lost = () if left == "unsent" else (Fault.model_validate({"kind": left, "call": "create"}),)
@@ -261,7 +261,7 @@ async def test_the_watch_says_each_thing_once_and_takes_back_what_is_over(tmp_pa
     wording(alert.text, fan_id)
     first = Watcher(open_house(home, ctx.clock))
     first.fan_outs.ctx._providers[PLATFORM] = ctx._providers[PLATFORM]
-    assert not (await first.round()).news  # a fresh process that did not look at it yet takes nothing back
+    assert not (await first.round()).news  # a new process clears no alert before its own first check
     end_fan_out(ctx, fan_id, "test")
     await ctx.clock.sleep(1000)
     await rounds(watcher)
@@ -294,7 +294,7 @@ def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path
 async def test_a_folder_under_another_spelling_is_not_the_cell_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script that makes `cells/1` and folders of cells that its queue was not given stops nobody from collecting."""
+    """A script may create `cells/1`, or folders for cells its queue was not given; collecting still works."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=300.0, cells=cells_of(_plan().base, grid({"lr": ["1", "2", "3"]}))))

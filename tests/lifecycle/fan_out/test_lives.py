@@ -1,4 +1,4 @@
-"""Whole fan-outs on rehearsal machines, with real processes: killed, preempted, resumed, and every cell proven."""
+"""Fan-outs on rehearsal machines with real processes: killed, preempted and resumed until every cell is proven."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ with open("out/result.json", "w") as file:
 
 @pytest.fixture(autouse=True)
 def _without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cells say beside their machine's folder that they run."""
+    """Disable the sandbox, since cells report that they run in a file outside their machine's folder."""
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
 
 
@@ -86,14 +86,14 @@ def _plan(home: Path, cells: list[dict[str, str]], **limits: object) -> FanOutPl
 
 async def _launched(ctx: Context, plan: FanOutPlan) -> str:
     asked = await fan_out(ctx, plan)
-    assert asked.now is None and asked.receipt is not None  # one receipt for the plan, and nothing launched
+    assert asked.now is None and asked.receipt is not None  # one receipt for the plan; nothing is launched
     done = await fan_out(ctx, plan, receipt=asked.receipt)
     assert done.now is not None
     return done.now.fan.id
 
 
 async def _over(ctx: Context, cloud: Cloud, fan_id: str) -> FanOutResult:
-    """Go round until nothing runs and nothing waits. Real processes end in real time; the clock leaps over the rest."""
+    """Advance until nothing runs or waits. Processes end in real time; the fake clock skips everything else."""
 
     async def round() -> FanOutResult:
         found = await advance_fan_out(ctx, fan_id)
@@ -110,7 +110,7 @@ async def _over(ctx: Context, cloud: Cloud, fan_id: str) -> FanOutResult:
 
 
 async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int, how: str) -> None:
-    """Wait until a held cell runs, take its machine or kill everything there, and let the cell run next time."""
+    """Wait until a held cell runs, then take its machine or kill its processes, and let the cell run next time."""
 
     async def runs() -> bool:
         await advance_fan_out(ctx, fan_id)
@@ -130,7 +130,7 @@ async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int
 
 
 async def _end_idle(ctx: Context, fan_id: str) -> None:
-    """Answer as a person does who is asked about the machines of ended queues."""
+    """Tear down the machines of ended queues, as a user does who is asked about them."""
     for job in standing(ctx, read_fan_out(ctx.ledger, fan_id)).idle:
         asked = automatic_teardown(ctx, job) is None or read_job(ctx.ledger, job).state == "failed"
         if asked and job in read_fan_out(ctx.ledger, fan_id).collected:
@@ -143,10 +143,10 @@ async def _end_idle(ctx: Context, fan_id: str) -> None:
 
 @pytest.mark.prove
 async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions(tmp_path: Path) -> None:
-    """The queues take every fourth cell: one strike on each machine, and cell 7 is killed alone."""
+    """Each queue takes every fourth cell: one strike hits each machine, and cell 7 is killed alone."""
     home, said = tmp_path / "home", tmp_path / "said"
     ctx = open_house(home, clock_of_today())
-    cloud = rent_cloud(ctx, Fault(kind="lost_reply", call="create", at=2))  # and one machine is adopted
+    cloud = rent_cloud(ctx, Fault(kind="lost_reply", call="create", at=2))  # so one machine is adopted
     strikes = {16: "kill", 17: "preempt", 18: "kill", 19: "preempt"}
     for cell in strikes:
         (tmp_path / f"said.hold{cell}").touch()
@@ -155,15 +155,15 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
     with anyio.fail_after(500):
         for cell, how in strikes.items():
             await _strike(ctx, fan_id, cloud, said, cell, how)
-            ctx = open_house(home, ctx.clock)  # another process goes on, as after a crash
+            ctx = open_house(home, ctx.clock)  # another process continues, as after a crash
             ctx._providers[PLATFORM] = RehearsalProvider(cloud)
     found = await _over(ctx, cloud, fan_id)
     now = found.now
     assert now is not None and now.cells.count(CellState.VERIFIED) == 40 and not now.cells.strangers
     proofs = ctx.ledger.events(f"fanout/{fan_id}", kind=CellProven)
-    assert Counter(e.data.index for e in proofs) == dict.fromkeys(range(40), 1)  # none twice
+    assert Counter(e.data.index for e in proofs) == dict.fromkeys(range(40), 1)  # each proven once
     assert now.cells.duplicates == ()
-    assert max(now.cells.tries.values()) == 2 and len(now.fan.queues) > 4  # what was lost went to another machine
+    assert max(now.cells.tries.values()) == 2 and len(now.fan.queues) > 4  # lost cells went to another machine
     assert now.cost <= BUDGET and sum(cloud.truth(one.id).cost_usd or 0.0 for one in records(cloud)) <= BUDGET
     assert not any(truth.meter for truth in cloud.truths().values())
     assert promises(ctx.ledger, cloud) == []
@@ -171,7 +171,7 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
 
 @pytest.mark.prove
 async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -> None:
-    """Automatic teardown ends what is proven; a person is asked about the machine where everything was killed."""
+    """Automatic teardown ends the proven machines; the user is asked about the one where everything was killed."""
     orders = TeardownPolicy(automatic="terminate", grace_minutes=1)
     policy = WEALTHY.model_copy(update={"teardown": orders})
     home, said = tmp_path / "home", tmp_path / "said"
@@ -196,7 +196,7 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
     assert sorted(e.body["channel"] for e in granted) == ["automatic_teardown", "automatic_teardown", "terminal"]
     assert promises(ctx.ledger, cloud) == []
     await watcher.once()
-    assert len(records(cloud)) == 3  # what is over stays over
+    assert len(records(cloud)) == 3  # a finished fan-out launches nothing more
 
 
 async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> Non
     cloud = rent_cloud(ctx)
     probe = await fan_out(ctx, _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}]), dry_run=True)
     assert probe.price is not None
-    one = probe.price * 3 * (60 + 300) / 3600  # a queue of one cell, interrupted as often as it may be
+    one = probe.price * 3 * (60 + 300) / 3600  # a queue of one cell, interrupted as often as allowed
     plan = _plan(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=2), max_cost_usd=one * 1.5)
     fan_id = await _launched(ctx, plan)
     first = await advance_fan_out(ctx, fan_id)
@@ -229,13 +229,13 @@ async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(
     again = await fan_out(ctx, plan, receipt=asked.receipt)
     assert first.now and again.now and again.adopted and again.now.fan.id == first.now.fan.id
     assert len(records(cloud)) == 1
-    assert end_fan_out(ctx, first.now.fan.id, "test").live  # nothing more is launched, what runs goes on
+    assert end_fan_out(ctx, first.now.fan.id, "test").live  # no further launches; running cells continue
     with pytest.raises(BadRequest):
         await fan_out(ctx, plan, dry_run=True, receipt=asked.receipt)
 
 
 async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path, wording: Wording) -> None:
-    """Cell 1 fails on its only machine; a person mends what it waits for, and resumes that cell alone."""
+    """Cell 1 fails on its only machine; the user fixes the cause and resumes that cell alone."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     (tmp_path / "said.fail1").touch()
@@ -260,7 +260,7 @@ async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path
 
 
 async def test_cells_of_one_manifest_get_the_same_inputs_or_are_not_launched(tmp_path: Path) -> None:
-    """The inputs are those of the folder that it was started in, whoever launches; changed ones hold it."""
+    """Inputs always come from the folder that the fan-out was started in; if they change, the fan-out is held."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     ctx.cwd = tmp_path / "work"
     ctx.cwd.mkdir()

@@ -1,4 +1,4 @@
-"""A plan of cells: none collides, none is forgotten, none runs twice, whatever its queues leave behind."""
+"""Fan-out plans: no cell collides, gets lost or runs twice, whatever its queue leaves behind."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_packing_keeps_every_cell_and_no_queue_is_heavier_than_it_must_be(costs:
     assert sorted(c.index for q in queues for c in q) == list(range(len(costs)))
     assert 1 <= len(queues) <= machines and all(queues)
     heaviest = max(sum(weight(c, "epochs") for c in q) for q in queues)
-    assert heaviest <= sum(costs) / machines + max(costs)  # the bound of the greedy rule
+    assert heaviest <= sum(costs) / machines + max(costs)  # the greedy rule's bound
 
 
 def test_a_weight_that_is_not_a_number_is_refused() -> None:
@@ -133,7 +133,7 @@ def test_no_story_loses_a_cell_or_launches_one_that_may_run_or_is_proven(
     digests = {cell.index: cell.config for cell in CELLS}
     seen = [Sighting(f"j{n}", i, digests.get(i, "?") if whose == "own" else "!", o) for n, i, whose, o in sightings]
     found = reconcile(CELLS, launched, seen, TRIES)
-    assert set(found.states) == set(range(COUNT))  # nothing is forgotten, nothing is invented
+    assert set(found.states) == set(range(COUNT))  # no cell is lost or invented
     assert sum(found.count(state) for state in CellState) == COUNT
     for index in found.launchable:
         mine = [q for q in launched if index in q.cells]
@@ -166,7 +166,7 @@ def test_what_is_missing_duplicate_silently_skipped_or_strange_has_its_name() ->
     found = reconcile(CELLS, queues, seen, TRIES)
     assert found.states == {
         0: CellState.VERIFIED,
-        1: CellState.SKIPPED,  # the queue says that it did all; the folder is not this cell's
+        1: CellState.SKIPPED,  # the queue reports it as done, but the folder is for another cell
         2: CellState.FAILED,
         3: CellState.MISSING,
         4: CellState.WAITING,
@@ -194,7 +194,7 @@ def test_a_resumed_cell_has_its_tries_again_and_what_was_proven_stays() -> None:
     queues.append(QueueSeen("j2", (1,), ended=True, collected=True))
     proven = [*seen, Sighting("j2", 1, cells[1].config, Outcome.PROVEN)]
     assert reconcile(cells, queues, proven, 2, {1: 2}).duplicates == ()
-    assert reconcile(cells, queues, proven, 3).duplicates == (1,)  # unasked, it would be one
+    assert reconcile(cells, queues, proven, 3).duplicates == (1,)  # without the request, it is a duplicate
 
 
 @pytest.mark.parametrize(("text", "found"), [("", []), ("3", [3]), ("0,3,7-9", [0, 3, 7, 8, 9])])

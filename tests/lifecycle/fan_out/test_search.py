@@ -1,4 +1,4 @@
-"""Searches that learn, by Optuna's ask and tell: everything that it knows is told again from the ledger."""
+"""Adaptive searches with Optuna's ask and tell: the study is rebuilt from the ledger every time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _plan(space: dict[str, str], trials: int = 20, **given: bool) -> FanOutPlan:
 
 
 def _run(plan: FanOutPlan, batch: int) -> tuple[list[Cell], dict[int, float | None]]:
-    """Ask for a batch at a time until all are asked for. Cell 3 fails; the best rate is 0.01."""
+    """Ask for cells in batches until all are chosen. Cell 3 fails; the best learning rate is 0.01."""
     cells: list[Cell] = []
     reached: dict[int, float | None] = {}
     while len(cells) < plan.size:

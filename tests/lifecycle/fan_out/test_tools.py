@@ -1,4 +1,4 @@
-"""A fan-out as an agent and a terminal see it: the same tools and commands, its states, and what to do next."""
+"""Fan-outs through MCP and the terminal: the same tools and commands, states and next steps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) 
         seen = await soon(next_look, every=0.1, good=lambda now: now["state"] != "running")
         assert seen["code"] == "complete" and seen["fan_out"]["states"] == {"verified": 4}
         assert [row["mean"] for row in seen["fan_out"]["table"]] == [1.5, 2.5]
-        assert "teardown" in [step["action"] for step in seen["next"]], seen["hint"]  # its machines bill
+        assert "teardown" in [step["action"] for step in seen["next"]], seen["hint"]  # its machines are billed
     assert promises(ctx.ledger, cloud) == []
 
 

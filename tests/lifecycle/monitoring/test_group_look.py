@@ -1,4 +1,4 @@
-"""The look at all nodes of an allocation, over answers and over a played engine."""
+"""The check of all nodes in an allocation, with given answers and with a fake engine."""
 
 from __future__ import annotations
 

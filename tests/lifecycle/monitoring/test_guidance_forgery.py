@@ -1,4 +1,4 @@
-"""A job can write its status file and its log. Neither gets it called preempted, relaunched or recovered."""
+"""A job can write its status file and its log. Neither gets it marked preempted, relaunched or recovered."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ LIES = {
 
 @pytest.fixture(autouse=True)
 def _no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a rented machine no sandbox keeps a job from its run folder."""
+    """Disable the sandbox: a rented machine has none that keeps a job out of its run folder."""
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
 
 
 class House:
-    """A spot machine on a pretend cloud, with the real runner and real processes."""
+    """An installation with a spot machine on an emulated cloud, the real runner and real processes."""
 
     def __init__(self, folder: Path) -> None:
         self.said, self.clock = folder / "said", clock_of_today()
@@ -82,7 +82,7 @@ class House:
         words = (json.dumps(lies), json.dumps(LINES), then)
         command = (sys.executable, "-I", "-S", "-c", FORGE, str(self.said), *words)
         job = await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
-        self.clock.advance(1)  # the machine boots meanwhile
+        self.clock.advance(1)  # time for the machine to boot
         return job
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:

@@ -1,4 +1,4 @@
-"""A part of a log shows no piece of a secret, and the parts of a log add up to it, wherever a reader cuts."""
+"""Log parts show no piece of a secret and add up to the whole log, wherever a reader cuts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ PIECES = [
     "loss 0.5", b"\xff", b"\xf0\x9f", b"\x80\x80", b"\xe2\x82",
 ]  # fmt: skip
 ROWS = st.lists(st.sampled_from([p.encode() if isinstance(p, str) else p for p in PIECES]), max_size=12)
-LOGS = ROWS.map(lambda row: b" ".join([*row, b"\n"]))  # the runner holds an incomplete character at the end back
+LOGS = ROWS.map(lambda row: b" ".join([*row, b"\n"]))  # the runner holds back an incomplete character at the end
 Read = Callable[[int, int], Awaitable[LogChunk | None]]
 
 
 class Printing(PretendBackend):
-    """A platform that keeps a job's output as it was printed."""
+    """A platform that keeps a job's output as printed."""
 
     raw = b""
 
@@ -50,7 +50,7 @@ class Printing(PretendBackend):
 
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.chdir(tmp_path)  # the pretended machine's run root is relative
+    monkeypatch.chdir(tmp_path)  # the emulated machine's run root is relative
     ctx = open_house(tmp_path / "home", FakeClock())
     ctx.env = {"WANDB_API_KEY": SECRET}
     ctx._backends["local"] = Printing(Processes())
@@ -126,7 +126,7 @@ def test_parts_add_up_to_the_redacted_log(
         end = await use_case.log_part(ctx, job, read, -tail, tail)
         same = await use_case.log_part(ctx, job, read, max(0, len(raw) - tail), tail)
         assert end is not None and same is not None and whole.endswith(end.text)
-        # The runner omits continuation bytes at the start of a log's end.
+        # The runner omits continuation bytes at the start of a log's tail.
         assert end.text.lstrip("\ufffd") == same.text.lstrip("\ufffd")
 
     with pytest.MonkeyPatch.context() as patch:

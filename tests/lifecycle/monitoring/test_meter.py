@@ -1,4 +1,4 @@
-"""The cost of a machine: an upper bound that never falls while the machine may bill, whatever the platform answers."""
+"""Machine cost: an upper bound that never falls while the machine may be billed, whatever the platform answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ maybe = st.none() | amounts
 
 @st.composite
 def looks(draw: st.DrawFn) -> list[tuple[float, Instance]]:
-    """Answers of a platform about a machine that may bill, at growing times."""
+    """Draw a platform's answers about a machine that may be billed, at increasing times."""
     gaps = draw(st.lists(st.floats(0, 50 * HOUR), max_size=6))
     return [
         (at, Instance(id="m", state=InstanceState.RUNNING, meter=draw(st.sampled_from([None, True])),
@@ -42,7 +42,7 @@ def looks(draw: st.DrawFn) -> list[tuple[float, Instance]]:
 
 
 def lease(answers: list[tuple[float, Instance]]) -> LeaseRecord:
-    """A live lease that was opened at time 0."""
+    """Return a live lease opened at time 0."""
     return LeaseRecord("j-i1", "j", "vastai", Lease.METERING, 0.0, 0.0, "m", tuple(answers))
 
 
@@ -95,7 +95,7 @@ async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
     for minute in range(20):
         await house.watched(2)
         if minute % 2:
-            house.ctx.seen.clear()  # as in another process
+            house.ctx.seen.clear()  # as in a new process
         line = line_of(house.ctx, read_job(house.ctx.ledger, job))
         billed = sum(truth.cost_usd for truth in house.cloud.truths().values())
         assert line.cost_usd is not None and line.cost_usd >= billed - 1e-6
@@ -122,7 +122,7 @@ async def test_a_silent_platform_stops_no_meter_no_cap_and_no_alert(tmp_path: Pa
 
 @pytest.mark.anyio
 async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes) -> None:
-    """A list that asks nobody has the price that the watch saw."""
+    """A list that calls no platform shows the price that the watch observed."""
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.started()
     lease_id = str(read_job(house.ctx.ledger, job).lease)
@@ -142,7 +142,7 @@ async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes
 async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_back(
     tmp_path: Path, processes: Processes
 ) -> None:
-    """A platform stops what an empty account rented, and the disk bills on."""
+    """A platform stops the machines of an account without funds, but their disks are still billed."""
     house = Ordered(tmp_path / "home", processes, "off")
     job = await launch(house.ctx, house.spec())
     [machine] = house.cloud.truths()

@@ -1,4 +1,4 @@
-"""The judgement of several nodes, over facts; and the agent's own parts where no network is needed."""
+"""Judging several nodes by their facts, and the parts of the agent that need no network."""
 
 import ast
 import json
@@ -63,7 +63,7 @@ def group(*nodes: Node, **more: Any) -> GroupFacts:
 
 
 def found(facts: GroupFacts, launch: GroupLaunch | None = None) -> list[tuple[str, str, str]]:
-    """Every problem that is more than a note."""
+    """Return every problem more severe than a note."""
     problems = judge_nodes(facts, launch or GroupLaunch()).problems
     return [(str(p.answer), str(p.code), p.node) for p in problems if p.answer is not Answer.NOTE]
 
@@ -91,7 +91,7 @@ def test_nothing_that_was_not_seen_is_in_order() -> None:
     [
         ({"service": "failed", "states": None}, [("no", "fabric_down", "n2")]),
         ({"service": "failed", "states": ["In Progress"]}, [("no", "fabric_state", "n2"), ("no", "fabric_down", "n2")]),
-        ({"service": None, "states": ["Completed"], "version": None}, []),  # a container: the cards say it themselves
+        ({"service": None, "states": ["Completed"], "version": None}, []),  # a container: the GPUs report it
         ({"service": None, "states": None, "version": None}, [("unknown", "fabric_unseen", "n2")]),
         ({"version": "535.104.05"}, [("no", "fabric_version", "n2")]),
         ({"version": None, "states": None}, [("unknown", "fabric_unseen", "n2")]),
@@ -150,7 +150,7 @@ def test_what_nccl_takes_from_a_variable() -> None:
     ("value", "code"), [("docker0", "interface_wrong"), ("ib", "interface_wrong"), ("eth", ""), ("^docker0,lo", "")]
 )
 def test_a_variable_that_selects_another_interface(value: str, code: str) -> None:
-    without = {"name": "aaa0", "up": True}  # has no address, so nobody can meet over it
+    without = {"name": "aaa0", "up": True}  # without an address, it can't be used
     facts = group(node(1), node(2, env={"NCCL_SOCKET_IFNAME": value}, interfaces=[LO, without, DOCKER, eth(2)]))
     assert found(facts) == ([("no", code, "n2")] if code else [])
 
@@ -235,7 +235,7 @@ def test_the_all_reduce() -> None:
 def test_infiniband_is_what_nccl_should_give() -> None:
     ib = [{"name": "mlx5_0", "active": True, "mbit": 400_000}]
     facts = group(*(node(n, infiniband=ib) for n in (1, 2)))
-    assert found(facts) == [("no", "slow", "")]  # 8 MB in 10 ms is a fine time for an interface of 25 Gbit/s
+    assert found(facts) == [("no", "slow", "")]  # 10 ms for 8 MB is good on a 25 Gbit/s interface
     assert "NCCL_IB_DISABLE" not in judge_nodes(facts, GroupLaunch()).environment
 
 
@@ -290,7 +290,7 @@ async def test_names_that_are_not_a_group(names: tuple[str, ...]) -> None:
 
 
 class Odd:
-    """An agent whose answers are true JSON and nothing that the protocol knows."""
+    """An agent whose answers are valid JSON but unknown to the protocol."""
 
     fingerprint, first_contact = "", False
 

@@ -1,4 +1,4 @@
-"""Several nodes for real: network namespaces with an SSH server in each, and every fault that the check is for."""
+"""Real nodes: network namespaces with an SSH server in each, and every fault that the check is meant to find."""
 
 import subprocess
 import sys
@@ -74,7 +74,7 @@ async def test_a_router_that_names_its_limit_is_a_note(nodes: Nodes) -> None:
     assert ("a", NodeCode.PACKETS_CUT) in codes(done, Area.MTU, Answer.NOTE)
     (way,) = [w for w in done.facts.ways if w.source == "a"]
     assert (way.told, way.passes) == (4096, 4096)
-    # The other way such a packet is too large for the very link that it leaves c's router by: it is lost there.
+    # In the other direction, the packet is too large for the link from c to its router, and is lost there.
     assert codes(done, Area.MTU) == [("c", NodeCode.PACKETS_LOST)]
     for node in "ac":
         nodes.inside(node, ["ip", "route", "flush", "cache"])
@@ -186,7 +186,7 @@ async def test_a_node_that_is_down_is_unknown_and_never_in_order(nodes: Nodes) -
 
 @pytest.mark.prove
 async def test_a_dead_node_in_the_middle_hides_nothing_of_the_others(nodes: Nodes) -> None:
-    """Its neighbours are looked at all the same, and what is wrong between them is said."""
+    """Its neighbors are still checked, and problems between them are reported."""
     nodes.servers["b"].stop()
     nodes.link("c", "data0", "mtu", "1500")
     try:
@@ -202,7 +202,7 @@ async def test_a_dead_node_in_the_middle_hides_nothing_of_the_others(nodes: Node
 
 @pytest.mark.prove
 class TestReduce:
-    """With PyTorch in every node."""
+    """The all-reduce, with PyTorch on every node."""
 
     async def test_all_nodes_sum_and_are_measured(self, nodes: Nodes) -> None:
         torch()
@@ -241,7 +241,7 @@ class TestReduce:
 
 
 def torch() -> None:
-    """Skip by name without PyTorch in this Python."""
+    """Skip the test, naming PyTorch, if this Python lacks it."""
     import importlib.util
 
     need("PyTorch", importlib.util.find_spec("torch") is not None)

@@ -1,6 +1,6 @@
-"""What the watch asks of a platform and records does not depend on how many machines there are.
+"""The watch's platform calls and ledger events do not depend on the number of machines.
 
-`bench/scale.py` measures the same with 10,000 jobs; here the counts are held, which no load of this machine changes.
+`bench/scale.py` measures the same with 10,000 jobs; these tests check counts, which this machine's load can't change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = ((40, 8), (160, 32))
 
 @pytest.fixture(scope="module", name="runs")
 def runs_fixture(tmp_path_factory: pytest.TempPathFactory) -> list[Scale]:
-    """One finished run of each size, through interruptions, an outage and a limit of calls a minute."""
+    """Return one finished run of each size, with interruptions, an outage and a limit on calls per minute."""
     runs = [Scale(tmp_path_factory.mktemp(f"jobs{jobs}"), jobs, machines) for jobs, machines in SIZES]
     for run in runs:
         anyio.run(run.run)
@@ -75,7 +75,7 @@ def test_memory_follows_the_machines_and_not_the_jobs_that_ended(runs: list[Scal
 
 
 def test_an_outage_costs_two_calls_a_round(tmp_path: Path) -> None:
-    """The list is asked for, and one machine: where neither answers, no other machine is asked for."""
+    """The watch asks for the list and one machine; if neither answers, it asks about no other machine."""
     run = Scale(tmp_path, 8, 8)
 
     async def go() -> None:
@@ -106,7 +106,7 @@ def test_machines_are_seen_while_only_the_list_can_not_be_read(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_order_too_many_fails_no_job_and_keeps_the_others_waiting(tmp_path: Path) -> None:
-    """Three calls a minute: a refused order ends the orders of its round, and every job gets its machine in time."""
+    """At three calls a minute, a refused order ends its round's orders, and every job gets its machine in time."""
     run = Scale(tmp_path, 6, 6, calls_a_minute=3)
 
     async def go() -> None:

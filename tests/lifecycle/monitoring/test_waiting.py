@@ -1,4 +1,4 @@
-"""Everything that waits for the user is listed with its command and its cost, once, and is gone when it is answered."""
+"""Everything that waits for the user is listed once, with its command and cost, until it is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuwarden offers`: price, capacity and what survives a stop, over several platforms at once."""
+"""`gpuwarden offers`: price, capacity and files that survive a stop, across several platforms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def accounts(
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Emulator]:
-    """Three accounts with keys; the other platforms have none."""
+    """Return three accounts with keys; the other platforms have none."""
     made = {}
     for platform in PLATFORMS:
         monkeypatch.delenv(platform.api.key_variable, raising=False)

@@ -1,4 +1,4 @@
-"""Rows that people have become the rows that a template reads; what can't be converted is left out and named."""
+"""Common dataset rows become the rows that a template reads; rows that can't be converted are skipped and named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HH = {"chosen": "\n\nHuman: a?\n\nAssistant: b", "rejected": "\n\nHuman: a?\n\nA
 PAIR = {"prompt": said("a?"), "chosen": answer("b"), "rejected": answer("c")}
 EXCHANGE = {"prompt": said("a?"), "completion": answer("b")}
 BOX = [1.0, 2.0, 3.0, 4.0]
-# template, a row of a form that people have, the rows that come of it; decided before the code was run.
+# Template, a row in a common format, and the expected rows, which were decided before the code was run.
 CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "ShareGPT": ("sft", {"id": "1", "conversations": TURNS}, [{"messages": said("a?", "b")}]),
     "ShareGPT, system aside": (
@@ -154,7 +154,7 @@ def test_columns_are_renamed_first() -> None:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows in the format that the name asks for."""
+    """Write rows in the format given by the file name."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     elif path.suffix == ".json":
@@ -248,7 +248,7 @@ def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypat
     tracemalloc.start()
     try:
         assert sum(1 for _ in rows_of(tmp_path / "a.json")) == 50_001
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # a list of them takes more than 3 MiB
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # a list of them would take more than 3 MiB
     finally:
         tracemalloc.stop()
 
@@ -312,7 +312,7 @@ def test_coco_that_lacks_something_is_refused_with_what_it_lacks(
 
 @pytest.mark.slow
 def test_coco_annotations_larger_than_a_whole_document_take_little_memory(tmp_path: Path) -> None:
-    """As `instances_train2017.json` is: 7 boxes a picture, each with its outline, which takes most of the file."""
+    """Like `instances_train2017.json`: 7 boxes per image, each with an outline that makes up most of the file."""
     outline = {"counts": "aQ1b" * 900, "size": [480, 640]}
     with (tmp_path / "instances.json").open("w") as file:
         file.write('{"info": {}, "images": [{"id": 0, "file_name": "0.jpg"}')
@@ -396,7 +396,7 @@ def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_
     before = pa.total_allocated_bytes()
     read = rows_of(file)
     assert next(read) == {"text": "a" * 1_000_000}
-    assert pa.total_allocated_bytes() - before < 20_000_000  # all rows are 100,000,000
+    assert pa.total_allocated_bytes() - before < 20_000_000  # all rows together take 100,000,000
     assert sum(1 for _ in read) == 99
     pq.write_table(pa.table({"text": ["a" * 5_000_000]}), file, compression="zstd")
     with pytest.raises(BadRequest) as refused:

@@ -1,4 +1,4 @@
-"""Templates: written as shipped, filled so that the submit gate has no remark, refused in one line with the fix."""
+"""Templates: written as bundled, filled so that the submit gate has no complaint, rejected in one line with a fix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from wording import Wording
 CHAT, BASE = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B"
 TOKENLESS = "rehearsal/quiet"
 VIT, DETR, BERT = "google/vit-base-patch16-224", "PekingU/rtdetr_v2_r18vd", "google-bert/bert-base-uncased"
-# template, model, dataset, what the filling has to find
+# template, model, dataset, values that filling must find
 FILLED = [
     ("sft", BASE, "trl-lib/Capybara", {}),
     ("sft", CHAT, "HuggingFaceH4/ultrachat_200k", {}),
@@ -103,7 +103,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 @pytest.fixture
 def ctx(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    # What a header asks for is brought by uv on the machine; a dry run starts nothing, so any program of the name does.
+    # On the machine, uv installs a header's dependencies; a dry run starts nothing, so any program named uv will do.
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
     uv.touch(0o755)
@@ -148,7 +148,7 @@ EACH = [(*row, platform) for row in FILLED for platform in GPU]
 
 
 def remarks(ctx: Context, name: str, model: str, data: str, platform: str) -> list[str]:
-    """Return what the submit gate finds above information in a template that was filled for it."""
+    """Return the submit gate's findings above `info` for a template that was filled for this platform."""
     push = "rehearsal/tuned" if platform == "hf-jobs" else ""
     filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {}), push), platform)
     job = filled_reply(filled, platform, more={"gpu": GPU[platform], "timeout_s": 86_400}).submit
@@ -270,7 +270,7 @@ def test_rows_of_a_file_here_are_read_and_go_along(ctx: Context, tmp_path: Path)
     assert filled.inputs == ("mine.csv",)
     assert filled.settings["columns"] == "question=prompt,answer=completion"
     with pytest.raises(WardenError, match=r"mine\.csv"):
-        filling(ctx, Wish("sft", CHAT, "mine.csv"))  # a client's call doesn't read files
+        filling(ctx, Wish("sft", CHAT, "mine.csv"))  # calls from a client don't read files
 
 
 # ------------------------------------------------------------------------------------------------- the command line
