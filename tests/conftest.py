@@ -56,6 +56,9 @@ pytest_plugins = [
 pytest.register_assert_rewrite(*pytest_plugins)
 
 
+# Workers of pytest use every processor already, so torch's threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # By its end, a worker holds millions of objects. Collecting garbage as often as a small program does takes a sixth of
 # the whole run.
 gc.set_threshold(20_000, 20, 20)
